@@ -1,0 +1,19 @@
+"""Every default in one place (DESIGN: Defaults). Each has a command-line flag and a configuration key."""
+
+SEED = 42
+SHARD_BYTES = 134_217_728
+SHUFFLE_BUFFER = 10_000
+VAL_FRAC = 0.10
+FINEWEB_TRAIN_TOKENS = 200_000_000
+FINEWEB_VAL_TOKENS = 5_000_000
+
+VOCAB_SIZE = 16_000
+TOKENIZER_SAMPLE_BYTES = 20_000_000
+TOKENIZER_TRAIN_THREADS = 2  # part of the model's identity: SentencePiece's result depends on it
+
+_SUFFIX = "84a5023f67d74cf29cc4001becde983c"
+ROLE_KEYS = ("sys", "usr", "asst", "eot")
+SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
+ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
+
+PROGRESS_SECONDS = 10.0

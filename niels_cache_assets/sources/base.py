@@ -1,0 +1,109 @@
+"""What a source is: one typed configuration table that can say what it reads and stream it.
+
+A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it, so a new
+source is one module and one line in `sources/__init__.py`. Nothing here opens a file; splitting, tokenizing and writing are not done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from niels_cache_assets import defaults
+from niels_cache_assets.documents import Conversation, Document, SourceReport
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import Family
+
+PATH_KEYS = frozenset({"path", "files"})  # where the data lies, not what it is: its digest is the revision
+
+
+class SourceUnavailable(NielsCacheError):
+    """The source cannot be reached now (network, hub down); a finished cache of it stays usable."""
+
+
+def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
+    """Paths in a table are relative to the TOML file that holds it (validation context: `base_dir`). URLs stay as they are."""
+    if not isinstance(value, str) or "://" in value:
+        return value
+    return str(Path(info.context["base_dir"] if info.context else ".") / Path(value).expanduser())
+
+
+ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamContext:
+    """What one pass over a source is given.
+
+    `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
+    stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave).
+    """
+
+    seed: int
+    revision: str | None = None
+    report: SourceReport = field(default_factory=SourceReport)
+    log: Callable[[str], None] = lambda message: None
+    siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
+
+
+class Source(BaseModel):
+    """Keys every table has. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    family: ClassVar[Family]
+    code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
+
+    source: str
+    enabled: bool = Field(True, description="False writes an empty cache that says so instead of building")
+
+    def missing_setting(self) -> str | None:
+        """What the user has to set before this table is a partition, or None. Opens nothing."""
+        return None
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        """The upstream version now: hub commit, or digest of the files' names and content. None where there is no such thing.
+
+        Raises SourceUnavailable where it cannot be asked now, NielsCacheError where it does not exist.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """`source` of meta.json: kind, streaming and what identifies the data; no absolute path, no clock, no host."""
+        return {"kind": self.source, "streaming": True}
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the bytes, for the fingerprint. Where the files lie is not among them."""
+        settings = self.model_dump(mode="json", exclude=set(PATH_KEYS))
+        return {**settings, "code_version": self.code_version}
+
+
+class PretrainSource(Source):
+    """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both."""
+
+    family: ClassVar[Family] = "pretrain"
+    shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
+    has_own_splits: ClassVar[bool] = False  # documents carry `split`: upstream's own splits
+
+    train_tokens: int | None = Field(None, description="Token budget of train; the stream ends when it is met")
+    val_tokens: int | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
+    val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
+    shuffle_buffer: int | None = Field(None, ge=1, description="Documents in the shuffle buffer; None keeps the input order")
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+        raise NotImplementedError
+
+
+class SftSource(Source):
+    """A table of [sft.*]."""
+
+    family: ClassVar[Family] = "sft"
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        """Stream the conversations in batches, lazily, in the same order for the same context."""
+        raise NotImplementedError

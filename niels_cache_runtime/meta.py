@@ -1,0 +1,86 @@
+"""meta.json: the commit record of a cache. Canonical bytes, self-hashed, written last.
+
+No clock, host or absolute path belongs in it: identical inputs give identical bytes. Reading costs one small file;
+`sha256_file` reads the whole file it is given.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SCHEMA_VERSION
+
+Meta = dict[str, Any]
+
+
+def canonical_json(value: Any) -> str:
+    """Sorted keys, two blanks of indentation, UTF-8 kept, one newline at the end: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sha256_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: str) -> str:
+    """Hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing)."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be hashed: {error.strerror or error}") from error
+
+
+def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """sha256 over the sorted lines `path bytes sha256` of the token and doc_ends/idx files among `files`.
+
+    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is left out: its bytes depend on the
+    parquet writer's version, the training content does not.
+    """
+    lines = [
+        f"{path} {entry['bytes']} {entry['sha256']}\n"
+        for path, entry in sorted(files.items())
+        if path.endswith((".bin", ".npy"))
+    ]
+    return sha256_text("".join(lines))
+
+
+def write_meta(path: str, meta: Meta) -> None:
+    """Write `meta` as canonical JSON with its own hash (`meta_sha256`, over the same bytes with that field empty), fsynced.
+
+    Adds `schema_version` where the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one.
+    """
+    record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
+    record["meta_sha256"] = sha256_text(canonical_json(record))
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.write(canonical_json(record))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_meta(path: str) -> Meta:
+    """Read and check a meta.json. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema."""
+    try:
+        meta = json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("schema_version"), int):
+        raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
+    if meta["schema_version"] > SCHEMA_VERSION:
+        raise NielsCacheError(
+            f"{path}: schema_version {meta['schema_version']} is newer than {SCHEMA_VERSION}, the newest this version reads; "
+            "upgrade niels-cache or rebuild this data set"
+        )
+    if meta.get("meta_sha256") != sha256_text(canonical_json({**meta, "meta_sha256": ""})):
+        raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
+    return meta
