@@ -6,6 +6,7 @@ source is one module and one line in `sources/__init__.py`. Nothing here opens a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,9 +94,9 @@ class PretrainSource(Source):
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: int | None = Field(None, ge=1, description="Documents in the shuffle buffer; None keeps the input order")
 
+    @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
-        raise NotImplementedError
 
 
 class SftSource(Source):
@@ -104,6 +105,6 @@ class SftSource(Source):
     family: ClassVar[Family] = "sft"
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
 
+    @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         """Stream the conversations in batches, lazily, in the same order for the same context."""
-        raise NotImplementedError
