@@ -1,0 +1,62 @@
+# What a newcomer runs: make cache, make ui, make test. `make` alone lists everything.
+#
+# PYTHON    the interpreter that .venv is made from              make cache PYTHON=python3.12
+# PIP_ARGS  goes to every pip call. For the small CPU build of torch on Linux, give the address of the
+#           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
+# PORT      where `make ui` listens, on 127.0.0.1                make ui PORT=3001
+# TEST_ARGS goes to pytest                                       make test TEST_ARGS="tests/test_wheel.py -x"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PORT ?= 3000
+TEST_ARGS ?=
+TEST_WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+# One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
+WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
+
+.DEFAULT_GOAL := help
+.PHONY: help cache ui test lint format bench
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+cache: $(STAMP)  ## build the embedded quickstart caches into cache/quickstart
+	@$(WITH_HOME) $(BIN)/niels-cache build-all --profile quickstart
+
+ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else on the quickstart profile
+	@export $(WITH_HOME); \
+	if [ -z "$$NIELS_CACHE_PROFILE$$NIELS_CACHE_CONFIG" ] && [ ! -e niels_cache.toml ]; then export NIELS_CACHE_PROFILE=quickstart; fi; \
+	$(BIN)/python -m niels_cache_assets.defs.instance && \
+	exec $(BIN)/python -m dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
+
+test: $(STAMP)  ## all tests
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+
+lint: $(STAMP)  ## formatting, lint and types, changing nothing
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(STAMP)  ## format, and fix what ruff can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## every benchmark, one after the other
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# Installs again only when what is to be installed has changed; otherwise needs no network.
+# torch comes first and alone, so that a failed download of its gigabytes fails early, and setuptools with it, so that
+# the project itself is installed with the pinned one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "niels-cache needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned dependencies into $(VENV) (torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index)"
+	@$(PIP) torch setuptools
+	@$(PIP) --no-build-isolation -e '.[dev,bench]'
+	@touch $@
