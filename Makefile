@@ -15,7 +15,7 @@ TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 # One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
@@ -58,5 +58,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing pinned dependencies into $(VENV) (torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index)"
 	@$(PIP) torch setuptools
-	@$(PIP) --no-build-isolation -e '.[dev,bench]'
+	@$(PIP) --quiet --no-build-isolation -e '.[dev,bench]'
 	@touch $@
