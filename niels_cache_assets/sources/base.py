@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, SourceReport
@@ -89,10 +89,16 @@ class PretrainSource(Source):
     shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
     has_own_splits: ClassVar[bool] = False  # documents carry `split`: upstream's own splits
 
-    train_tokens: int | None = Field(None, description="Token budget of train; the stream ends when it is met")
-    val_tokens: int | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
+    train_tokens: int | None = Field(None, gt=0, description="Token budget of train; the stream ends when it is met")
+    val_tokens: int | None = Field(None, ge=0, description="Token budget of val, met before train starts; 0 for no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: int | None = Field(None, ge=1, description="Documents in the shuffle buffer; None keeps the input order")
+
+    @model_validator(mode="after")
+    def _one_split_rule(self) -> Self:
+        if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
+            raise ValueError("give token budgets (train_tokens, val_tokens) or val_frac, not both")
+        return self
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
@@ -104,6 +110,11 @@ class SftSource(Source):
 
     family: ClassVar[Family] = "sft"
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
+
+    @property
+    def split_by(self) -> Literal["example", "group"]:
+        """What val_frac counts: examples, or groups of them that must stay on one side."""
+        return "example"
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:

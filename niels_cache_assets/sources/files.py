@@ -1,0 +1,191 @@
+"""Local and remote files of a source: finding, opening, digesting them, and errors that name them.
+
+Globs become `SourceFile`s with a name relative to the globs' common folder, which is all that a cache ever records: where the
+files lie on this machine stays out of it. Opening is transparent for `.gz`, `.bz2`, `.xz` and `.zst`, and for fsspec URLs. What is inside a
+file is not known here.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import os
+import posixpath
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class SourceFile(NamedTuple):
+    """`url` opens it (a path or an fsspec URL); `name` is its POSIX path relative to the source's root."""
+
+    url: str
+    name: str
+
+
+def find_files(patterns: Sequence[str]) -> list[SourceFile]:
+    """The files that match any of the globs, each once, sorted by name. A glob that matches nothing is an error.
+
+    Names are relative to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
+    """
+    if not patterns:
+        raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
+    found: dict[str, str] = {}  # comparable path -> url
+    roots = []
+    for pattern in patterns:
+        path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern)
+        if not matches:
+            raise NielsCacheError(f"files: {pattern!r} matches no file; check the path (relative paths start at the configuration file)")
+        found.update(matches)
+        roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
+    try:
+        root = posixpath.commonpath(roots)
+    except ValueError as error:
+        raise NielsCacheError("files: local and remote files cannot be mixed in one data set; make two data sets of them") from error
+    return sorted((SourceFile(url, posixpath.relpath(path, root)) for path, url in found.items()), key=lambda file: file.name)
+
+
+def _local_matches(pattern: str) -> tuple[str, dict[str, str]]:
+    pattern = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.isdir(pattern):
+        raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
+    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    return Path(pattern).as_posix(), {Path(path).as_posix(): path for path in paths if not os.path.isdir(path)}
+
+
+def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
+    import fsspec
+
+    with _reaching(pattern):
+        filesystem, path = fsspec.core.url_to_fs(pattern)
+        if glob.has_magic(path):
+            paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
+        else:
+            paths = [path] if filesystem.exists(path) else []
+        return path, {match: filesystem.unstrip_protocol(match) for match in paths}
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folders of a pattern before its first wildcard."""
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
+    return "/".join(fixed) or "/"
+
+
+def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = frozenset()) -> list[SourceFile]:
+    """Files below a folder with one of the (lower-case) suffixes, sorted by relative path; `skip` names folders not to enter.
+
+    Names and folders that start with a dot (.git, .obsidian) are left out. Linked folders are followed, each real one once: loops end.
+    """
+    if not os.path.isdir(path):
+        raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
+    files = []
+    seen = set()
+    for folder, subfolders, names in os.walk(path, followlinks=True, onerror=_raise):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skip]
+        for name in names:
+            if not name.startswith(".") and name.lower().endswith(suffixes):
+                full = os.path.join(folder, name)
+                files.append(SourceFile(full, Path(os.path.relpath(full, path)).as_posix()))
+    return sorted(files, key=lambda file: file.name)
+
+
+def _raise(error: OSError) -> None:
+    raise NielsCacheError(f"{error.filename}: cannot be listed ({error.strerror}); make it readable") from error
+
+
+@contextmanager
+def reading(file: SourceFile) -> Iterator[None]:
+    """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file."""
+    damaged: tuple[type[Exception], ...] = (EOFError, zlib.error, *_decompression_errors())
+    try:
+        with _reaching(file.name if "://" in file.url else ""):
+            yield
+    except damaged as error:
+        raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
+    except OSError as error:
+        detail = error.strerror or str(error)
+        raise NielsCacheError(f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({file.url})") from error
+
+
+@contextmanager
+def _reaching(remote: str) -> Iterator[None]:
+    """For remote files, tell "not reachable now" from "not there"; `remote` is empty for local ones."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, NielsCacheError):
+        raise
+    except ImportError as error:
+        raise NielsCacheError(f"{remote}: {error}") from error
+    except Exception as error:
+        if remote and not isinstance(error, (EOFError, zlib.error, *_decompression_errors())):
+            raise SourceUnavailable(f"{remote}: cannot be reached now ({type(error).__name__}); check the network and try again") from error
+        raise
+
+
+@lru_cache(maxsize=1)
+def _decompression_errors() -> tuple[type[Exception], ...]:
+    import gzip
+    import lzma
+
+    import zstandard
+
+    return (gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+def open_bytes(file: SourceFile) -> IO[bytes]:
+    """Open for reading, decompressed by the file's suffix. Use inside `reading(file)`."""
+    import fsspec
+
+    return cast(IO[bytes], fsspec.open(file.url, "rb", compression="infer").open())
+
+
+def read_text(file: SourceFile) -> str:
+    """The whole file as UTF-8 without its byte order mark; invalid bytes become U+FFFD. Line ends stay as they are."""
+    with reading(file), open_bytes(file) as stream:
+        return stream.read().decode("utf-8-sig", errors="replace")
+
+
+def files_digest(files: Iterable[SourceFile]) -> str:
+    """Digest of names and contents. Remote files count by what their store says of them (ETag, size, time), not by content.
+
+    A local file is hashed once per process and change (size, time, inode): asking again is cheap.
+    """
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.name}\0{_file_digest(file)}\n".encode())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _file_digest(file: SourceFile) -> str:
+    with reading(file):
+        if "://" in file.url:
+            return _remote_identity(file.url)
+        state = os.stat(file.url)
+        return _content_digest(file.url, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+@lru_cache(maxsize=100_000)
+def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _remote_identity(url: str) -> str:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(url)
+    info: dict[str, Any] = filesystem.info(path)
+    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # what the usual stores call it
+    return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

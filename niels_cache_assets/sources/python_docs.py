@@ -1,0 +1,79 @@
+"""`python_docs` and `python_help`: data sets that every machine has, made of the standard library's docstrings.
+
+What the quickstart profile builds: real prose, no network. The parsing is in stdlib_docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.sources.base import PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.rows import batched
+from niels_cache_assets.sources.stdlib_docs import DocumentedObject, documented_objects, stdlib_revision
+
+_BATCH_CONVERSATIONS = 256
+
+
+class PythonDocs(PretrainSource):
+    """One document per module, class, function and method: its qualified name, a blank line, its docstring."""
+
+    source: Literal["python_docs"] = "python_docs"
+    min_characters: int = Field(40, ge=1, description="Docstrings shorter than this are dropped (and counted)")
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return stdlib_revision()
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return batched(self._documents(context))
+
+    def _documents(self, context: StreamContext) -> Iterator[Document]:
+        for found in documented_objects(frozenset({"module", "class", "function", "method"})):
+            if len(found.doc) < self.min_characters:
+                context.report.dropped["short_docstring"] += 1
+            else:
+                yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)
+
+
+class PythonHelp(SftSource):
+    """Questions about public functions and classes, answered by the first paragraphs of their docstrings."""
+
+    source: Literal["python_help"] = "python_help"
+    min_characters: int = Field(60, ge=1, description="Docstrings shorter than this are dropped (and counted)")
+    max_characters: int = Field(800, ge=1, description="Answers take whole paragraphs up to this length, and at least the first")
+
+    def revision(self, siblings: Mapping[str, Any]) -> str | None:
+        return stdlib_revision()
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        batch = []
+        for found in documented_objects(frozenset({"class", "function"})):
+            if any(part.startswith("_") for part in found.name.split(".")):
+                continue
+            if len(found.doc) < self.min_characters:
+                context.report.dropped["short_docstring"] += 1
+                continue
+            batch.append(self._conversation(found))
+            if len(batch) == _BATCH_CONVERSATIONS:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _conversation(self, found: DocumentedObject) -> Conversation:
+        first, *others = found.doc.split("\n\n")
+        answer = first
+        for paragraph in others:
+            if len(answer) + 2 + len(paragraph) > self.max_characters:
+                break
+            answer = f"{answer}\n\n{paragraph}"
+        return Conversation(
+            [{"role": "user", "content": f"What does `{found.name}` do?"}, {"role": "assistant", "content": answer}],
+            source_id=found.name,
+            file=found.file,
+            row=found.line,
+            category=found.kind,
+        )

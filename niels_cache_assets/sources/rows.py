@@ -1,0 +1,128 @@
+"""Rows of JSON Lines and Parquet files, and the choice of their text field.
+
+One place for what both pretrain and SFT sources need from row files; what the rows mean belongs to the sources. Cost: json.loads per line;
+Parquet rows come as whole columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+BATCH_DOCUMENTS = 256
+BATCH_CHARACTERS = 1 << 20
+PARQUET_ROWS = 1024
+PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
+
+
+def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Group documents: up to 256, or about a million characters, so that large documents do not pile up."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def text_problem(text: Any) -> str | None:
+    """Why a row's text is no document (the reason under which it is counted), or None."""
+    if type(text) is not str:
+        return "null_text" if text is None else "non_string_text"
+    return "empty" if not text or text.isspace() else None
+
+
+def json_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line index from 0, object) of a JSON Lines file. Blank lines are passed over; anything else that is no object is an error."""
+    with reading(file), open_bytes(file) as stream:
+        for index, line in enumerate(stream):
+            if index == 0:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8", errors="replace"))
+            except (ValueError, RecursionError) as error:
+                raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
+            if not isinstance(row, dict):
+                raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
+            yield index, row
+
+
+def parquet_columns(file: SourceFile) -> dict[str, Any]:
+    """Names and Arrow types of a Parquet file's columns."""
+    with open_parquet(file) as parquet:
+        return {field.name: field.type for field in parquet.schema_arrow}
+
+
+@contextmanager
+def open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
+    """A Parquet file whose errors, also later ones, name the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with reading(file), open_bytes(file) as stream:
+        try:
+            yield pq.ParquetFile(stream if "://" in file.url else file.url)  # Arrow reads a path faster than a Python stream
+        except pa.ArrowException as error:
+            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
+
+
+def is_string_type(arrow_type: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
+
+
+def column_values(column: Any) -> list[Any]:
+    """The Python values of an Arrow column; strings by way of NumPy, which is several times faster."""
+    import pyarrow.types as types
+
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
+    return cast(list[Any], column.to_pylist())
+
+
+def parquet_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row index from 0, object) of a Parquet file; of the asked columns, those that the file has."""
+    with open_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        wanted = None if columns is None else [name for name in columns if name in names]
+        row = 0
+        for batch in parquet.iter_batches(batch_size=PARQUET_ROWS, columns=wanted):
+            for values in batch.to_pylist():
+                yield row, values
+                row += 1
+
+
+def file_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file (by its suffix), else of JSON Lines."""
+    return parquet_rows(file) if file.name.endswith(".parquet") else json_rows(file)
+
+
+def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:
+    """The configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings."""
+    names = ", ".join(fields) or "none"
+    if configured is not None:
+        if configured not in fields:
+            raise NielsCacheError(f"{where}: no field {configured!r}; set text_field to one of: {names}")
+        return configured
+    if "text" in fields:
+        return "text"
+    for name, is_string in fields.items():
+        if is_string:
+            return name
+    raise NielsCacheError(f"{where}: no text field found; set text_field to one of: {names}")
