@@ -32,7 +32,7 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 	@export $(WITH_HOME); \
 	if [ -z "$$NIELS_CACHE_PROFILE$$NIELS_CACHE_CONFIG" ] && [ ! -e niels_cache.toml ]; then export NIELS_CACHE_PROFILE=quickstart; fi; \
 	$(BIN)/python -m niels_cache_assets.defs.instance && \
-	exec $(BIN)/python -m dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
+	PYTHONWARNINGS='ignore:Function `dev_command` is superseded' exec $(BIN)/python -m dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
 
 test: $(STAMP)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
