@@ -19,7 +19,7 @@ from niels_cache_assets.documents import Conversation, Document, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
 
-PATH_KEYS = frozenset({"path", "files"})  # where the data lies, not what it is: its digest is the revision
+PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
 
 
 class SourceUnavailable(NielsCacheError):
@@ -87,7 +87,6 @@ class PretrainSource(Source):
 
     family: ClassVar[Family] = "pretrain"
     shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
-    has_own_splits: ClassVar[bool] = False  # documents carry `split`: upstream's own splits
 
     train_tokens: int | None = Field(None, gt=0, description="Token budget of train; the stream ends when it is met")
     val_tokens: int | None = Field(None, ge=0, description="Token budget of val, met before train starts; 0 for no val")
@@ -99,6 +98,11 @@ class PretrainSource(Source):
         if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
             raise ValueError("give token budgets (train_tokens, val_tokens) or val_frac, not both")
         return self
+
+    @property
+    def has_own_splits(self) -> bool:
+        """Documents carry `split`: upstream's own splits."""
+        return False
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
@@ -112,7 +116,7 @@ class SftSource(Source):
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
 
     @property
-    def split_by(self) -> Literal["example", "group"]:
+    def split_unit(self) -> Literal["example", "group"]:
         """What val_frac counts: examples, or groups of them that must stay on one side."""
         return "example"
 

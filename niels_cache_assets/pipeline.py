@@ -1,0 +1,228 @@
+"""From a registry entry to a cache: resolve settings and revision, decide whether a build is needed, stream it through a builder.
+
+Plain Python for notebooks and for the Dagster assets alike; progress and log lines go to the callbacks that the caller gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_assets import defaults
+from niels_cache_assets.build_cache import (
+    CODE_VERSIONS,
+    OnProgress,
+    Provenance,
+    build_pretrain_cache,
+    build_sft_cache,
+    fingerprint_of,
+    write_unbuilt_cache,
+)
+from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
+from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
+from niels_cache_assets.streaming.splits import split_by_fraction
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.meta import Meta, read_meta, sha256_file
+
+Log = Callable[[str], None]
+State = Literal["built", "cache_hit", "disabled"]
+
+_NO_BUDGET = 2**62  # documents that carry a split use no budget; this one is never met
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOutcome:
+    """What happened to one data set. `warning` is set where an old cache was kept because its upstream could not be reached."""
+
+    family: Family
+    name: str
+    state: State
+    meta: Meta
+    directory: Path
+    seconds: float
+    warning: str | None = None
+
+
+def build_dataset(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    run_settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+    progress: OnProgress | None = None,
+    log: Log = lambda message: None,
+) -> BuildOutcome:
+    """Build one data set under `root`, or find that the cache there is what a build would make.
+
+    `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run; None means the registry's
+    value. Raises NielsCacheError; the last good cache then stays.
+    """
+    started = time.monotonic()
+    family = registry.family_of(name)
+    build, source = _resolve(registry, name, run_settings or {})
+    missing = source.missing_setting()
+    if missing is not None:
+        raise NielsCacheError(f"{registry.origin}: [{family}.{name}] cannot be built: {missing}")
+    directory = dataset_dir(root, family, name)
+
+    def outcome(state: State, warning: str | None = None) -> BuildOutcome:
+        meta = read_meta(str(directory / META_NAME))
+        seconds = time.monotonic() - started
+        return BuildOutcome(family=family, name=name, state=state, meta=meta, directory=directory, seconds=seconds, warning=warning)
+
+    def provenance(revision: str | None, fingerprint: str) -> Provenance:
+        return Provenance(
+            dataset_name=name,
+            dataset_config=getattr(source, "config", None),
+            dataset_revision=revision,
+            source=source.describe(),
+            split_rule=_split_rule(source, build.seed),
+            fingerprint=fingerprint,
+        )
+
+    old = _finished_meta(directory)
+    if not source.enabled:
+        fingerprint = fingerprint_of({"enabled": False, "source": source.source})
+        if force or old is None or old.get("fingerprint") != fingerprint:
+            write_unbuilt_cache(str(directory), family=family, provenance=provenance(None, fingerprint))
+        return outcome("disabled")
+
+    tokenizer = load_tokenizer(registry, root)
+    tokenizer_sha256 = sha256_file(tokenizer.model_path)
+
+    def fingerprint_at(revision: str | None) -> str:
+        identity = {
+            "source": source.identity(),
+            "members": {member: registry.pretrain[member].identity() for member in getattr(source, "members", {}) if member in registry.pretrain},
+            "seed": build.seed,
+            "shard_bytes": build.shard_bytes if family == "pretrain" else None,
+            "special_tokens": registry.tokenizer.special_tokens,
+            "tokenizer_sha256": tokenizer_sha256,
+            "revision": revision,
+            "code_version": CODE_VERSIONS[family],
+        }
+        return fingerprint_of(identity)
+
+    try:
+        revision = source.revision(registry.pretrain)
+    except SourceUnavailable as error:
+        if not force and old is not None and old.get("built") and old["fingerprint"] == fingerprint_at(old["dataset_revision"]):
+            return outcome("cache_hit", warning=f"{error}; kept the finished cache of revision {old['dataset_revision']}")
+        raise
+    fingerprint = fingerprint_at(revision)
+    if not force and old is not None and old.get("fingerprint") == fingerprint:
+        return outcome("cache_hit")
+    context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=registry.pretrain)
+    run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress)
+    if isinstance(source, PretrainSource):
+        _build_pretrain(source, run)
+    else:
+        assert isinstance(source, SftSource)
+        _build_sft(source, run)
+    return outcome("built")
+
+
+def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
+    """The cache's tokenizer. Raises NielsCacheError with what to do where there is none yet."""
+    model = tokenizer_dir(root) / "spm.model"
+    if not model.exists():
+        raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
+    return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
+
+
+@dataclass(frozen=True)
+class _Run:
+    directory: Path
+    tokenizer: SentencePieceTokenizer
+    build: BuildSettings
+    context: StreamContext
+    provenance: Provenance
+    progress: OnProgress | None
+
+
+def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> tuple[BuildSettings, Source]:
+    """[build] and the data set's table with this run's settings in them."""
+    shared = {key: value for key, value in run_settings.items() if key in BuildSettings.model_fields}
+    own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
+    return apply_run_settings(registry.build, shared), apply_run_settings(registry.source(name), own)
+
+
+def _finished_meta(directory: Path) -> Meta | None:
+    """The meta.json of a cache that may still be good: readable, and every file of the right size. Anything else is rebuilt."""
+    try:
+        meta = read_meta(str(directory / META_NAME))
+    except NielsCacheError:
+        return None
+    sizes = {path: entry["bytes"] for path, entry in meta.get("files", {}).items()}
+    whole = all((directory / path).is_file() and (directory / path).stat().st_size == size for path, size in sizes.items())
+    return meta if whole else None
+
+
+def _splits_by_fraction(source: PretrainSource) -> bool:
+    return not source.has_own_splits and source.train_tokens is None and source.val_tokens is None
+
+
+def _val_frac(source: PretrainSource) -> float:
+    return defaults.VAL_FRAC if source.val_frac is None else source.val_frac
+
+
+def _split_rule(source: Source, seed: int) -> str:
+    """How this data set is divided, in one line for meta.json."""
+    if isinstance(source, SftSource):
+        return f"seeded {source.val_frac:g} of {source.split_unit}s to val, seed {seed}"
+    assert isinstance(source, PretrainSource)
+    if source.has_own_splits:
+        return "upstream's own splits"
+    if _splits_by_fraction(source):
+        return f"seeded {_val_frac(source):g} of documents to val, seed {seed}"
+    train = "the source ends" if source.train_tokens is None else f"{source.train_tokens} tokens"
+    return f"val until {source.val_tokens or 0} tokens, then train until {train}"
+
+
+def _build_pretrain(source: PretrainSource, run: _Run) -> None:
+    documents: Iterator[Document] = chain.from_iterable(source.documents(run.context))
+    count = None
+    if _splits_by_fraction(source):
+        run.context.log("counting documents, to split them by val_frac")
+        unreported = replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
+        count = sum(document.split is None for batch in source.documents(unreported) for document in batch)
+        documents = split_by_fraction(documents, count=count, val_frac=_val_frac(source), seed=run.build.seed)
+    build_pretrain_cache(
+        documents,
+        str(run.directory),
+        tokenizer=run.tokenizer,
+        max_train_tokens=_NO_BUDGET if source.train_tokens is None else source.train_tokens,
+        max_val_tokens=source.val_tokens or 0,
+        shard_bytes=run.build.shard_bytes,
+        seed=run.build.seed,
+        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer,
+        threads=run.build.threads,
+        provenance=run.provenance,
+        report=run.context.report,
+        progress=run.progress,
+        expected_documents=count,
+    )
+
+
+def _build_sft(source: SftSource, run: _Run) -> None:
+    build_sft_cache(
+        chain.from_iterable(source.conversations(run.context)),
+        str(run.directory),
+        tokenizer=run.tokenizer,
+        val_frac=source.val_frac,
+        seed=run.build.seed,
+        split_by=source.split_unit,
+        on_invalid="drop",
+        threads=run.build.threads,
+        provenance=run.provenance,
+        report=run.context.report,
+        progress=run.progress,
+    )

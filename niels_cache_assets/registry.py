@@ -1,0 +1,235 @@
+"""Data sets are configuration: a shipped profile plus the user's niels_cache.toml make one typed registry.
+
+Layers, later wins by key: profiles/NAME.toml, the user's file, `--set` and flags. Partition keys are the names of the tables, in order.
+A table that lacks a required setting (roam without a path) stays in the registry but is no partition. Nothing here opens a source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from niels_cache_assets import defaults
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES, Family
+
+CONFIG_NAME = "niels_cache.toml"
+CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
+PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
+ROOT_VARIABLE = "NIELS_CACHE_ROOT"
+PROFILES = ("default", "quickstart")
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
+
+Tables = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class BuildSettings(BaseModel):
+    """[build]: what every data set shares."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cache_dir: ConfigPath = Field("cache", description="Root of all caches")
+    seed: int = Field(defaults.SEED, ge=0, description="Seed of shuffles and splits")
+    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
+    threads: int | None = Field(None, ge=1, description="Encoding threads; None uses every core. Never changes the bytes")
+
+
+class TokenizerSettings(BaseModel):
+    """[tokenizer]: import `model`, or train one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
+    model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
+    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
+    train_on: tuple[str, ...] | None = Field(None, description="Data sets to sample; None: every configured one")
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
+    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """Everything configured. `origin` names the file (or profile) that messages should point at."""
+
+    build: BuildSettings
+    tokenizer: TokenizerSettings
+    pretrain: Mapping[str, PretrainSource]
+    sft: Mapping[str, SftSource]
+    origin: str
+    profile: str
+
+    def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
+        return self.pretrain if family == "pretrain" else self.sft
+
+    def partition_keys(self, family: Family) -> list[str]:
+        """Names that can be built, in order."""
+        return [name for name, source in self.datasets(family).items() if source.missing_setting() is None]
+
+    def unconfigured(self) -> dict[str, str]:
+        """Names that cannot be built yet, with what to set."""
+        missing = {name: source.missing_setting() for family in FAMILIES for name, source in self.datasets(family).items()}
+        return {name: reason for name, reason in missing.items() if reason is not None}
+
+    def family_of(self, name: str) -> Family:
+        """The family of a configured data set; an unknown name is an error with the nearest choice."""
+        for family in FAMILIES:
+            if name in self.datasets(family):
+                return family
+        refuse_choice(self.origin, "no data set", name, [*self.pretrain, *self.sft])
+
+    def source(self, name: str) -> PretrainSource | SftSource:
+        return self.datasets(self.family_of(name))[name]
+
+
+def load_registry(
+    *, profile: str | None = None, config: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Registry:
+    """Read the profile and the user's file, apply `overrides` (nested tables; paths in them are relative to the working directory).
+
+    `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key, else "default". `config`: the argument,
+    else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it is named by one of these.
+    Raises NielsCacheError naming file, table, key and the nearest valid choice.
+    """
+    profile = profile or os.environ.get(PROFILE_VARIABLE)
+    named = config or os.environ.get(CONFIG_VARIABLE)
+    user: Tables = {}
+    origin = None
+    if named:
+        user, origin = _read_toml(Path(named)), named
+    elif profile != "quickstart" and Path(CONFIG_NAME).exists():
+        user, origin = _read_toml(Path(CONFIG_NAME)), CONFIG_NAME
+    profile = profile or user.get("profile") or PROFILES[0]
+    user.pop("profile", None)
+    if profile not in PROFILES:
+        refuse_choice(origin or PROFILE_VARIABLE, "no profile", profile, PROFILES)
+    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{profile}.toml").read_text())
+    where = origin or f"profile {profile}"
+    base_dir = str(Path(origin).parent) if origin else "."
+    tables = _merge(_merge(shipped, user, where), _absolute_paths(dict(overrides or {})), "the command line")
+    return _typed(tables, where=where, base_dir=base_dir, profile=profile)
+
+
+def apply_run_settings(source: Source, settings: Mapping[str, Any]) -> Source:
+    """A copy of a data set's table with the given keys replaced and checked again; None means the registry's value."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if not given:
+        return source
+    return _validate(type(source), {**source.model_dump(exclude_unset=True), "source": source.source, **given}, "run configuration", "run", ".")
+
+
+def cache_root(registry: Registry, flag: str | None = None) -> Path:
+    """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT, else [build] cache_dir."""
+    return Path(flag or os.environ.get(ROOT_VARIABLE) or registry.build.cache_dir)
+
+
+def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
+    """Raise the message for a name that is not among the valid ones, with the nearest."""
+    choices = list(choices)
+    near = difflib.get_close_matches(given, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
+
+
+def _read_toml(path: Path) -> Tables:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; correct --config or {CONFIG_VARIABLE}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
+
+
+def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
+    """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
+    merged = dict(below)
+    for section, tables in above.items():
+        if section not in {"build", "tokenizer", *FAMILIES}:
+            refuse_choice(where, "unknown table", section, ["build", "tokenizer", *FAMILIES])
+        if not isinstance(tables, Mapping):
+            raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
+        merged[section] = dict(merged.get(section, {}))
+        for key, value in tables.items():
+            old = merged[section].get(key)
+            same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
+            merged[section][key] = {**old, **value} if section in FAMILIES and same_kind else value
+    return merged
+
+
+def _absolute_paths(tables: Tables) -> Tables:
+    """What is typed at a prompt is relative to where it is typed, not to the configuration file."""
+
+    def resolve(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {inner: resolve(inner, item) for inner, item in value.items()}
+        if key in PATH_KEYS | {"model", "cache_dir"}:
+            paths = value if isinstance(value, list) else [value]
+            resolved = [os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths]
+            return resolved if isinstance(value, list) else resolved[0]
+        return value
+
+    return {section: resolve(section, table) for section, table in tables.items()}
+
+
+def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Registry:
+    typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
+    for family in FAMILIES:
+        for name, table in tables.get(family, {}).items():
+            label = f"{family}.{name}"
+            if not _NAME.fullmatch(name):
+                raise NielsCacheError(f"{where}: [{label}] is not a valid name; use letters, digits, _ - . and no leading dot")
+            if not isinstance(table, dict) or not isinstance(table.get("source"), str):
+                raise NielsCacheError(f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}")
+            if table["source"] not in _SOURCES[family]:
+                refuse_choice(where, f"[{label}] has an unknown source", table["source"], _SOURCES[family])
+            typed[family][name] = _validate(_SOURCES[family][table["source"]], table, where, label, base_dir)
+    twice = set(typed["pretrain"]) & set(typed["sft"])
+    if twice:
+        raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
+    registry = Registry(
+        build=_validate(BuildSettings, tables.get("build", {}), where, "build", base_dir),
+        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), where, "tokenizer", base_dir),
+        pretrain=typed["pretrain"],
+        sft=typed["sft"],
+        origin=where,
+        profile=profile,
+    )
+    for name in registry.tokenizer.train_on or ():
+        if name not in registry.pretrain and name not in registry.sft:
+            refuse_choice(where, "[tokenizer] train_on names an unknown data set", name, [*registry.pretrain, *registry.sft])
+    return registry
+
+
+def _validate(model: type[Model], table: Mapping[str, Any], where: str, label: str, base_dir: str) -> Model:
+    try:
+        return model.model_validate(table, context={"base_dir": base_dir})
+    except ValidationError as error:
+        raise NielsCacheError(_explain(error, model, where, label)) from error
+
+
+def _explain(error: ValidationError, model: type[BaseModel], where: str, label: str) -> str:
+    """The first problem in one line: file, table, key, what is wrong, nearest choice."""
+    problems = error.errors()
+    first = problems[0]
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, list(model.model_fields), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}"
+        return f"{where}: [{label}] has an unknown key {key!r}; {hint}{more}"
+    if first["type"] == "missing":
+        return f"{where}: [{label}] needs the key {key!r}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: [{label}] {key} = {first['input']!r}: {message[0].lower()}{message[1:]}{more}" if key else f"{where}: [{label}]: {message}{more}"

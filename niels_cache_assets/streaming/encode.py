@@ -1,0 +1,167 @@
+"""Documents to tokens on every core: chunks are encoded by threads while the caller's thread reads the source and writes shards.
+
+Results come back in input order, so the number of threads never shows in the bytes. In flight: a few chunks of about a megabyte.
+What is checked here is checked on what comes out of the tokenizer: a text that yields a special id is dropped and counted.
+"""
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.tokenization import BuildTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import TOKEN_DTYPE
+
+COLLISION = "special_token_collision"
+INVALID_UNICODE = "invalid_unicode"
+
+_CHUNK_ITEMS = 256
+_CHUNK_CHARACTERS = 1_000_000
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def available_threads() -> int:
+    """Cores this process may use (its affinity, not the host's count)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocuments:
+    """Documents that survived encoding with their tokens back to back.
+
+    `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
+    `characters`: int64 per document. `dropped`: reasons of those left out.
+    """
+
+    documents: list[Document]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    characters: np.ndarray
+    dropped: Counter[str]
+
+
+def normalize_newlines(text: str) -> str:
+    """The only normalization that every text gets: CRLF and CR become LF."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def in_chunks(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Group a stream into lists of up to 256 items or about a million characters."""
+    chunk: list[Item] = []
+    characters = 0
+    for item in items:
+        chunk.append(item)
+        characters += size_of(item)
+        if len(chunk) == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Generator[Result]:
+    """`map` on a thread pool, bounded in flight, in order. Leaving early (an exception, an interrupt) cancels what is queued."""
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(executor.submit(function, item))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def encode_documents(
+    documents: Iterable[Document], tokenizer: BuildTokenizer, *, threads: int, append_eot: bool, raise_on_collision: bool
+) -> Generator[EncodedDocuments]:
+    """Encode a stream of documents; see EncodedDocuments. Raises NielsCacheError on a collision where the caller asks for that."""
+
+    def encode(chunk: list[Document]) -> EncodedDocuments:
+        return _encode_chunk(chunk, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+
+    return map_in_order(encode, in_chunks(documents, lambda document: len(document.text)), threads=threads)
+
+
+def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
+    """The ids of each text as int64 or int32 array, or the reason why it has none."""
+    normal = [normalize_newlines(text) for text in texts]
+    problems = [INVALID_UNICODE if _has_lone_surrogate(text) else None for text in normal]
+    encoded = iter(tokenizer.encode_texts([text for text, problem in zip(normal, problems, strict=True) if problem is None]))
+    return [np.asarray(next(encoded)) if problem is None else problem for problem in problems]
+
+
+def has_special(ids: np.ndarray, tokenizer: BuildTokenizer) -> bool:
+    """Whether any of `ids` is a special id."""
+    forbidden = tokenizer.forbidden_ids
+    return bool(np.any(_forbidden(ids, forbidden)))
+
+
+def require_ids_fit(ids: np.ndarray, tokenizer: BuildTokenizer, where: str) -> None:
+    """Refuse ids outside the vocabulary: a tokenizer that says one thing and does another must not reach the disk."""
+    if len(ids) and (int(ids.max()) >= tokenizer.vocab_size or int(ids.min()) < 0):
+        raise NielsCacheError(f"{where}: the tokenizer gave an id outside its vocab_size {tokenizer.vocab_size}; correct vocab_size")
+
+
+def describe_item(item: Any, position: int) -> str:
+    """Where an item came from, for messages: file and row where it has them, else its position in this chunk."""
+    if item.file:
+        return f"{item.file} row {item.row}"
+    return f"document {item.source_id or position}"
+
+
+def _encode_chunk(
+    chunk: list[Document], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+) -> EncodedDocuments:
+    dropped: Counter[str] = Counter()
+    encoded = encode_texts([document.text for document in chunk], tokenizer)
+    arrays = [ids for ids in encoded if not isinstance(ids, str)]
+    documents = chunk
+    if len(arrays) < len(chunk):
+        dropped.update(reason for reason in encoded if isinstance(reason, str))
+        documents = [document for document, ids in zip(chunk, encoded, strict=True) if not isinstance(ids, str)]
+    tokens = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+    require_ids_fit(tokens, tokenizer, "encoding")
+    if _forbidden(tokens, tokenizer.forbidden_ids).any():
+        clean = [not has_special(ids, tokenizer) for ids in arrays]
+        if raise_on_collision:
+            position = clean.index(False)
+            raise NielsCacheError(f"{describe_item(documents[position], position)}: the text contains a special token; remove it")
+        dropped[COLLISION] += clean.count(False)
+        documents = [document for document, keep in zip(documents, clean, strict=True) if keep]
+        arrays = [ids for ids, keep in zip(arrays, clean, strict=True) if keep]
+        tokens = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    tokens = tokens.astype(TOKEN_DTYPE)
+    if append_eot:
+        tokens = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)) if len(lengths) else tokens
+        lengths = lengths + 1
+    characters = np.fromiter((len(document.text) for document in documents), np.int64, len(documents))
+    return EncodedDocuments(documents, tokens, lengths, characters, dropped)
+
+
+def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
+    """Mask of special ids; two comparisons where the ids are neighbours (our own tokenizers), `isin` where they are not."""
+    if forbidden[-1] - forbidden[0] == len(forbidden) - 1:
+        return (ids >= forbidden[0]) & (ids <= forbidden[-1])
+    return np.isin(ids, forbidden)
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,152 @@
+"""SFT examples on disk before their split is known: tokens are spooled as they come, and dealt out when the count is.
+
+The spool lies in the partial directory and is read back by memory map, so memory does not grow with the source; per example it
+costs 8 bytes of length on disk and, where examples have groups (oasst1's trees), one dictionary entry per group.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_assets.streaming.writers import Files, HashedFile, LineageWriter, NpyWriter
+from niels_cache_runtime.formats import IDX_DTYPE, SPLITS, TOKEN_DTYPE, Split, examples_name, idx_name, tokens_name
+
+LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
+
+_EXAMPLES_PER_BLOCK = 65_536
+_NO_GROUP = -1
+_UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of its own
+
+
+class SftSpool:
+    """Append encoded examples, then `deal` them into the two splits. A context manager: the spool is closed and removed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = root / "spool"
+        self._folder.mkdir()
+        self._scratch: Files = {}
+        self._tokens = HashedFile(self._folder, "tokens.bin", self._scratch)
+        self._lengths = NpyWriter(self._folder, "lengths.npy", IDX_DTYPE, self._scratch)
+        self._groups = NpyWriter(self._folder, "groups.npy", IDX_DTYPE, self._scratch)
+        self._own_splits = NpyWriter(self._folder, "splits.npy", np.dtype("u1"), self._scratch)
+        self._lineage = LineageWriter(self._folder, "lineage.parquet", LINEAGE, self._scratch)
+        self._group_numbers: dict[str, int] = {}
+        self.tokens = 0
+
+    def __enter__(self) -> "SftSpool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self._parts:
+            part.abandon()
+
+    @property
+    def _parts(self) -> tuple[HashedFile | NpyWriter | LineageWriter, ...]:
+        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage
+
+    @property
+    def examples(self) -> int:
+        return self._lengths.items
+
+    def write(self, conversations: Sequence[Conversation], arrays: Sequence[np.ndarray]) -> None:
+        """Append conversations with their encoded tokens (one uint16 array each)."""
+        if not conversations:
+            return
+        lengths = [len(ids) for ids in arrays]
+        self.tokens += sum(lengths)
+        self._tokens.write(memoryview(np.concatenate(arrays).astype(TOKEN_DTYPE)).cast("B"))
+        self._lengths.write(np.array(lengths))
+        self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
+        self._own_splits.write(
+            np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])
+        )
+        self._lineage.write(
+            {
+                "source_id": [conversation.source_id for conversation in conversations],
+                "file": [conversation.file for conversation in conversations],
+                "row": [conversation.row for conversation in conversations],
+                "group": [conversation.group for conversation in conversations],
+                "category": [conversation.category for conversation in conversations],
+                "tokens": lengths,
+            }
+        )
+
+    def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
+        """Write both splits in input order into the cache directory and return counts: examples and tokens by split, straddling groups.
+
+        By example or by group, the rule is `val_mask`'s; an example that carries a split keeps it. The spool is gone afterwards.
+        """
+        for part in self._parts:
+            part.seal()
+        is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
+        self._write_lineage(is_val, files)
+        counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
+        for split, chosen in (("train", ~is_val), ("val", is_val)):
+            counts[f"{split}_examples"] = int(chosen.sum())
+            counts[f"{split}_tokens"] = self._write_tokens(split, chosen, files)
+        grouped = groups != _NO_GROUP
+        counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
+        self._discard()
+        return counts
+
+    def _group_number(self, group: str | None) -> int:
+        return _NO_GROUP if group is None else self._group_numbers.setdefault(group, len(self._group_numbers))
+
+    def _load(self, name: str) -> np.ndarray:
+        return np.load(self._folder / name, allow_pickle=False)
+
+    def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
+        own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
+        is_val = own_splits == SPLITS.index("val")
+        undecided = np.flatnonzero(own_splits == _UNDECIDED)
+        if by_group:
+            numbers = groups[undecided]
+            solitary = numbers == _NO_GROUP  # an example without a group is a group of its own
+            numbers[solitary] = len(self._group_numbers) + np.arange(int(solitary.sum()))
+            _, first, units = np.unique(numbers, return_index=True, return_inverse=True)
+            units = np.argsort(np.argsort(first))[units]  # groups in order of first appearance
+            is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[units]
+        else:
+            is_val[undecided] = val_mask(len(undecided), val_frac=val_frac, seed=seed)
+        return is_val, groups
+
+    def _write_tokens(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+        lengths = self._load("lengths.npy")
+        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
+        out = HashedFile(self._root, tokens_name(split), files)
+        spooled = np.fromfile if not self.tokens else np.memmap
+        stream = spooled(self._folder / "tokens.bin", dtype=TOKEN_DTYPE)
+        read = written = 0
+        for start in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
+            block, keep = lengths[start : start + _EXAMPLES_PER_BLOCK], chosen[start : start + _EXAMPLES_PER_BLOCK]
+            kept = block[keep]
+            idx.write(written + np.cumsum(kept) - kept)
+            tokens = stream[read : read + int(block.sum())]
+            out.write(memoryview(tokens[np.repeat(keep, block)]).cast("B"))
+            read += len(tokens)
+            written += int(kept.sum())
+        out.seal()
+        idx.seal()
+        return written
+
+    def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
+        import pyarrow.parquet
+
+        writers = {split: LineageWriter(self._root, examples_name(split), LINEAGE, files) for split in SPLITS}
+        for batch in pyarrow.parquet.ParquetFile(self._folder / "lineage.parquet").iter_batches():
+            chosen = is_val[batch.column("ordinal").to_numpy()]
+            for split, mask in (("train", ~chosen), ("val", chosen)):
+                rows = batch.filter(pyarrow.array(mask)).select(list(LINEAGE))
+                if len(rows):
+                    writers[split].write(rows.to_pydict())
+        for writer in writers.values():
+            writer.seal()
+
+    def _discard(self) -> None:
+        for name in self._scratch:
+            (self._folder / name).unlink()
+        self._folder.rmdir()

@@ -1,0 +1,33 @@
+"""A buffered shuffle: a stream in, the same documents out in a seeded order, with `buffer_size` of them in memory.
+
+Each arriving document takes the place of a uniformly drawn one, which leaves; at the end the buffer leaves in a random order.
+Randomness is torch's, drawn in blocks because one call per document would cost more than the shuffle.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+_DRAWS_PER_BLOCK = 8192
+
+
+def shuffled(items: Iterable[Item], *, buffer_size: int, seed: int) -> Iterator[Item]:
+    """Yield every item of `items` once, in an order that depends on `seed`, `buffer_size` and the input order alone."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = iter(items)
+    buffer: list[Item] = []
+    for item in stream:
+        buffer.append(item)
+        if len(buffer) == buffer_size:
+            break
+    draws: list[int] = []
+    for item in stream:
+        if not draws:
+            draws = torch.randint(buffer_size, (_DRAWS_PER_BLOCK,), generator=generator).tolist()
+        slot = draws.pop()
+        leaving, buffer[slot] = buffer[slot], item
+        yield leaving
+    for slot in torch.randperm(len(buffer), generator=generator).tolist():
+        yield buffer[slot]

@@ -1,0 +1,119 @@
+"""Which split a document belongs to: its own, a seeded share, or token budgets, in that order of precedence.
+
+`val_mask` is the rule for finite sources, `split_by_fraction` applies it to documents, `BudgetSplitter` is the rule for streams.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.streaming.encode import EncodedDocuments
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS, Split
+
+
+def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
+    """Bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
+
+    The first of `torch.randperm(count)` under `seed` are val, so the choice depends on the count and the seed alone.
+    """
+    if not 0 <= val_frac < 1:
+        raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
+    mask = np.zeros(count, dtype=bool)
+    if count > 1 and val_frac > 0:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        mask[order[: max(1, int(count * val_frac))].numpy()] = True
+    return mask
+
+
+def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
+    """Give each document of a finite source its split; both splits keep input order. `val_mask` is the rule.
+
+    `count` is the number of documents without a split of their own, from a first pass. Raises NielsCacheError if this pass differs.
+    """
+    is_val = val_mask(count, val_frac=val_frac, seed=seed)
+    position = 0
+    for document in documents:
+        if document.split is None:
+            if position < count:
+                document = document._replace(split="val" if is_val[position] else "train")
+            position += 1
+        yield document
+    if position != count:
+        raise NielsCacheError(f"the source gave {position} documents, {count} when counted a moment ago; build again when it is quiet")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """What one split takes of a batch: whole documents in order, the last one possibly cut."""
+
+    documents: list[Document]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    characters: int
+    cut: int
+
+
+class BudgetSplitter:
+    """Documents with a split go there; the others go whole to val until its budget is met, then to train until its own is.
+
+    A document that overruns a budget is cut there (its last kept token becomes EOT where documents end with one) and its rest is
+    dropped, never moved to the other split. So a split by budget holds exactly its budget, unless the source ends before.
+    """
+
+    def __init__(self, *, max_train_tokens: int, max_val_tokens: int, eot: int | None) -> None:
+        if max_train_tokens <= 0:
+            raise NielsCacheError(f"the train budget is {max_train_tokens} tokens; it must be at least 1")
+        if max_val_tokens < 0:
+            raise NielsCacheError(f"the val budget is {max_val_tokens} tokens; it must be 0 (no val) or more")
+        self.remaining: dict[Split, int] = {"val": max_val_tokens, "train": max_train_tokens}
+        self._budget = max_val_tokens + max_train_tokens
+        self._eot = eot
+
+    @property
+    def met(self) -> bool:
+        return not any(self.remaining.values())
+
+    @property
+    def share(self) -> float | None:
+        """Share of the budgets that is used, 0 to 1; None while no document has drawn on them."""
+        return 1 - sum(self.remaining.values()) / self._budget or None
+
+    def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
+        """Distribute a batch. What no budget has room for is in no part."""
+        kept = batch.lengths.copy()
+        target = np.full(len(kept), -1, dtype=np.int8)  # index into SPLITS; -1: past the budgets
+        free = np.ones(len(kept), dtype=bool)
+        for position, document in enumerate(batch.documents):
+            if document.split is not None:
+                target[position] = SPLITS.index(document.split)
+                free[position] = False
+        for split in ("val", "train"):
+            candidates = np.flatnonzero(free & (target < 0))
+            if not len(candidates) or not self.remaining[split]:
+                continue
+            ends = np.cumsum(batch.lengths[candidates])
+            taken = candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
+            target[taken] = SPLITS.index(split)
+            overrun = int(ends[len(taken) - 1]) - self.remaining[split]
+            if overrun > 0:
+                kept[taken[-1]] -= overrun
+            self.remaining[split] -= int(kept[taken].sum())
+        return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
+
+    def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
+        if chosen.all() and (kept == batch.lengths).all():
+            return SplitPart(batch.documents, batch.tokens, batch.lengths, int(batch.characters.sum()), 0)
+        starts = np.cumsum(batch.lengths) - batch.lengths
+        within = np.arange(len(batch.tokens)) - np.repeat(starts, batch.lengths)
+        tokens = batch.tokens[np.repeat(chosen, batch.lengths) & (within < np.repeat(kept, batch.lengths))]
+        lengths = kept[chosen]
+        cut = chosen & (kept < batch.lengths)
+        if self._eot is not None:
+            ends = np.cumsum(lengths)
+            tokens[ends[cut[chosen]] - 1] = self._eot
+        documents = [document for document, keep in zip(batch.documents, chosen.tolist(), strict=True) if keep]
+        return SplitPart(documents, tokens, lengths, int(batch.characters[chosen].sum()), int(cut.sum()))

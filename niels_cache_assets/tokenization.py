@@ -1,0 +1,186 @@
+"""Text to token ids: the SentencePiece tokenizer, and one view of whatever tokenizer a builder is given.
+
+Text never yields a special id: `SentencePieceTokenizer.encode*` raise on text that would, the builders count and drop such a document.
+SentencePiece releases the GIL while it encodes, so threads scale. Training is in tokenizer_training.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_DTYPE
+from niels_cache_runtime.meta import sha256_file
+
+if TYPE_CHECKING:
+    import sentencepiece
+    import torch
+
+TEXTS_PER_TASK = 64
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model with four special tokens that are one id each.
+
+    `model_path` is a .model file; `special_tokens` maps sys, usr, asst, eot to their strings (ids are looked up by piece).
+    Raises NielsCacheError if the file cannot be read, has more than 65,536 pieces, or lacks a special token. Pickles by path.
+    """
+
+    def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
+        self.model_path = str(model_path)
+        self.special_tokens = dict(special_tokens)
+        self._special_ids = _lookup_special_ids(self._processor, self.special_tokens, self.model_path)
+
+    @cached_property
+    def _processor(self) -> sentencepiece.SentencePieceProcessor:
+        import sentencepiece
+
+        if not Path(self.model_path).is_file():
+            raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_file=self.model_path)
+        except (OSError, RuntimeError) as error:
+            raise NielsCacheError(f"{self.model_path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+        require_vocab_fits(processor.get_piece_size(), self.model_path)
+        return processor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_processor"}
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._processor.get_piece_size())
+
+    def special_token_ids(self) -> dict[str, int]:
+        """The ids of the special tokens by role: {"sys", "usr", "asst", "eot"}."""
+        return dict(self._special_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without any special token. Raises NielsCacheError where the text itself would yield a special id."""
+        return self.encode_batch([text], threads=1)[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
+        """The ids of each text as a 1-D uint16 array, in the order of `texts`, on `threads` threads. Raises like `encode`."""
+        tasks = [texts[start : start + TEXTS_PER_TASK] for start in range(0, len(texts), TEXTS_PER_TASK)]
+        if threads > 1 and len(tasks) > 1:
+            with ThreadPoolExecutor(threads) as executor:
+                arrays = [ids for task in executor.map(self.encode_unchecked, tasks) for ids in task]
+        else:
+            arrays = [ids for task in tasks for ids in self.encode_unchecked(task)]
+        special = np.array(sorted(self._special_ids.values()))
+        for text, ids in zip(texts, arrays, strict=True):
+            if np.isin(ids, special).any():
+                raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
+        return [ids.astype(TOKEN_DTYPE) for ids in arrays]
+
+    def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text as int32 arrays, special ids included where a text spells one: for callers that check themselves."""
+        try:
+            return self._processor.encode_as_numpy(list(texts), num_threads=1)
+        except RuntimeError as error:
+            raise NielsCacheError("the text holds a lone surrogate, which no UTF-8 file can; replace or drop it") from error
+
+    def encode_torch(self, text: str) -> torch.Tensor:
+        """The ids of `text` as a 1-D int64 tensor on the CPU. Raises like `encode`."""
+        import torch
+
+        return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`; a special id becomes its string."""
+        return self._processor.decode([int(token) for token in ids])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTokenizer:
+    """One view of a duck-typed tokenizer: what the builders call, and nothing else."""
+
+    encode_texts: Callable[[Sequence[str]], list[Any]]  # each an int array or a list of ids; may contain special ids
+    vocab_size: int
+    special_ids: dict[str, int | None]  # by role key; None where the tokenizer has none
+    model_sha256: str | None
+
+    @property
+    def eot(self) -> int:
+        eot = self.special_ids["eot"]
+        assert eot is not None  # view_tokenizer refuses a tokenizer without it
+        return eot
+
+    @property
+    def forbidden_ids(self) -> np.ndarray:
+        return np.array(sorted(token for token in self.special_ids.values() if token is not None))
+
+    def require(self, keys: Sequence[str]) -> None:
+        """Raise unless every one of these roles has an id and all differ."""
+        missing = [key for key in keys if self.special_ids[key] is None]
+        if missing:
+            raise NielsCacheError(f"the tokenizer has no special token for {', '.join(missing)}; add them (special_token_ids)")
+        if len({self.special_ids[key] for key in keys}) != len(keys):
+            raise NielsCacheError(f"the tokenizer's special tokens share an id: {self.special_ids}; each needs its own")
+
+
+def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
+    """Adapt a tokenizer with `encode`, `vocab_size` (attribute or method), `special_token_ids()` (role keys or the four strings),
+    and optionally `encode_batch(texts, threads)` and `model_path`. Raises NielsCacheError where something required is missing."""
+    size = getattr(tokenizer, "vocab_size", None)
+    size = size() if callable(size) else size
+    if not isinstance(size, int) or size < 1:
+        raise NielsCacheError(f"the tokenizer's vocab_size is {size!r}; it must be a positive int (attribute or method)")
+    require_vocab_fits(size, "the tokenizer")
+    if not callable(getattr(tokenizer, "special_token_ids", None)):
+        raise NielsCacheError("the tokenizer has no special_token_ids(); it must return at least the id of eot")
+    given: Mapping[str, int | None] = tokenizer.special_token_ids()
+    special_ids = {key: given.get(key, given.get(SPECIAL_TOKENS[key])) for key in ROLE_KEYS}
+    for key, token in special_ids.items():
+        if token is not None and not 0 <= token < size:
+            raise NielsCacheError(f"the tokenizer's {key} id {token} is not below its vocab_size {size}")
+    model_path = getattr(tokenizer, "model_path", None)
+    view = BuildTokenizer(
+        encode_texts=_encode_texts_of(tokenizer),
+        vocab_size=size,
+        special_ids=special_ids,
+        model_sha256=sha256_file(str(model_path)) if model_path else None,
+    )
+    view.require(["eot"])
+    return view
+
+
+def require_vocab_fits(size: int, where: str) -> None:
+    """Refuse a vocabulary that uint16 cannot hold."""
+    if size > MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"{where}: {size:,} ids do not fit uint16 tokens; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
+
+
+def _encode_texts_of(tokenizer: Any) -> Callable[[Sequence[str]], list[Any]]:
+    if hasattr(tokenizer, "encode_unchecked"):
+        return tokenizer.encode_unchecked
+    if hasattr(tokenizer, "encode_batch"):
+        return lambda texts: list(tokenizer.encode_batch(texts, 1))
+    return lambda texts: [tokenizer.encode(text) for text in texts]
+
+
+def _lookup_special_ids(processor: sentencepiece.SentencePieceProcessor, special_tokens: Mapping[str, str], where: str) -> dict[str, int]:
+    if set(special_tokens) != set(ROLE_KEYS):
+        raise NielsCacheError(f"special tokens are needed for exactly {', '.join(ROLE_KEYS)}; got {', '.join(special_tokens) or 'none'}")
+    ids = {key: int(processor.piece_to_id(special_tokens[key])) for key in ROLE_KEYS}
+    missing = [special_tokens[key] for key in ROLE_KEYS if ids[key] == processor.unk_id()]
+    if missing:
+        raise NielsCacheError(
+            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or name its own with special_tokens"
+        )
+    if len(set(ids.values())) != len(ids):
+        raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")
+    return ids
+
+
+def _excerpt_around(text: str, special_tokens: Mapping[str, str]) -> str:
+    found = [token for token in special_tokens.values() if token in text]
+    return repr(found[0] if found else text[:60])

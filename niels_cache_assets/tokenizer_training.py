@@ -1,0 +1,285 @@
+"""The tokenizer of a cache: import a model, or train one on a sample of the configured sources.
+
+SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer_training SPEC`) that is
+killed when the parent leaves. Nothing in the text may vanish: no normalization, white space kept, bytes for what has no piece.
+Training text is spooled to disk; SentencePiece itself holds the sample in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from typing import Any, Literal
+
+from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.registry import Registry, TokenizerSettings
+from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.streaming.encode import normalize_newlines
+from niels_cache_assets.streaming.writers import Files, add_file
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
+
+Log = Callable[[str], None]
+
+CODE_VERSION = "1"
+MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; ours are split
+ROUND_TRIP_TEXTS = (
+    "one\ntwo\n\nthree\n",
+    "\tindented\n\t\ttwice\n",
+    "def f(x):\n    if x:\n        return [x]\n",
+    "runs   of    blanks  ",
+    " leading blank",
+    "中文、日本語、한국어",
+    "emoji 😀👩‍👩‍👧 and ½ €",
+    "\u0000\u007f\ufffd",
+)
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOutcome:
+    """What happened to the tokenizer of a cache root."""
+
+    state: Literal["built", "cache_hit"]
+    meta: Meta
+    model: Path
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTripLoss:
+    """A text that does not survive decode(encode(text))."""
+
+    text: str
+    decoded: str
+
+
+def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log: Log = lambda message: None) -> TokenizerOutcome:
+    """Make `root/tokenizer/{spm.model, meta.json}`, or find that it is what the settings ask for.
+
+    A trained tokenizer is kept until its own settings change or `force`: a new note or data set does not invalidate every cache.
+    Raises NielsCacheError for a model that lacks the special tokens, no source that can be read, or a vocabulary too large for the text.
+    """
+    started = time.monotonic()
+    settings = registry.tokenizer
+    directory = tokenizer_dir(root)
+    model = directory / TOKENIZER_MODEL_NAME
+    fingerprint = _fingerprint(settings, registry.build.seed)
+    old = None if force else _intact_meta(directory)
+    if old is not None and old["fingerprint"] == fingerprint:
+        return TokenizerOutcome(state="cache_hit", meta=old, model=model, seconds=time.monotonic() - started)
+    with atomic_directory(directory) as partial:
+        made = partial / TOKENIZER_MODEL_NAME
+        if settings.model is not None:
+            origin: dict[str, Any] = {"imported": Path(settings.model).name}
+            _require_readable(settings.model)
+            copyfile(settings.model, made)
+        else:
+            origin = {"trained_on": _train(registry, partial, log)}
+        tokenizer = SentencePieceTokenizer(str(made), special_tokens=settings.special_tokens)
+        files: Files = {}
+        add_file(made, TOKENIZER_MODEL_NAME, files)
+        write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
+    return TokenizerOutcome(
+        state="built", meta=read_meta(str(directory / META_NAME)), model=model, seconds=time.monotonic() - started
+    )
+
+
+def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
+    """The texts of the fixed list that come back changed; empty for a tokenizer trained here."""
+    pairs = ((text, tokenizer.decode(tokenizer.encode(text))) for text in ROUND_TRIP_TEXTS)
+    return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
+
+
+def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
+    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit where there is one."""
+    data = line.encode()
+    start = 0
+    while len(data) - start > max_bytes:
+        head = data[start : start + max_bytes].decode(errors="ignore")
+        cut = head.rfind(" ")
+        piece = head[:cut] if cut > 0 else head
+        yield piece
+        start += len(piece.encode())
+    yield data[start:].decode()
+
+
+def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
+    import sentencepiece
+
+    return {
+        "kind": "tokenizer",
+        "built": True,
+        "model_type": registry.tokenizer.model_type if registry.tokenizer.model is None else "imported",
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": tokenizer.special_tokens,
+        "special_token_ids": tokenizer.special_token_ids(),
+        "sentencepiece_version": sentencepiece.__version__,
+        "seed": registry.build.seed,
+        "sha256": files[TOKENIZER_MODEL_NAME]["sha256"],
+        "files": files,
+        "fingerprint": fingerprint,
+        **origin,
+    }
+
+
+def _fingerprint(settings: TokenizerSettings, seed: int) -> str:
+    if settings.model is not None:
+        _require_readable(settings.model)
+        identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
+    else:
+        identity = {**settings.model_dump(mode="json", exclude={"model"}), "seed": seed, "threads": TOKENIZER_TRAIN_THREADS}
+    return fingerprint_of({**identity, "code_version": CODE_VERSION})
+
+
+def _require_readable(model: str) -> None:
+    if not Path(model).is_file():
+        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
+
+
+def _intact_meta(directory: Path) -> Meta | None:
+    try:
+        meta = read_meta(str(directory / META_NAME))
+        intact = meta.get("sha256") == sha256_file(str(directory / TOKENIZER_MODEL_NAME))
+    except NielsCacheError:
+        return None
+    return meta if intact else None
+
+
+def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
+    """Spool the sample, train in a child process, and return what it was trained on."""
+    settings = registry.tokenizer
+    sample = partial / "sample.txt"
+    trained_on = _spool_sample(registry, sample, log)
+    log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
+    spec = {
+        "sample": str(sample),
+        "model_prefix": str(partial / Path(TOKENIZER_MODEL_NAME).stem),
+        "vocab_size": settings.vocab_size,
+        "model_type": settings.model_type,
+        "character_coverage": settings.character_coverage,
+        "user_defined_symbols": list(settings.special_tokens.values()),
+    }
+    _run_child(spec)
+    sample.unlink()
+    (partial / Path(TOKENIZER_MODEL_NAME).with_suffix(".vocab")).unlink()
+    return trained_on
+
+
+def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
+    """Write the first `sample_bytes` of every source, one line of text a line; sources that cannot be reached are said and recorded."""
+    settings = registry.tokenizer
+    names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
+    used: dict[str, int] = {}
+    skipped: dict[str, str] = {}
+    digest = hashlib.sha256()
+    with open(sample, "wb") as file:
+        for name in names:
+            source = registry.source(name)
+            if settings.train_on is None and not source.enabled:
+                continue
+            context = StreamContext(seed=registry.build.seed, log=log, siblings=registry.pretrain)
+            written = 0
+            try:
+                for line in _lines(_texts(source, context)):
+                    data = line.encode() + b"\n"
+                    file.write(data)
+                    digest.update(data)
+                    written += len(data)
+                    if written >= settings.sample_bytes:
+                        break
+            except SourceUnavailable as error:
+                if not written:
+                    log(f"WARNING: the tokenizer is trained without {name}: {error}")
+                    skipped[name] = "unavailable"
+                    continue
+                raise
+            used[name] = written
+    if not sum(used.values()):
+        reason = "; none could be reached" if skipped else ""
+        raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
+    return {"sources": used, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
+
+
+def _texts(source: Any, context: StreamContext) -> Iterator[str]:
+    """Every text of a source as the builders will encode it."""
+    batches: Iterable[list[Document]] | Iterable[list[Conversation]]
+    if isinstance(source, PretrainSource):
+        for batch in source.documents(context):
+            for document in batch:
+                yield normalize_newlines(document.text)
+    else:
+        for batch in source.conversations(context):
+            for conversation in batch:
+                for message in conversation.messages:
+                    yield normalize_newlines(message["content"])
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.encode(errors="replace").decode().split("\n"):
+            if line:
+                yield from split_long_line(line)
+
+
+def _run_child(spec: dict[str, Any]) -> None:
+    command = [sys.executable, "-m", "niels_cache_assets.tokenizer_training", json.dumps(spec)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while child.poll() is None:
+            time.sleep(_POLL_SECONDS)
+    finally:
+        child.kill()
+        _, errors = child.communicate()
+    if child.returncode != 0:
+        raise NielsCacheError(f"tokenizer training failed: {_training_advice(errors, spec)}")
+
+
+def _training_advice(errors: str, spec: dict[str, Any]) -> str:
+    last = errors.strip().splitlines()[-1] if errors.strip() else "the child process was killed"
+    if "ocabulary size" in last:
+        return f"{last.split(') ')[-1]} The sample is too small for vocab_size = {spec['vocab_size']}; lower it (--vocab-size) or add text"
+    return last
+
+
+def _train_from_spec(spec: dict[str, Any]) -> None:
+    """The child's whole job."""
+    import sentencepiece
+
+    def sentences() -> Iterator[str]:
+        with open(spec["sample"], encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\n")
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=sentences(),
+        model_prefix=spec["model_prefix"],
+        vocab_size=spec["vocab_size"],
+        model_type=spec["model_type"],
+        character_coverage=spec["character_coverage"],
+        user_defined_symbols=spec["user_defined_symbols"],
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        max_sentence_length=MAX_LINE_BYTES,
+        num_threads=TOKENIZER_TRAIN_THREADS,
+        minloglevel=1,
+    )
+
+
+if __name__ == "__main__":
+    _train_from_spec(json.loads(sys.argv[1]))
