@@ -70,7 +70,7 @@ def fingerprint_of(settings: dict[str, Any]) -> str:
 
 
 def build_pretrain_cache(
-    texts: Iterable[str] | Iterable[Document],
+    texts: Iterable[str | Document],
     out_dir: str,
     *,
     tokenizer: Any,
@@ -102,9 +102,7 @@ def build_pretrain_cache(
     if shuffle_buffer is not None and shuffle_buffer < 1:
         raise NielsCacheError(f"shuffle_buffer is {shuffle_buffer}; give at least 1, or None to keep the input order")
     view = view_tokenizer(tokenizer)
-    splitter = BudgetSplitter(
-        max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None
-    )
+    splitter = BudgetSplitter(max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None)
     provenance = provenance or Provenance()
     report = report or SourceReport()
     documents: Iterator[Document] = _as_documents(texts)
@@ -156,7 +154,7 @@ def build_pretrain_cache(
 
 
 def build_sft_cache(
-    examples: Iterable[list[Message]] | Iterable[Conversation],
+    examples: Iterable[list[Message] | Conversation],
     out_dir: str,
     *,
     tokenizer: Any,
@@ -240,9 +238,7 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
         )
 
 
-def _common_meta(
-    family: str, out_dir: str, tokenizer: BuildTokenizer, provenance: Provenance, seed: int, settings: dict[str, Any]
-) -> Meta:
+def _common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenance: Provenance, seed: int, settings: dict[str, Any]) -> Meta:
     identity = {"settings": settings, "tokenizer_sha256": tokenizer.model_sha256, "code_version": CODE_VERSIONS[family]}
     return {
         "kind": family,
@@ -260,7 +256,7 @@ def _common_meta(
     }
 
 
-def _as_documents(texts: Iterable[str] | Iterable[Document]) -> Iterator[Document]:
+def _as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
     for position, item in enumerate(texts):
         if isinstance(item, Document):
             yield item
@@ -271,10 +267,10 @@ def _as_documents(texts: Iterable[str] | Iterable[Document]) -> Iterator[Documen
 
 
 def _valid_conversations(
-    examples: Iterable[list[Message]] | Iterable[Conversation], dropped: Counter[str], *, raise_on_invalid: bool
+    examples: Iterable[list[Message] | Conversation], dropped: Counter[str], *, raise_on_invalid: bool
 ) -> Iterator[Conversation]:
     for position, item in enumerate(examples):
-        conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
+        conversation = item if isinstance(item, Conversation) else Conversation(list(item), source_id=str(position), row=position)
         problem = conversation_problem(conversation.messages)
         if problem is None:
             yield conversation
@@ -317,7 +313,7 @@ def _encode_conversations(
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:
     if val_tokens:
         return (
-            f"{out_dir}: the source ended after {val_tokens:,} tokens, all of which went to val (budget max_val_tokens={max_val_tokens:,}), "
+            f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (budget max_val_tokens={max_val_tokens:,}), "
             "so train has none; lower the val budget or use val_frac"
         )
     return f"{out_dir}: the source gave no usable document{_dropped_note(dropped)}; nothing was written"

@@ -101,7 +101,9 @@ def build_dataset(
     def fingerprint_at(revision: str | None) -> str:
         identity = {
             "source": source.identity(),
-            "members": {member: registry.pretrain[member].identity() for member in getattr(source, "members", {}) if member in registry.pretrain},
+            "members": {
+                member: registry.pretrain[member].identity() for member in getattr(source, "members", {}) if member in registry.pretrain
+            },
             "seed": build.seed,
             "shard_bytes": build.shard_bytes if family == "pretrain" else None,
             "special_tokens": registry.tokenizer.special_tokens,

@@ -94,9 +94,7 @@ class Registry:
         return self.datasets(self.family_of(name))[name]
 
 
-def load_registry(
-    *, profile: str | None = None, config: str | None = None, overrides: Mapping[str, Any] | None = None
-) -> Registry:
+def load_registry(*, profile: str | None = None, config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Registry:
     """Read the profile and the user's file, apply `overrides` (nested tables; paths in them are relative to the working directory).
 
     `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key, else "default". `config`: the argument,
@@ -122,12 +120,12 @@ def load_registry(
     return _typed(tables, where=where, base_dir=base_dir, profile=profile)
 
 
-def apply_run_settings(source: Source, settings: Mapping[str, Any]) -> Source:
-    """A copy of a data set's table with the given keys replaced and checked again; None means the registry's value."""
+def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
+    """A copy of a table with the given keys replaced and checked again; None means the registry's value."""
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
-        return source
-    return _validate(type(source), {**source.model_dump(exclude_unset=True), "source": source.source, **given}, "run configuration", "run", ".")
+        return table
+    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, "run configuration", "run", ".")
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
@@ -176,7 +174,9 @@ def _absolute_paths(tables: Tables) -> Tables:
             return {inner: resolve(inner, item) for inner, item in value.items()}
         if key in PATH_KEYS | {"model", "cache_dir"}:
             paths = value if isinstance(value, list) else [value]
-            resolved = [os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths]
+            resolved = [
+                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
+            ]
             return resolved if isinstance(value, list) else resolved[0]
         return value
 
@@ -232,4 +232,8 @@ def _explain(error: ValidationError, model: type[BaseModel], where: str, label: 
     if first["type"] == "missing":
         return f"{where}: [{label}] needs the key {key!r}{more}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: [{label}] {key} = {first['input']!r}: {message[0].lower()}{message[1:]}{more}" if key else f"{where}: [{label}]: {message}{more}"
+    return (
+        f"{where}: [{label}] {key} = {first['input']!r}: {message[0].lower()}{message[1:]}{more}"
+        if key
+        else f"{where}: [{label}]: {message}{more}"
+    )

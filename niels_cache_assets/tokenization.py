@@ -174,7 +174,7 @@ def _lookup_special_ids(processor: sentencepiece.SentencePieceProcessor, special
     missing = [special_tokens[key] for key in ROLE_KEYS if ids[key] == processor.unk_id()]
     if missing:
         raise NielsCacheError(
-            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or name its own with special_tokens"
+            f"{where}: has no piece for {', '.join(missing)}; train it with these as user-defined symbols, or set special_tokens"
         )
     if len(set(ids.values())) != len(ids):
         raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.documents import Conversation, Document
 from niels_cache_assets.registry import Registry, TokenizerSettings
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory
@@ -93,9 +92,7 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
         files: Files = {}
         add_file(made, TOKENIZER_MODEL_NAME, files)
         write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
-    return TokenizerOutcome(
-        state="built", meta=read_meta(str(directory / META_NAME)), model=model, seconds=time.monotonic() - started
-    )
+    return TokenizerOutcome(state="built", meta=read_meta(str(directory / META_NAME)), model=model, seconds=time.monotonic() - started)
 
 
 def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
@@ -216,7 +213,6 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
 
 def _texts(source: Any, context: StreamContext) -> Iterator[str]:
     """Every text of a source as the builders will encode it."""
-    batches: Iterable[list[Document]] | Iterable[list[Conversation]]
     if isinstance(source, PretrainSource):
         for batch in source.documents(context):
             for document in batch:

@@ -57,7 +57,9 @@ def _refuse_foreign_directory(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
     if target.is_dir() and not (target / META_NAME).exists() and any(target.iterdir()):
-        raise NielsCacheError(f"{target}: holds files but no {META_NAME}, so it is not a cache to replace; move it away or choose another place")
+        raise NielsCacheError(
+            f"{target}: holds files but no {META_NAME}, so it is not a cache to replace; move it away or choose another place"
+        )
 
 
 def _sync_tree(root: Path) -> None:

@@ -120,9 +120,7 @@ def describe_item(item: Any, position: int) -> str:
     return f"document {item.source_id or position}"
 
 
-def _encode_chunk(
-    chunk: list[Document], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
-) -> EncodedDocuments:
+def _encode_chunk(chunk: list[Document], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool) -> EncodedDocuments:
     dropped: Counter[str] = Counter()
     encoded = encode_texts([document.text for document in chunk], tokenizer)
     arrays = [ids for ids in encoded if not isinstance(ids, str)]

@@ -58,7 +58,7 @@ class SftSpool:
             return
         lengths = [len(ids) for ids in arrays]
         self.tokens += sum(lengths)
-        self._tokens.write(memoryview(np.concatenate(arrays).astype(TOKEN_DTYPE)).cast("B"))
+        self._tokens.write(np.concatenate(arrays).astype(TOKEN_DTYPE).data.cast("B"))
         self._lengths.write(np.array(lengths))
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
@@ -85,7 +85,8 @@ class SftSpool:
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         self._write_lineage(is_val, files)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
-        for split, chosen in (("train", ~is_val), ("val", is_val)):
+        for split in SPLITS:
+            chosen = is_val if split == "val" else ~is_val
             counts[f"{split}_examples"] = int(chosen.sum())
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen, files)
         grouped = groups != _NO_GROUP
@@ -126,7 +127,7 @@ class SftSpool:
             kept = block[keep]
             idx.write(written + np.cumsum(kept) - kept)
             tokens = stream[read : read + int(block.sum())]
-            out.write(memoryview(tokens[np.repeat(keep, block)]).cast("B"))
+            out.write(tokens[np.repeat(keep, block)].data.cast("B"))
             read += len(tokens)
             written += int(kept.sum())
         out.seal()
@@ -138,11 +139,11 @@ class SftSpool:
 
         writers = {split: LineageWriter(self._root, examples_name(split), LINEAGE, files) for split in SPLITS}
         for batch in pyarrow.parquet.ParquetFile(self._folder / "lineage.parquet").iter_batches():
-            chosen = is_val[batch.column("ordinal").to_numpy()]
-            for split, mask in (("train", ~chosen), ("val", chosen)):
-                rows = batch.filter(pyarrow.array(mask)).select(list(LINEAGE))
+            val_rows = is_val[batch.column("ordinal").to_numpy()]
+            for split, writer in writers.items():
+                rows = batch.filter(pyarrow.array(val_rows if split == "val" else ~val_rows)).select(list(LINEAGE))
                 if len(rows):
-                    writers[split].write(rows.to_pydict())
+                    writer.write(rows.to_pydict())
         for writer in writers.values():
             writer.seal()
 

@@ -9,16 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES, shard_name
 from niels_cache_runtime.meta import sha256_file
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Files = dict[str, dict[str, Any]]
 
@@ -68,7 +65,7 @@ class ShardWriter:
 
     def write(self, tokens: np.ndarray) -> None:
         """Append uint16 tokens (1-D)."""
-        data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+        data = np.ascontiguousarray(tokens).data.cast("B")
         self.tokens += len(tokens)
         while len(data):
             if self._shard is None:
@@ -101,7 +98,7 @@ class NpyWriter:
         self.items = 0
 
     def write(self, values: np.ndarray) -> None:
-        self._file.write(memoryview(np.ascontiguousarray(values, self._dtype)).cast("B"))
+        self._file.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)
 
     def seal(self) -> None:
@@ -124,9 +121,7 @@ class LineageWriter:
         import pyarrow.parquet
 
         types = {"string": pyarrow.string(), "int64": pyarrow.int64()}
-        self._schema: pyarrow.Schema = pyarrow.schema(
-            [("ordinal", pyarrow.int64()), *((name, types[kind]) for name, kind in schema.items())]
-        )
+        self._schema = pyarrow.schema([("ordinal", pyarrow.int64()), *((name, types[kind]) for name, kind in schema.items())])
         self._path, self._relative, self._files = root / relative, relative, files
         self._writer = pyarrow.parquet.ParquetWriter(self._path, self._schema, compression="zstd")
         self._columns: dict[str, list[Any]] = {name: [] for name in schema}
