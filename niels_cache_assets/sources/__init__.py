@@ -1,16 +1,31 @@
 """Kinds of sources by the name that `source = "..."` has in a table. Importing this opens nothing and loads no large library."""
 
 from niels_cache_assets.sources.base import PretrainSource, SftSource
+from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.wikitext import Wikitext
 
 PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
-    "jsonl": Jsonl,
+    "fineweb_edu": FinewebEdu,
+    "wikitext": Wikitext,
+    "roam": Roam,
+    "gutenberg": Gutenberg,
+    "huggingface": Huggingface,
+    "markdown_folder": MarkdownFolder,
     "parquet": Parquet,
-    "python_docs": PythonDocs,
+    "jsonl": Jsonl,
     "text": Text,
+    "python_docs": PythonDocs,
 }
 
 SFT_SOURCES: dict[str, type[SftSource]] = {
+    "dolly15k": Dolly15k,
+    "oasst1": Oasst1,
+    "chat_jsonl": ChatJsonl,
     "python_help": PythonHelp,
 }

@@ -92,7 +92,10 @@ def column_values(column: Any) -> list[Any]:
     import pyarrow.types as types
 
     if types.is_string(column.type) or types.is_large_string(column.type):
-        return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
+        try:
+            return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
+        except UnicodeDecodeError:  # Arrow does not check what it is given
+            return [None if value is None else value.decode("utf-8", errors="replace") for value in column.cast("large_binary").to_pylist()]
     return cast(list[Any], column.to_pylist())
 
 

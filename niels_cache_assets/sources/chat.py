@@ -1,0 +1,136 @@
+"""`chat_jsonl` and `dolly15k`: SFT rows that hold one conversation each.
+
+What makes a conversation valid is in niels_cache_assets.conversations; here rows become messages. Cost: one row at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from niels_cache_assets.conversations import conversation_problem
+from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.files import files_digest, find_files
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.rows import file_rows
+from niels_cache_runtime.errors import NielsCacheError
+
+_BATCH_CONVERSATIONS = 256
+_ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
+
+
+def valid_batches(conversations: Iterable[Conversation], report: SourceReport) -> Iterator[list[Conversation]]:
+    """Conversations in batches; those that cannot be trained on are dropped and counted."""
+    batch = []
+    for conversation in conversations:
+        if problem := conversation_problem(conversation.messages):
+            report.dropped[problem] += 1
+            continue
+        batch.append(conversation)
+        if len(batch) == _BATCH_CONVERSATIONS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def instruction_messages(system: str | None, user: Any, assistant: Any) -> list[Message]:
+    """A one-turn conversation; values are not checked here."""
+    messages: list[Any] = [{"role": "system", "content": system}] if system else []
+    return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
+
+
+class ChatJsonl(SftSource):
+    """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
+
+    Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
+    """
+
+    source: Literal["chat_jsonl"] = "chat_jsonl"
+    files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
+    messages_field: str = Field("messages", description="Field of the list of messages")
+    instruction_field: str | None = Field(None, description="Field of the instruction; set it for rows without a list of messages")
+    input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
+    output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
+    system_field: str | None = Field(None, description="Field of a system message")
+
+    def missing_setting(self) -> str | None:
+        return "output_field (instruction_field needs it)" if self.instruction_field and not self.output_field else None
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(find_files(self.files))
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        field = self.instruction_field or self.messages_field
+        seen, first = False, None
+        for file in find_files(self.files):
+            for row, values in file_rows(file):
+                if field not in values:
+                    context.report.dropped["missing_messages_field"] += 1
+                    first = first or (file.name, row, values)
+                    continue
+                seen = True
+                messages = self._mapped(values) if self.instruction_field else _messages(values[field])
+                if messages is None:
+                    context.report.dropped["malformed_messages"] += 1
+                    continue
+                source_id = values.get("id")
+                yield Conversation(messages, f"{file.name}#{row}" if source_id is None else str(source_id), file.name, row)
+        if first is not None and not seen:
+            name, row, values = first
+            key = "instruction_field" if self.instruction_field else "messages_field"
+            raise NielsCacheError(f"{name}: row {row}: no field {field!r}, and no row has it; set {key} to one of: {', '.join(values)}")
+
+    def _mapped(self, values: dict[str, Any]) -> list[Message]:
+        user = values.get(self.instruction_field or "")
+        extra = values.get(self.input_field) if self.input_field else None
+        if isinstance(user, str) and isinstance(extra, str) and extra.strip():
+            user = f"{user}\n\n{extra}"
+        system = values.get(self.system_field) if self.system_field else None
+        return instruction_messages(system, user, values.get(self.output_field or ""))
+
+
+def _messages(value: Any) -> list[Message] | None:
+    """Messages with this project's keys and role names, or None where the value is no list of objects."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return None
+    messages = []
+    for message in value:
+        role = message.get("role", message.get("from"))
+        content = message.get("content", message.get("value"))
+        if role == "system" and not content:
+            continue
+        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content})
+    return cast(list[Message], messages)
+
+
+class Dolly15k(HubData, SftSource):
+    """Databricks' Dolly: one turn a row; `context` is added to the instruction where there is one."""
+
+    source: Literal["dolly15k"] = "dolly15k"
+    dataset: str = "databricks/databricks-dolly-15k"
+    system_message: str | None = Field(None, description="System message put before every example; None for none")
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        for part in self.parts():
+            for columns, files, rows in self.stream(part, context, self._columns):
+                for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
+                    user = f"{instruction}\n\ncontext:\n{extra}" if instruction and extra and extra.strip() else instruction
+                    messages = instruction_messages(self.system_message, user, response)
+                    file, row = files[index], rows[index]
+                    yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
+
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        wanted = ["instruction", "response", "context", "category"]
+        if missing := [name for name in wanted if name not in fields]:
+            raise NielsCacheError(f"{self.dataset}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        return wanted

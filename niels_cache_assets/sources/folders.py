@@ -1,0 +1,97 @@
+"""`markdown_folder` and `roam`: notes below a folder, one document each (of a Roam JSON export: one per page).
+
+Files come in the order of their relative paths; hidden files and folders (.git, .obsidian) are left out. One file is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder
+from niels_cache_assets.sources.rows import batched
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class MarkdownFolder(PretrainSource):
+    """Every *.md below `path`."""
+
+    source: Literal["markdown_folder"] = "markdown_folder"
+    path: ConfigPath = Field(description="Folder of notes")
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(walk_folder(self.path, (".md",)))
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return batched(_notes(walk_folder(self.path, (".md",)), context))
+
+
+class Roam(PretrainSource):
+    """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
+
+    source: Literal["roam"] = "roam"
+    path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
+
+    def missing_setting(self) -> str | None:
+        return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self._files())
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return batched(_notes(self._files(), context))
+
+    def _files(self) -> list[SourceFile]:
+        if self.path is None:
+            raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
+        if self.path.endswith(".json") and not os.path.isdir(self.path):
+            return [SourceFile(self.path, os.path.basename(self.path))]
+        return walk_folder(self.path, (".md", ".json"))
+
+
+def _notes(files: list[SourceFile], context: StreamContext) -> Iterator[Document]:
+    for file in files:
+        text = read_text(file)
+        if not text.strip():
+            context.report.dropped["empty"] += 1
+        elif file.name.lower().endswith(".json"):
+            yield from _pages(file, text, context)
+        else:
+            title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
+            yield Document(text, file.name, file.name, 0, title)
+
+
+def _pages(file: SourceFile, text: str, context: StreamContext) -> Iterator[Document]:
+    try:
+        pages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON") from error
+    if not isinstance(pages, list) or not all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages):
+        raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); move it out of the folder")
+    for row, page in enumerate(pages):
+        outline = _outline(page)
+        if not outline:
+            context.report.dropped["empty"] += 1
+        else:
+            title = page["title"]
+            yield Document(f"{title}\n\n{outline}", page.get("uid") or f"{file.name}#{row}", file.name, row, title)
+
+
+def _outline(page: dict[str, Any]) -> str:
+    """Blocks as an indented list, two blanks a level; further lines of a block are aligned with its text. Outlines may be deep: no recursion."""
+    lines = []
+    stack = [(0, block) for block in reversed(page.get("children") or [])]
+    while stack:
+        level, block = stack.pop()
+        indent = "  " * level
+        text = str(block.get("string") or "").replace("\r\n", "\n").strip("\n")
+        if text.strip():
+            lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
+        stack.extend((level + 1, child) for child in reversed(block.get("children") or []))
+    return "\n".join(lines)

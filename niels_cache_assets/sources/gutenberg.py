@@ -1,0 +1,81 @@
+"""`gutenberg`: Project Gutenberg books without the project's header and licence footer.
+
+From the hub, or from a folder of *.txt. Off by default. Cost: one book (of a folder) or one row group (of the hub) in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.files import files_digest, read_text, walk_folder
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.rows import batched, choose_text_field
+
+_FLAGS = re.MULTILINE | re.IGNORECASE
+_NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
+_START = re.compile(rf"^[ \t]*\*{{3}}\s*START OF {_NAME}(?:[^*]{{0,400}}\*{{3}})?[^\n]*\n?", _FLAGS)  # a long title may take several lines
+_SMALL_PRINT = re.compile(r"^\*END[ *]*THE SMALL PRINT[^\n]*\n?", _FLAGS)  # before about 2003
+_END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
+_END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
+_TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*?)[ \t]*\r?$", _FLAGS)
+_HEADER_CHARACTERS = 20_000  # the small print of the 1990s is 10,000 characters long
+_PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
+
+
+class Gutenberg(HubData, PretrainSource):
+    """Books of a hub data set, or every *.txt below `path`."""
+
+    source: Literal["gutenberg"] = "gutenberg"
+    enabled: bool = Field(False, description="False writes an empty cache that says so instead of building")
+    dataset: str = "nikolina-p/gutenberg_clean_en_splits"
+    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub")
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(walk_folder(self.path, (".txt",))) if self.path else super().revision(siblings)
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return batched(self._folder_books(self.path, context) if self.path else self._hub_books(context))
+
+    def _folder_books(self, path: str, context: StreamContext) -> Iterator[Document]:
+        for file in walk_folder(path, (".txt",)):
+            yield from _book(Document(read_text(file), file.name, file.name), context)
+
+    def _hub_books(self, context: StreamContext) -> Iterator[Document]:
+        choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
+        for part in self.parts():
+            for columns, files, rows in self.stream(part, context, choose):
+                (texts,) = columns.values()
+                for text, file, row in zip(texts, files, rows, strict=True):
+                    if text is None:
+                        context.report.dropped["null_text"] += 1
+                    else:
+                        yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
+
+
+def _book(whole: Document, context: StreamContext) -> Iterator[Document]:
+    title, body = strip_project_gutenberg(whole.text)
+    if body:
+        yield whole._replace(text=body, title=title)
+    else:
+        context.report.dropped["empty"] += 1
+
+
+def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
+    """(title, body) of a book. What stands before the start marker and from the end marker on is cut; without a marker nothing is."""
+    text = text.removeprefix("\ufeff")
+    start = _START.search(text) or _SMALL_PRINT.search(text, 0, _HEADER_CHARACTERS)
+    begin = start.end() if start else 0
+    title = _TITLE.search(text, 0, begin or _HEADER_CHARACTERS)
+    end = _END.search(text, begin)
+    stop = end.start() if end else len(text)
+    for phrase in _END_PHRASE.finditer(text, begin, stop):
+        if not end or stop - phrase.end() < _PHRASE_DISTANCE:
+            stop = phrase.start()
+            break
+    return title[1] if title else None, text[begin:stop].strip("\r\n")

@@ -1,0 +1,79 @@
+"""What goes wrong with the hub, told as "not reachable now" or "not there", with what to do, and never with a token in it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
+    """A sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
+    shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
+    if asked is None:
+        return f"set {what} to one of: {shown}"
+    close = difflib.get_close_matches(asked, choices, n=1)
+    return f"no {what} {asked!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
+
+
+@contextmanager
+def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
+    """Turn any error of the hub libraries into a NielsCacheError; SourceUnavailable where trying again later may help."""
+    try:
+        yield
+    except NielsCacheError:
+        raise
+    except Exception as error:
+        raise _translated(error, dataset, revision) from error
+
+
+def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+    import httpx
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+    from huggingface_hub import errors
+
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def caused_by(*types: type[BaseException]) -> bool:
+        return any(isinstance(link, types) for link in chain)
+
+    statuses = {link.response.status_code for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None}
+    page = f"https://huggingface.co/datasets/{dataset}"
+    log_in = "log in with `hf auth login` or set HF_TOKEN"
+    if caused_by(errors.GatedRepoError) or "gated dataset" in str(error):
+        return NielsCacheError(f"{dataset}: this data set is gated; accept its terms at {page} and {log_in}")
+    if caused_by(errors.RevisionNotFoundError):
+        return NielsCacheError(f"{dataset}: no revision {revision!r}; see {page}/commits/main, or leave pinned_revision out")
+    if caused_by(errors.HFValidationError):
+        return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
+    if caused_by(errors.OfflineModeIsEnabled):
+        return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; unset HF_HUB_OFFLINE, or set files to a local copy")
+    if caused_by(httpx.TransportError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or statuses & {
+        429,
+        500,
+        502,
+        503,
+        504,
+    }:
+        detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
+        return SourceUnavailable(f"{dataset}: the hub cannot be reached now ({detail}); try again, or set files to a local copy")
+    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError):
+        return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
+    if statuses & {401, 403}:
+        return NielsCacheError(f"{dataset}: the hub refuses access; {log_in}")
+    if caused_by(DataFilesNotFoundError):
+        return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
+    lines = str(error).strip().splitlines() or [""]
+    return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {_without_secrets(lines[0])}")
+
+
+def _without_secrets(text: str) -> str:
+    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+", "***", text)

@@ -1,0 +1,64 @@
+"""`fineweb_edu` and `huggingface`: text data sets of the Hugging Face hub, streamed and shuffled by their own library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from niels_cache_assets import defaults
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, text_problem
+
+
+class HubText(HubData, PretrainSource):
+    """One document per row of a hub data set."""
+
+    shuffles_itself: ClassVar[bool] = True
+
+    text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
+    id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        for part in self.parts():
+            yield from self._part_documents(part, context)
+
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        """The text field, then the id field if there is one."""
+        text_field = choose_text_field(self.text_field, fields, self.dataset)
+        id_field = self.id_field or "id"
+        return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
+
+    def _part_documents(self, part: Part, context: StreamContext) -> Iterator[list[Document]]:
+        dropped = context.report.dropped
+        for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer):
+            texts, *maybe_ids = columns.values()
+            ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
+            batch = []
+            for text, source_id, file, row in zip(texts, ids, files, rows, strict=True):
+                if problem := text_problem(text):
+                    dropped[problem] += 1
+                else:
+                    batch.append(Document(text, f"{file}#{row}" if source_id is None else str(source_id), file, row, None, part.split))
+            for start in range(0, len(batch), BATCH_DOCUMENTS):
+                yield batch[start : start + BATCH_DOCUMENTS]
+
+
+class Huggingface(HubText):
+    """Any hub data set of text."""
+
+    source: Literal["huggingface"] = "huggingface"
+
+
+class FinewebEdu(HubText):
+    """FineWeb-Edu, one crawl of it by default, in token budgets."""
+
+    source: Literal["fineweb_edu"] = "fineweb_edu"
+    dataset: str = "HuggingFaceFW/fineweb-edu"
+    config: str | None = "CC-MAIN-2024-10"
+    train_tokens: int | None = defaults.FINEWEB_TRAIN_TOKENS
+    val_tokens: int | None = defaults.FINEWEB_VAL_TOKENS
+    shuffle_buffer: int | None = Field(defaults.SHUFFLE_BUFFER, ge=1)

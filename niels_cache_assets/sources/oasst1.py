@@ -1,0 +1,162 @@
+"""`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
+
+Reads flat messages (the hub's rows, in any order: all of them are held in memory, 88,000 for oasst1) and tree files (*.trees.jsonl: one tree
+at a time). Cost: linear in the messages and the threads written; no recursion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.sources.base import SftSource, StreamContext
+from niels_cache_assets.sources.chat import valid_batches
+from niels_cache_assets.sources.files import SourceFile, find_files
+from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.rows import json_rows
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import Split
+
+_ROLES: dict[str, Literal["user", "assistant"]] = {"prompter": "user", "assistant": "assistant"}
+_TURNS = ("user", "assistant")
+_NEEDED = ("message_id", "parent_id", "message_tree_id", "text", "role")
+_OPTIONAL = ("lang", "deleted")
+
+
+class Node(NamedTuple):
+    """One message of a tree."""
+
+    message_id: str
+    parent_id: str | None
+    tree_id: str
+    text: str | None
+    role: str | None
+    lang: str | None
+    deleted: bool | None
+    file: str
+    row: int
+
+
+class Oasst1(HubData, SftSource):
+    """Root-to-leaf threads. prompter becomes user; no system message is invented."""
+
+    source: Literal["oasst1"] = "oasst1"
+    dataset: str = "OpenAssistant/oasst1"
+    languages: list[str] = Field(default=["en"], description="Languages of messages to keep; an empty list keeps all")
+    max_messages: int = Field(32, ge=2, description="Longer threads keep their first messages, up to this many")
+    split_by: Literal["example", "tree"] = Field("example", description="`tree` keeps all threads of a tree in one split")
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        context.report.facts["trees"] = 0
+        for part in self.parts():
+            for nodes in self._trees(part, context):
+                context.report.facts["trees"] += 1
+                yield from threads(self._kept(nodes, context.report.dropped), self.max_messages, context.report.dropped, part.split)
+
+    def _kept(self, nodes: list[Node], dropped: Counter[str]) -> list[Node]:
+        kept = []
+        for node in nodes:
+            if node.deleted:
+                dropped["deleted"] += 1
+            elif self.languages and node.lang is not None and node.lang not in self.languages:
+                dropped["other_language"] += 1
+            else:
+                kept.append(node)
+        return kept
+
+    def _trees(self, part: Part, context: StreamContext) -> Iterator[list[Node]]:
+        """The messages of one tree after the other, by first appearance."""
+        files = find_files(part.files) if part.files else []
+        tree_files = [file for file in files if _holds_trees(file)]
+        if tree_files and len(tree_files) < len(files):
+            raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
+        if tree_files:
+            for file in tree_files:
+                for row, tree in json_rows(file):
+                    yield list(_flattened(tree, file.name, row))
+            return
+        grouped: dict[str, list[Node]] = {}
+        for columns, names, rows in self.stream(part, context, self._columns):
+            empty = [None] * len(rows)
+            for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, strict=True):
+                message_id, parent_id, tree_id, *others = values
+                grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others))
+        yield from grouped.values()
+
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        if missing := [name for name in _NEEDED if name not in fields]:
+            raise NielsCacheError(f"{self.dataset}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        return [name for name in (*_NEEDED, *_OPTIONAL) if name in fields]
+
+
+def _holds_trees(file: SourceFile) -> bool:
+    if file.name.endswith(".parquet"):
+        return False
+    _, first = next(json_rows(file), (0, {}))
+    return "prompt" in first
+
+
+def _flattened(tree: dict[str, Any], file: str, row: int) -> Iterator[Node]:
+    tree_id = str(tree.get("message_tree_id"))
+    stack = [(tree["prompt"], None)]
+    while stack:
+        message, parent_id = stack.pop()
+        message_id = message["message_id"]
+        lang, deleted = message.get("lang"), message.get("deleted")
+        yield Node(message_id, parent_id, tree_id, message.get("text"), message.get("role"), lang, deleted, file, row)
+        stack.extend((reply, message_id) for reply in reversed(message.get("replies") or []))
+
+
+def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
+    """All root-to-leaf paths of one tree, depth first, replies in row order.
+
+    A path keeps its first `max_messages` messages and ends with an assistant's; empty messages are passed over. Paths that are the same
+    after cutting are written once.
+    """
+    children: dict[str | None, list[Node]] = {}
+    total = 0
+    for node in nodes:
+        children.setdefault(node.parent_id, []).append(node)
+        total += 1
+    reached = 0
+    written: set[str] = set()
+    stack: list[tuple[Node, tuple[Node, ...]]] = [(root, ()) for root in reversed(children.get(None, []))]
+    while stack:
+        node, path = stack.pop()
+        reached += 1
+        if node.text is None or not node.text.strip():
+            dropped["empty_message"] += 1
+        elif len(path) < max_messages:
+            path = (*path, node)
+        replies = children.get(node.message_id, [])
+        stack.extend((reply, path) for reply in reversed(replies))
+        if not replies:
+            yield from _thread(path, written, dropped, split)
+    if total > reached:
+        dropped["without_parent"] += total - reached  # below a message that is left out, or missing
+
+
+def _thread(path: tuple[Node, ...], written: set[str], dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
+    length = next((length for length in range(len(path), 0, -1) if path[length - 1].role == "assistant"), 0)
+    path = path[:length] or path
+    roles = [_ROLES.get(node.role or "") for node in path]
+    last = path[-1] if path else None
+    if last is None or length == 0:
+        dropped["no_assistant"] += 1
+    elif None in roles:
+        dropped["unknown_role"] += 1
+    elif any(role != _TURNS[turn % 2] for turn, role in enumerate(roles)):
+        dropped["not_alternating"] += 1
+    elif last.message_id in written:
+        dropped["duplicate_after_cut"] += 1
+    else:
+        written.add(last.message_id)
+        messages: list[Message] = [{"role": _ROLES[node.role or ""], "content": node.text or ""} for node in path]
+        yield Conversation(messages, last.message_id, last.file, last.row, group=last.tree_id, split=split)

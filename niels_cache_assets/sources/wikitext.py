@@ -1,0 +1,87 @@
+"""`wikitext`: rows of WikiText joined back into articles.
+
+The hub's rows, and the lines of the raw files, are paragraphs; an article starts at a level-1 heading (` = Title = `, while ` = = Section = = `
+is a part of it). Joining keeps every row: the texts of all articles, one after the other, are the texts of all rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
+from typing import Literal, NamedTuple
+
+from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.rows import batched, choose_text_field
+
+_HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
+
+
+class Row(NamedTuple):
+    text: str
+    file: str
+    row: int
+
+
+class Wikitext(HubData, PretrainSource):
+    """Upstream's train and validation are the splits; with `files` alone val_frac decides."""
+
+    source: Literal["wikitext"] = "wikitext"
+    dataset: str = "Salesforce/wikitext"
+    config: str | None = "wikitext-103-raw-v1"
+    val_split: str | None = "validation"
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        for part in self.parts():
+            for batch in batched(articles(self._rows(part, context), context.report)):
+                yield [document._replace(split=part.split) for document in batch]
+
+    def _rows(self, part: Part, context: StreamContext) -> Iterator[Row]:
+        choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
+        for columns, files, rows in self.stream(part, context, choose, keep_linebreaks=True):
+            (texts,) = columns.values()
+            yield from map(Row, texts, files, rows)
+
+
+def heading_title(text: str) -> str | None:
+    """Title of a level-1 heading (` = Title = `), else None."""
+    match = _HEADING.fullmatch(text)
+    return match[1] if match and not match[1].endswith("=") else None
+
+
+def articles(rows: Iterable[Row], report: SourceReport) -> Iterator[Document]:
+    """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
+
+    What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is that of
+    the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says.
+    """
+    parts: list[str] = []
+    start = Row("", "", 0)
+    title: str | None = None
+    previous = Row("", "", 0)
+    for row, following in pairwise(chain(rows, [None])):
+        assert row is not None  # only the last `following` is
+        if row.text is None:
+            report.dropped["null_text"] += 1
+            row = row._replace(text="")
+        stands_alone = _ends_block(previous, row) and (following is None or _ends_block(following, row))
+        new_title = heading_title(row.text) if stands_alone else None
+        if new_title is not None or not parts:
+            if "".join(parts).strip():
+                yield _document(parts, start, title)
+                parts = []
+            start, title = row, new_title
+        parts.append(row.text)
+        previous = row
+    if "".join(parts).strip():
+        yield _document(parts, start, title)
+
+
+def _ends_block(neighbour: Row, row: Row) -> bool:
+    return neighbour.file != row.file or not neighbour.text or neighbour.text.isspace()
+
+
+def _document(parts: list[str], start: Row, title: str | None) -> Document:
+    return Document("".join(parts), f"{start.file}#{start.row}", start.file, start.row, title)
