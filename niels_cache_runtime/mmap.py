@@ -1,0 +1,188 @@
+"""Memory-mapped token shards and the offset files beside tokens.
+
+All shards of a split are mapped into one reserved address range, so that the split is one array: a batch of windows is then
+one gather, whatever the number of shards. Cost: one system call per shard when opened, no memory but page cache. Full shards
+are page multiples and lie back to back; a shard of another size is followed by zeros up to the next page. Where the system
+cannot do that (`tokens` is None), each shard is mapped by itself.
+
+Nothing here samples, and nothing here needs torch. Maps are never pickled: whoever holds one reopens it.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_BYTES, TOKEN_DTYPE
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class MappedTokens:
+    """Token shards, read-only, as one range of positions.
+
+    `shard_starts` and `shard_lengths` (int64, tokens) say where each shard lies. `tokens` (uint16, 1-D, read-only) is the whole
+    range, or None where each shard had to be mapped by itself; `shards` always works. Positions between two shards, if
+    any, read as 0 and belong to nobody. `buffer` is the same memory for `torch.frombuffer`; never write to it.
+
+    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a
+    file does not disturb a map; cutting one short does.
+
+    Raises NielsCacheError for a file that is missing, unreadable, or of odd length.
+    """
+
+    def __init__(self, paths: Sequence[str | Path], *, one_range: bool = True) -> None:
+        files: list[tuple[int, int]] = []
+        try:
+            for path in paths:
+                files.append(_open_tokens(path))
+            sizes = [size for _, size in files]
+            self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
+            self.buffer = _map_one_range(files) if one_range and any(sizes) and _can_map_one_range() else None
+            self.tokens: NDArray[np.uint16] | None = None
+            if self.buffer is not None:
+                self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
+                self.tokens = np.frombuffer(memoryview(self.buffer), dtype=TOKEN_DTYPE)
+                self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
+                self.shards = [
+                    self.tokens[start : start + length]
+                    for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
+                ]
+            else:
+                self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
+                self.shards = [_map_alone(descriptor, size) for descriptor, size in files]
+        finally:
+            for descriptor, _ in files:
+                os.close(descriptor)
+
+
+def _open_tokens(path: str | Path) -> tuple[int, int]:
+    """File descriptor and size in bytes; the size is that of the file opened, even if `path` is replaced meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such tokens file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    size = os.fstat(descriptor).st_size
+    if size % TOKEN_BYTES:
+        os.close(descriptor)
+        raise NielsCacheError(f"{path}: {size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
+    return descriptor, size
+
+
+def _map_alone(descriptor: int, size: int) -> NDArray[np.uint16]:
+    if size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=TOKEN_DTYPE)
+    return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=TOKEN_DTYPE)
+
+
+def _page_end(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _can_map_one_range() -> bool:
+    """Linux and macOS, and a byte order in which the file's tokens can be used as they are."""
+    return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
+
+
+@cache
+def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.restype = ctypes.c_int
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc.mmap, libc.munmap
+
+
+def _map_one_range(files: Sequence[tuple[int, int]]) -> "ctypes.Array[Any] | None":
+    """Map every (descriptor, size) at consecutive pages of one reservation; None where the system refuses.
+
+    The array returned owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them goes.
+    """
+    map_pages, unmap_pages = _libc_mmap()
+    total = sum(_page_end(size) for _, size in files)
+    base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if base is None or base == _MAP_FAILED:
+        return None
+    address = base
+    for descriptor, size in files:
+        if size and map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+            unmap_pages(base, total)
+            return None
+        address += _page_end(size)
+    buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
+    # At interpreter exit views may outlive finalizers, and the system unmaps anyway.
+    weakref.finalize(buffer, unmap_pages, base, total).atexit = False
+    return buffer
+
+
+def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a 1-D .npy file of offsets, read-only. Raises NielsCacheError if it is missing, unreadable, or of another dtype or shape."""
+    try:
+        offsets = np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise NielsCacheError(f"{path}: not a readable .npy file (cut short?): {error}; rebuild this data set") from error
+    if offsets.dtype != dtype or offsets.ndim != 1:
+        raise NielsCacheError(
+            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
+        )
+    return np.asarray(offsets)
+
+
+def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
+    """The start offset of every SFT example (int64, 1-D, in tokens; mapped): from 0, strictly increasing, below `token_count`.
+
+    Raises NielsCacheError if the file breaks any of that.
+    """
+    starts = map_offsets(path, IDX_DTYPE)
+    if not len(starts):
+        if token_count:
+            raise NielsCacheError(f"{path}: lists no example for {token_count} tokens; rebuild this data set")
+        return starts
+    if starts[0] != 0:
+        raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
+    _check_increasing(path, starts)
+    if starts[-1] >= token_count:
+        raise NielsCacheError(
+            f"{path}: example {len(starts) - 1} starts at {starts[-1]}, out of range of {token_count} tokens; rebuild this data set"
+        )
+    return starts
+
+
+def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
+    """The exclusive end of every pretrain document (uint64, 1-D, in tokens; mapped): strictly increasing, ending at `token_count`.
+
+    Raises NielsCacheError if the file breaks any of that.
+    """
+    ends = map_offsets(path, DOC_ENDS_DTYPE)
+    end = int(ends[-1]) if len(ends) else 0
+    if end != token_count:
+        raise NielsCacheError(f"{path}: the last document ends at {end}, the split has {token_count} tokens; rebuild this data set")
+    if len(ends) and ends[0] == 0:
+        raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
+    _check_increasing(path, ends)
+    return ends
+
+
+def _check_increasing(path: str | Path, offsets: NDArray[Any]) -> None:
+    increases = offsets[1:] > offsets[:-1]
+    if not increases.all():
+        entry = int(np.argmin(increases)) + 1
+        raise NielsCacheError(
+            f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
+        )

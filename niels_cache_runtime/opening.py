@@ -1,0 +1,81 @@
+"""What a reader checks before it maps a cache: that meta.json, where there is one, describes these files.
+
+Costs one small read and one `stat` per file. Content is not hashed here: that is `verify`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.meta import Meta, read_meta
+
+FileEntries = dict[str, dict[str, Any]]
+
+
+def open_meta(folder: str | Path) -> Meta | None:
+    """The meta.json of a data set's folder, None where there is none (a bare folder of tokens).
+
+    Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
+    cache root holds now.
+    """
+    path = Path(folder) / META_NAME
+    if not path.exists():
+        return None
+    meta = read_meta(str(path))
+    if meta.get("built") is False:
+        raise NielsCacheError(f'{path}: this data set was never built ("built": false); turn it on and build it')
+    problem = tokenizer_problem(meta, current_tokenizer_sha256(folder))
+    if problem:
+        raise NielsCacheError(f"{path}: {problem}")
+    return meta
+
+
+def current_tokenizer_sha256(folder: str | Path) -> str | None:
+    """The sha256 of the tokenizer in the cache root above a data set's folder; None outside a cache root or without one."""
+    folder = Path(folder).absolute()
+    path = tokenizer_dir(folder.parent.parent) / META_NAME
+    if folder.parent.name not in FAMILIES or not path.exists():
+        return None
+    return read_meta(str(path)).get("sha256")
+
+
+def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
+    """One clause if the data set was built with another tokenizer than `current`, else None."""
+    used = meta.get("tokenizer_sha256")
+    if used is None or current is None or used == current:
+        return None
+    return f"built with tokenizer {_short(used)}, the cache holds {_short(current)} now; rebuild this data set or restore its tokenizer"
+
+
+def _short(sha256: object) -> str:
+    return str(sha256)[:12]
+
+
+def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
+    """The `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if it is not of that form."""
+    files = meta.get("files")
+    well_formed = isinstance(files, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str) for entry in files.values()
+    )
+    if not isinstance(files, dict) or not well_formed:
+        raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` does not map paths to bytes and sha256; rebuild this data set")
+    return files
+
+
+def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int]) -> None:
+    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, in their sizes."""
+    for path in sorted(listed.keys() - found.keys()):
+        raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
+    for path in sorted(found.keys() - listed.keys()):
+        raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
+    for path, size in sorted(found.items()):
+        if size != listed[path]["bytes"]:
+            raise NielsCacheError(f"{Path(folder) / path}: has {size} bytes, meta.json says {listed[path]['bytes']}; rebuild this data set")
+
+
+def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:
+    """Raise NielsCacheError if a worker reopens another build than its parent opened."""
+    if (opened or {}).get("meta_sha256") != (reopened or {}).get("meta_sha256"):
+        raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

@@ -1,0 +1,149 @@
+"""Whole SFT examples, one per row, with targets only inside what the assistant says.
+
+    sys ... EOT  usr ... EOT  asst A B EOT  EOT EOT          an example, padded
+                                   A B EOT                   its targets; every other target is -100
+
+Rows are cut or padded to T+1 tokens. Cost: one pass over the tokens when opened (in blocks, to find examples without a
+target), then constant per batch. Packing several examples into a row is not its business.
+"""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from niels_cache_runtime.batches import PairMaker, check_positive, draw, resolve_device, send
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME
+from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.mmap import MappedTokens, map_example_starts
+from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta
+
+_SCAN_TOKENS = 1 << 22
+
+
+def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
+    """Which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
+
+    tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
+    target. Padding with EOT after an unclosed span must be masked by the caller, who knows where it starts.
+    """
+    opens = tokens == asst_id
+    positions = np.arange(tokens.shape[-1], dtype=np.int32)
+    # The last boundary up to each token, odd if it opens a span: positions order boundaries, the low bit says of which kind.
+    boundary = np.where(opens | (tokens == eot_id), 2 * positions + opens, np.int32(0))
+    inside = np.maximum.accumulate(boundary, axis=-1) & 1
+    mask = np.zeros(tokens.shape, dtype=np.bool_)
+    mask[..., 1:] = inside[..., :-1]  # shifted by one, so that the closing EOT still counts
+    return mask & ~opens
+
+
+class SFTExampleDataset:
+    """Samples whole examples from a pair of SFT files, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
+
+    tokens_path: headerless little-endian uint16. idx_path: int64 .npy, the start of each example in tokens.
+    T: tokens per row; an example is cut to its first T+1 tokens or padded with EOT.
+    device: where batches go. eot_id: the EOT token, also the padding.
+    asst_id: the assistant sentinel; taken from the meta.json beside the tokens when None.
+
+    Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled.
+    `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
+    another build.
+
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or asst_id is
+    unknown, if the data set was never built or belongs to another tokenizer, if T is below 1, or if there is no example to sample.
+    """
+
+    def __init__(self, tokens_path: str, idx_path: str, *, T: int, device: str, eot_id: int, asst_id: int | None = None) -> None:
+        self.T = check_positive("T", T)
+        self.tokens_path = os.path.abspath(tokens_path)
+        self.idx_path = os.path.abspath(idx_path)
+        self.device = resolve_device(device)
+        self._open()
+        self.eot_id = eot_id
+        self.asst_id = self._resolve_ids(eot_id, asst_id)
+
+        starts = np.array(map_example_starts(self.idx_path, token_count=len(self._tokens)))
+        if not len(starts):
+            raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
+        kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
+        has_target = self._find_targets(starts, kept_lengths)
+        self.examples_without_target = int(np.count_nonzero(~has_target))
+        if not has_target.any():
+            raise NielsCacheError(
+                f"{tokens_path}: none of its {len(starts)} examples has an assistant target in its first {T + 1} tokens; "
+                f"use a larger T, or check asst_id={self.asst_id} and eot_id={eot_id}"
+            )
+        if self.examples_without_target:
+            warnings.warn(
+                f"{tokens_path}: {self.examples_without_target} of {len(starts)} examples have no assistant target "
+                f"in their first {T + 1} tokens and are never sampled; a larger T may keep them",
+                stacklevel=2,
+            )
+        self._starts = starts[has_target]
+        self._lengths = kept_lengths[has_target]
+
+    def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
+
+        Draws B examples with replacement, uniformly over those with a target, by one call on `generator`.
+        """
+        chosen = draw(len(self._starts), B=B, generator=generator)
+        lengths = self._lengths[chosen, None]
+        columns = np.arange(self.T + 1)
+        real = columns < lengths
+        rows = self._tokens[self._starts[chosen, None] + np.minimum(columns, lengths - 1)]
+        rows[~real] = self.eot_id
+        mask = (assistant_target_mask(rows, self.asst_id, self.eot_id) & real)[:, 1:]
+        x, y = self._pairs.pairs(torch.from_numpy(rows.view(np.int16)))
+        targets = send(torch.from_numpy(np.ascontiguousarray(mask)), self.device)
+        return x, y, torch.where(targets, y, IGNORE_INDEX)
+
+    def _open(self) -> None:
+        folder = Path(self.tokens_path).parent
+        self.meta = open_meta(folder)
+        self._tokens = MappedTokens([self.tokens_path]).shards[0]
+        self._pairs = PairMaker(self.device)
+        if self.meta is not None:
+            paths = [Path(path) for path in (self.tokens_path, self.idx_path) if Path(path).parent == folder]
+            names = {path.name for path in paths}
+            listed = {path: entry for path, entry in listed_files(self.meta, folder).items() if path in names}
+            check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()})
+
+    def _resolve_ids(self, eot_id: int, asst_id: int | None) -> int:
+        meta: Meta = self.meta or {}
+        known = meta.get("special_token_ids") or {}
+        where = Path(self.tokens_path).parent / META_NAME
+        for key, given in (("eot", eot_id), ("asst", asst_id)):
+            if given is not None and known.get(key) not in (None, given):
+                raise NielsCacheError(f"{where}: its {key} id is {known[key]}, not {key}_id={given}; use the ids of the cache's tokenizer")
+        resolved = known.get("asst") if asst_id is None else asst_id
+        if resolved is None:
+            raise NielsCacheError(f"{where}: gives no asst id; pass asst_id=, the id of the assistant sentinel")
+        if resolved == eot_id:
+            raise NielsCacheError(f"{self.tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
+        return int(resolved)
+
+    def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
+        has_target = np.zeros(len(starts), dtype=np.bool_)
+        kept_ends = starts + kept_lengths
+        for block in range(0, len(self._tokens), _SCAN_TOKENS):
+            sentinels = block + np.flatnonzero(self._tokens[block : block + _SCAN_TOKENS] == self.asst_id)
+            examples = np.searchsorted(starts, sentinels, side="right") - 1
+            followed = sentinels + 1 < kept_ends[examples]
+            examples, following = examples[followed], sentinels[followed] + 1
+            has_target[examples[self._tokens[following] != self.asst_id]] = True
+        return has_target
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+        check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
