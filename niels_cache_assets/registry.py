@@ -221,7 +221,7 @@ def _validate(model: type[Model], table: Mapping[str, Any], where: str, label: s
 
 def _explain(error: ValidationError, model: type[BaseModel], where: str, label: str) -> str:
     """The first problem in one line: file, table, key, what is wrong, nearest choice."""
-    problems = error.errors()
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt key explains a missing one
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

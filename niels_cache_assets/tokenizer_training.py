@@ -8,6 +8,7 @@ Training text is spooled to disk; SentencePiece itself holds the sample in memor
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
     log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
     spec = {
         "sample": str(sample),
-        "model_prefix": str(partial / Path(TOKENIZER_MODEL_NAME).stem),
+        "model": str(partial / TOKENIZER_MODEL_NAME),
         "vocab_size": settings.vocab_size,
         "model_type": settings.model_type,
         "character_coverage": settings.character_coverage,
@@ -172,7 +173,6 @@ def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
     }
     _run_child(spec)
     sample.unlink()
-    (partial / Path(TOKENIZER_MODEL_NAME).with_suffix(".vocab")).unlink()
     return trained_on
 
 
@@ -255,6 +255,8 @@ def _train_from_spec(spec: dict[str, Any]) -> None:
     """The child's whole job."""
     import sentencepiece
 
+    model = io.BytesIO()
+
     def sentences() -> Iterator[str]:
         with open(spec["sample"], encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -262,7 +264,7 @@ def _train_from_spec(spec: dict[str, Any]) -> None:
 
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=sentences(),
-        model_prefix=spec["model_prefix"],
+        model_writer=model,  # a model_prefix would put its path, and so the machine, into the model's bytes
         vocab_size=spec["vocab_size"],
         model_type=spec["model_type"],
         character_coverage=spec["character_coverage"],
@@ -275,6 +277,7 @@ def _train_from_spec(spec: dict[str, Any]) -> None:
         num_threads=TOKENIZER_TRAIN_THREADS,
         minloglevel=1,
     )
+    Path(spec["model"]).write_bytes(model.getvalue())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""What cannot be built says what, where and what to do; whatever happens, the last good cache stays byte for byte."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.streaming import directories
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from tests.test_cache_determinism import digests
+from tests.tiny import sentences
+
+
+def build(folder: Path, texts: object, tokenizer: object, **changes: object) -> None:
+    settings = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None, **changes}
+    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def good(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Iterator[Path]:
+    """A finished cache that must be the same when the test is over, with nothing partial beside it."""
+    folder = tmp_path / "good"
+    build(folder, sentences(50), tokenizer)
+    before = digests(folder)
+    yield folder
+    assert digests(folder) == before
+    assert not (tmp_path / ".good.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_train_tokens": 0}, "train budget is 0"),
+        ({"max_train_tokens": -1}, "train budget is -1"),
+        ({"max_val_tokens": -1}, "val budget is -1"),
+        ({"shard_bytes": 3}, "shard_bytes is 3"),
+        ({"shard_bytes": 0}, "shard_bytes is 0"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer is 0"),
+        ({"max_val_tokens": 10**8}, "all of them for val.*max_val_tokens=100,000,000"),
+    ],
+)
+def test_settings_that_cannot_work(good: Path, tokenizer: SentencePieceTokenizer, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        build(good, sentences(5), tokenizer, **changes)
+
+
+def test_an_empty_source_and_one_that_drops_everything(good: Path, tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(NielsCacheError, match="no usable document"):
+        build(good, [], tokenizer)
+    with pytest.raises(NielsCacheError, match=r"no usable document \(dropped: invalid_unicode 2\)"):
+        build(good, ["\ud800", "\udfff"], tokenizer)
+
+
+def test_something_that_is_no_text(good: Path, tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(NielsCacheError, match="item 1 of the source is a NoneType"):
+        build(good, ["text", None], tokenizer)
+
+
+def test_a_source_that_fails_half_way(good: Path, tokenizer: SentencePieceTokenizer) -> None:
+    def failing() -> Iterator[str]:
+        yield from sentences(600)
+        raise NielsCacheError("a.jsonl line 601: not valid JSON")
+
+    with pytest.raises(NielsCacheError, match="line 601"):
+        build(good, failing(), tokenizer)
+
+
+class Tokenizer:
+    """Duck-typed, wrong in whichever way a test asks for."""
+
+    vocab_size: object = 300
+
+    def encode(self, text: str) -> list[int]:
+        return [1] * len(text)
+
+    def special_token_ids(self) -> dict[str, int | None]:
+        return {"eot": 299}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"vocab_size": 65_537}, "65,537 ids do not fit uint16"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"special_token_ids": lambda: {"usr": 3}}, "no special token for eot"),
+        ({"special_token_ids": lambda: {"eot": 300}}, "eot id 300 is not below"),
+        ({"special_token_ids": None}, "no special_token_ids"),
+        ({"encode": lambda text: [300]}, "outside its vocab_size"),
+        ({"encode": lambda text: [-1]}, "outside its vocab_size"),
+    ],
+)
+def test_a_tokenizer_that_cannot_work(good: Path, attributes: dict[str, object], message: str) -> None:
+    tokenizer = Tokenizer()
+    for name, value in attributes.items():
+        setattr(tokenizer, name, value)
+    with pytest.raises(NielsCacheError, match=message):
+        build(good, ["text"], tokenizer)
+
+
+def test_an_sft_cache_needs_all_four_special_tokens(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match="no special token for sys, usr, asst"):
+        build_sft_cache([], str(tmp_path / "x"), tokenizer=Tokenizer(), val_frac=0.1, seed=1)
+
+
+@pytest.mark.parametrize("val_frac", [-0.1, 1.0, 2.0])
+def test_a_val_frac_outside_its_range(tmp_path: Path, tokenizer: SentencePieceTokenizer, val_frac: float) -> None:
+    with pytest.raises(NielsCacheError, match="val_frac is"):
+        build_sft_cache([], str(tmp_path / "x"), tokenizer=tokenizer, val_frac=val_frac, seed=1)
+
+
+def test_a_folder_of_somebody_elses_files_is_never_replaced(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_bytes(b"precious")
+    with pytest.raises(NielsCacheError, match="not a cache to replace"):
+        build(tmp_path / "photos", sentences(5), tokenizer)
+    assert (tmp_path / "photos" / "one.jpg").read_bytes() == b"precious"
+
+
+def test_a_cache_directory_that_cannot_be_written(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NielsCacheError, match="cannot write there"):
+        build(tmp_path / "file" / "x", sentences(5), tokenizer)
+    with pytest.raises(NielsCacheError, match="is a file"):
+        build(tmp_path / "file", sentences(5), tokenizer)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_cache_directory(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(NielsCacheError, match="cannot write there"):
+        build(tmp_path / "x", sentences(5), tokenizer)
+
+
+def test_a_full_disk_is_one_line_and_no_harm(good: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device", "shard_00000.bin")
+
+    monkeypatch.setattr("niels_cache_assets.streaming.writers.os.fsync", no_space)
+    with pytest.raises(NielsCacheError, match="No space left on device; the last good cache"):
+        build(good, sentences(5), tokenizer)
+
+
+def test_a_second_build_of_the_same_cache_is_told_so(good: Path, tokenizer: SentencePieceTokenizer) -> None:
+    def inner() -> Iterator[str]:
+        with pytest.raises(NielsCacheError, match="another build is writing"):
+            build(good, sentences(5), tokenizer)
+        raise NielsCacheError("seen")
+        yield ""
+
+    with pytest.raises(NielsCacheError, match="seen"):
+        build(good, inner(), tokenizer)
+
+
+def test_where_the_system_cannot_exchange_the_old_directory_is_renamed_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "_exchange", lambda first, second: False)
+    for content in ("one", "two"):
+        with atomic_directory(tmp_path / "x") as partial:
+            (partial / "meta.json").write_text(content)
+    assert (tmp_path / "x" / "meta.json").read_text() == "two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
+
+
+def test_a_reader_keeps_the_build_it_opened_while_another_takes_its_place(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    import torch
+
+    from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
+
+    build(tmp_path / "x", sentences(60), tokenizer)
+    dataset = PretrainTokenStreamDataset(str(tmp_path / "x" / "train"), T=16, device="cpu")
+    before = dataset.get_batch(B=8, generator=torch.Generator().manual_seed(1))[0]
+    build(tmp_path / "x", sentences(60, seed=5), tokenizer)
+    assert torch.equal(dataset.get_batch(B=8, generator=torch.Generator().manual_seed(1))[0], before)
+    fresh = PretrainTokenStreamDataset(str(tmp_path / "x" / "train"), T=16, device="cpu")
+    assert not torch.equal(fresh.get_batch(B=8, generator=torch.Generator().manual_seed(1))[0], before)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
+    tmp_path: Path, tiny_model: Path, tokenizer: SentencePieceTokenizer, kill: signal.Signals
+) -> None:
+    folder = tmp_path / "x"
+    build(folder, sentences(50), tokenizer)
+    before = digests(folder)
+    script = (
+        "import itertools\nfrom niels_cache_assets.build_cache import build_pretrain_cache\n"
+        "from niels_cache_assets.tokenization import SentencePieceTokenizer\n"
+        "from tests.tiny import sentences\n"
+        f"build_pretrain_cache(itertools.cycle(sentences(500)), {str(folder)!r}, tokenizer=SentencePieceTokenizer({str(tiny_model)!r}),\n"
+        "    max_train_tokens=10**12, max_val_tokens=0, shard_bytes=1 << 20, seed=1, shuffle_buffer=None)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    shard = tmp_path / ".x.partial" / "train" / "shard_00000.bin"
+    deadline = time.monotonic() + 30
+    while not shard.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert shard.exists()
+    child.send_signal(kill)
+    started = time.monotonic()
+    assert child.wait(timeout=20) != 0
+    assert time.monotonic() - started < 2
+    assert digests(folder) == before
+    assert (tmp_path / ".x.partial").exists() == (kill == signal.SIGKILL)
+    build(folder, sentences(50), tokenizer)
+    assert digests(folder) == before
+    assert not (tmp_path / ".x.partial").exists()

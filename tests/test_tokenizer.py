@@ -1,0 +1,191 @@
+"""The tokenizer: trained so that nothing vanishes, imported as it is, special ids out of reach of any text."""
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_cache_assets import tokenizer_training
+from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.row_files import Text
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_training import MAX_LINE_BYTES, build_tokenizer, round_trip_losses, split_long_line
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import TOKEN_DTYPE
+from niels_cache_runtime.meta import sha256_file
+from tests.tiny import sentences
+
+
+def configure(folder: Path, tables: str, text: str | None = None) -> str:
+    (folder / "sample.txt").write_text(text if text is not None else "\n".join(sentences(400)), encoding="utf-8")
+    config = folder / "niels_cache.toml"
+    config.write_text(f'[pretrain.sample]\nsource = "text"\nfiles = ["sample.txt"]\n{tables}', encoding="utf-8")
+    return str(config)
+
+
+TINY = '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample"]\n'
+
+
+def test_every_text_of_the_fixed_list_survives_decode_of_encode(tokenizer: SentencePieceTokenizer) -> None:
+    assert len(tokenizer_training.ROUND_TRIP_TEXTS) >= 6
+    assert round_trip_losses(tokenizer) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "\n\n\n", " ", "   ", "\t", "\ta\n\t\tb", "x  y", "ﬁ ½ Å Å", "\x00\x1f\x7f", "é", "\ufeffbom", "a\u00a0b"]
+)
+def test_no_character_vanishes_or_is_normalized(tokenizer: SentencePieceTokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_random_characters_of_every_plane_survive(tokenizer: SentencePieceTokenizer) -> None:
+    points = torch.randint(1, 0x10FFFF, (4_000,), generator=torch.Generator().manual_seed(1)).tolist()
+    text = "".join(chr(point) for point in points if not 0xD800 <= point <= 0xDFFF and point != 0x2581)
+    assert len(text) > 3_000
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_each_special_token_is_one_id_of_its_own(tokenizer: SentencePieceTokenizer) -> None:
+    ids = tokenizer.special_token_ids()
+    assert tuple(ids) == ROLE_KEYS
+    assert len(set(ids.values())) == 4
+    for key, string in SPECIAL_TOKENS.items():
+        assert tokenizer.decode([ids[key]]) == string
+
+
+@pytest.mark.parametrize("key", ROLE_KEYS)
+def test_text_that_spells_a_special_token_is_refused(tokenizer: SentencePieceTokenizer, key: str) -> None:
+    for encode in (tokenizer.encode, tokenizer.encode_torch, lambda text: tokenizer.encode_batch(["fine", text])):
+        with pytest.raises(NielsCacheError, match="special token"):
+            encode(f"before{SPECIAL_TOKENS[key]}after")
+
+
+def test_a_batch_is_uint16_in_order_on_any_number_of_threads(tokenizer: SentencePieceTokenizer) -> None:
+    texts = sentences(500)
+    expected = [tokenizer.encode(text) for text in texts]
+    for threads in (1, 3):
+        batch = tokenizer.encode_batch(texts, threads)
+        assert {ids.dtype for ids in batch} == {TOKEN_DTYPE}
+        assert [ids.tolist() for ids in batch] == expected
+    assert torch.equal(tokenizer.encode_torch(texts[0]), torch.tensor(expected[0]))
+    assert tokenizer.decode(np.array(expected[0], dtype=np.uint16)) == texts[0]
+
+
+def test_a_tokenizer_pickles_by_its_path(tokenizer: SentencePieceTokenizer) -> None:
+    assert pickle.loads(pickle.dumps(tokenizer)).encode("a cache") == tokenizer.encode("a cache")
+
+
+def test_training_twice_gives_the_same_bytes_and_a_second_build_is_a_hit(tmp_path: Path) -> None:
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
+    first = build_tokenizer(registry, root=tmp_path / "a")
+    second = build_tokenizer(registry, root=tmp_path / "b")
+    assert (tmp_path / "a/tokenizer/meta.json").read_bytes() == (tmp_path / "b/tokenizer/meta.json").read_bytes()
+    assert first.meta["sha256"] == sha256_file(str(second.model))
+    assert build_tokenizer(registry, root=tmp_path / "a").state == "cache_hit"
+    assert build_tokenizer(registry, root=tmp_path / "a", force=True).meta == first.meta
+    assert sorted(path.name for path in (tmp_path / "a/tokenizer").iterdir()) == ["meta.json", "spm.model"]
+    assert first.meta["trained_on"]["sources"].keys() == {"sample"}
+
+
+def test_a_damaged_model_is_built_again(tmp_path: Path) -> None:
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
+    first = build_tokenizer(registry, root=tmp_path)
+    first.model.write_bytes(b"damaged")
+    assert build_tokenizer(registry, root=tmp_path).state == "built"
+    assert sha256_file(str(first.model)) == first.meta["sha256"]
+
+
+def test_an_imported_model_is_copied_byte_by_byte(tmp_path: Path, tiny_model: Path) -> None:
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, f'[tokenizer]\nmodel = "{tiny_model}"\n'))
+    outcome = build_tokenizer(registry, root=tmp_path)
+    assert outcome.model.read_bytes() == tiny_model.read_bytes()
+    assert (outcome.meta["model_type"], outcome.meta["imported"]) == ("imported", "spm.model")
+
+
+def test_a_model_without_the_special_tokens_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    strings = ", ".join(f'{key} = "<{key}>"' for key in ROLE_KEYS)
+    config = configure(tmp_path, f'[tokenizer]\nmodel = "{tiny_model}"\nspecial_tokens = {{{strings}}}\n')
+    with pytest.raises(NielsCacheError, match="has no piece for <sys>"):
+        build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "no such tokenizer model"), (b"not a model", "not a SentencePiece model")])
+def test_a_model_file_that_is_missing_or_something_else_says_so(tmp_path: Path, content: bytes | None, message: str) -> None:
+    model = tmp_path / "x.model"
+    if content is not None:
+        model.write_bytes(content)
+    config = configure(tmp_path, '[tokenizer]\nmodel = "x.model"\n')
+    with pytest.raises(NielsCacheError, match=message):
+        build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
+
+
+def test_a_vocabulary_too_large_for_the_text_says_what_to_lower(tmp_path: Path) -> None:
+    config = configure(tmp_path, '[tokenizer]\nvocab_size = 9000\ntrain_on = ["sample"]\n')
+    with pytest.raises(NielsCacheError, match="lower it"):
+        build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_no_text_at_all_says_so(tmp_path: Path) -> None:
+    config = configure(tmp_path, TINY, text="\n\n")
+    with pytest.raises(NielsCacheError, match="no text to train a tokenizer on"):
+        build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
+
+
+def test_a_source_that_cannot_be_reached_is_left_out_loudly_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.txt").write_text("\n".join(sentences(300, seed=2)), encoding="utf-8")
+    tables = '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample", "other"]\n[pretrain.other]\nsource = "text"\nfiles = ["other.txt"]\n'
+    whole = Text.documents
+
+    def documents(self: Text, context: object) -> object:
+        if "sample.txt" in self.files[0]:
+            raise SourceUnavailable("the hub cannot be reached")
+        return whole(self, context)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "documents", documents)
+    said: list[str] = []
+    outcome = build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, tables)), root=tmp_path, log=said.append)
+    assert outcome.meta["trained_on"]["skipped"] == {"sample": "unavailable"}
+    assert any("trained without sample" in line for line in said)
+
+
+def test_long_lines_are_split_not_skipped() -> None:
+    line = "word " * 5_000 + "日本" * 5_000
+    pieces = list(split_long_line(line))
+    assert "".join(pieces) == line
+    assert len(pieces) > 10
+    assert max(len(piece.encode()) for piece in pieces) <= MAX_LINE_BYTES
+
+
+def test_an_interrupt_ends_the_training_process_and_leaves_nothing(tmp_path: Path) -> None:
+    config = configure(tmp_path, '[tokenizer]\nvocab_size = 8000\ntrain_on = ["sample"]\n', text=_hard_text())
+    script = (
+        "from pathlib import Path\nfrom niels_cache_assets.registry import load_registry\n"
+        "from niels_cache_assets.tokenizer_training import build_tokenizer\n"
+        f"registry = load_registry(profile='quickstart', config={config!r})\n"
+        f"build_tokenizer(registry, root=Path({str(tmp_path)!r}), log=lambda message: print(message, flush=True))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert "training" in child.stdout.readline()
+    threading.Timer(0.5, child.send_signal, args=[2]).start()
+    started = time.monotonic()
+    _, errors = child.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    assert time.monotonic() - started < 3
+    assert not (tmp_path / "tokenizer").exists()
+    assert not (tmp_path / ".tokenizer.partial").exists()
+
+
+def _hard_text() -> str:
+    """Megabytes of random words, so that training takes far longer than the test waits."""
+    letters = torch.randint(97, 123, (3_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy().tobytes().decode()
+    return "\n".join(" ".join(letters[start : start + 60][i : i + 6] for i in range(0, 60, 6)) for start in range(0, len(letters), 60))

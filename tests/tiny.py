@@ -1,0 +1,33 @@
+"""Small things many tests need: a tokenizer that trains in a moment, and text to train it on that the tests make themselves."""
+
+from pathlib import Path
+
+import torch
+
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.tokenizer_training import build_tokenizer
+
+_TEXT = (
+    "the a of to and in is it for on with as was by at from that this cache token shard stream split seed document train val model "
+    "text reads writes every byte once while nothing vanishes between source and disk because order size hash line blank tab"
+)
+WORDS = _TEXT.split()
+
+
+def sentences(count: int, *, seed: int = 0, words: int = 12) -> list[str]:
+    """`count` made-up sentences of `words` words, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(len(WORDS), (count, words), generator=generator).tolist()
+    return [" ".join(WORDS[index] for index in row).capitalize() + "." for row in draws]
+
+
+def train_tiny_tokenizer(folder: Path) -> Path:
+    """Train a 400-piece tokenizer on made-up text through the real code; returns the .model file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sample.txt").write_text("\n".join(sentences(400)), encoding="utf-8")
+    config = folder / "niels_cache.toml"
+    config.write_text(
+        '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample"]\n[pretrain.sample]\nsource = "text"\nfiles = ["sample.txt"]\n',
+        encoding="utf-8",
+    )
+    return build_tokenizer(load_registry(profile="quickstart", config=str(config)), root=folder / "cache").model
