@@ -36,7 +36,8 @@ def shard_name(index: int) -> str:
 
 def list_shards(folder: str | Path) -> list[Path]:
     """The shards of a split's folder in stream order (by index, not by string: shard_100000 follows shard_99999)."""
-    found = {int(path.stem.removeprefix("shard_")): path for path in Path(folder).glob("shard_[0-9]*.bin")}
+    indexed = {path: path.stem.removeprefix("shard_") for path in Path(folder).glob("shard_[0-9]*.bin")}
+    found = {int(index): path for path, index in indexed.items() if index.isdecimal() and path.name == shard_name(int(index))}
     if sorted(found) != list(range(len(found))):
         missing = min(set(range(len(found))) - set(found))
         raise NielsCacheError(f"{folder}: {shard_name(missing)} is missing; rebuild this data set")
