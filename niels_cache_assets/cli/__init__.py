@@ -1,0 +1,49 @@
+"""The command line: `niels-cache`, the same as `python -m niels_cache_assets.cli`.
+
+    parser.py        commands, help, wrong use in one line with the nearest choice
+    overrides.py     build-all's flags and --set as registry overrides
+    build_all.py     build-all, with progress.py (bars), report.py (table at the end) and interrupts.py (Ctrl-C)
+    listing.py       list        showing.py  show        verifying.py  verify        sampling.py  sample
+
+Exit codes: 0, 1 (a data set failed, verify found something), 2 (wrong use or configuration), 130 and 143 (interrupted). A command's
+module, and with it torch, dagster or pydantic, is imported when that command runs, so that help is quick. Nothing here reads a source or
+writes a cache.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from niels_cache_assets.cli.console import print_error
+from niels_cache_assets.cli.interrupts import Interrupted
+from niels_cache_assets.cli.parser import parse_arguments
+from niels_cache_runtime.errors import NielsCacheError
+
+EXIT_WRONG_USE = 2
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for `niels-cache list | head -1`
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. --help and --version leave by SystemExit, as argparse has it."""
+    try:
+        arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+        if arguments is None:
+            return EXIT_WRONG_USE
+        code: int = import_module(f"{__name__}.{arguments.module}").run(arguments)
+        sys.stdout.flush()
+        return code
+    except NielsCacheError as error:
+        print_error(f"error: {error}")
+        return EXIT_WRONG_USE
+    except Interrupted as interrupt:
+        print_error(str(interrupt))
+        return interrupt.exit_code
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return Interrupted.SIGINT_EXIT_CODE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush at exit complains
+        return EXIT_BROKEN_PIPE

@@ -1,0 +1,57 @@
+"""`build-all`: settings make a registry, the launcher in defs/ builds it, a table says what came of it.
+
+In which order, and what happens to the others when one fails, is the launcher's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from niels_cache_assets.cli.console import diagnostics, output
+from niels_cache_assets.cli.context import TOKENIZER, open_registry
+from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.cli.overrides import WHERE, collect_overrides
+from niels_cache_assets.cli.progress import build_listener
+from niels_cache_assets.cli.report import print_next_steps, print_results
+from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+
+EXIT_FAILED = 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build, print the table, and return 1 if any data set failed."""
+    configured, _ = open_registry(arguments)
+    overrides = collect_overrides(arguments, configured)
+    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides)
+    root = cache_root(registry, arguments.cache_dir)
+    _check_names(registry, arguments.only)
+    _require_writable(root)
+    with stop_on_signals(), build_listener(diagnostics()) as listener:
+        from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
+
+        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, listener=listener)
+    console = output()
+    print_results(console, results)
+    print_next_steps(console, results, registry=registry, arguments=arguments)
+    return EXIT_FAILED if any(result.state == "failed" for result in results) else 0
+
+
+def _check_names(registry: Registry, only: list[str] | None) -> None:
+    names = [TOKENIZER, *registry.pretrain, *registry.sft]
+    for name in only or ():
+        if name not in names:
+            refuse_choice(f"{WHERE}: --only", "no data set", name, names)
+
+
+def _require_writable(root: Path) -> None:
+    """Say so before anything is read, and once rather than per data set."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        writable = os.access(root, os.W_OK)
+    except OSError as error:
+        raise NielsCacheError(f"{root}: cannot be made a cache directory: {error.strerror}; choose another --cache-dir") from error
+    if not writable:
+        raise NielsCacheError(f"{root}: not writable; choose another --cache-dir, or change its permissions")

@@ -1,0 +1,88 @@
+"""How the command line prints: results on stdout, progress and errors on stderr, and the few number formats that all commands share.
+
+Rich leaves colours out where NO_COLOR is set or the output is not a terminal.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PROGRAM = "niels-cache"
+SHORT_SHA256 = 12
+
+_PIPE_WIDTH = 240  # a file or pipe has no width: tables are only as wide as what they hold
+
+
+def print_error(message: str) -> None:
+    """One line on stderr, whatever line breaks a library put into its message."""
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def output() -> Console:
+    """stdout; numbers and paths are not highlighted on their own, markup in names is not interpreted."""
+    return _console(stderr=False)
+
+
+def diagnostics() -> Console:
+    """stderr."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH)
+
+
+def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: str | None = None) -> Table:
+    """A table with these columns; `right` are aligned so, `shrinking` is the one that gives way on a narrow terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != shrinking, overflow="ellipsis")
+    return table
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def counted(number: int, unit: str) -> str:
+    """`1 token`, `12,345 tokens`."""
+    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def file_size(number: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(number)
+
+
+def total_bytes(meta: Mapping[str, Any]) -> int:
+    """Size of all files that a meta.json lists."""
+    return sum(entry["bytes"] for entry in meta.get("files", {}).values())
+
+
+def split_counts(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """What a cache holds, for its train and val cells: tokens of a pretrain cache, examples of an SFT cache, pieces of a tokenizer."""
+    if not meta.get("built", True):
+        return "-", "-"
+    if meta["kind"] == "tokenizer":
+        return counted(meta["vocab_size"], "piece"), "-"
+    unit = "token" if meta["kind"] == "pretrain" else "example"
+    return counted(meta[f"train_{unit}s"], unit), counted(meta[f"val_{unit}s"], unit)
+
+
+def content_hash(meta: Mapping[str, Any]) -> str:
+    """sha256 of what a cache holds: of the model for a tokenizer, of tokens and offsets for a data set."""
+    return str(meta["sha256"] if meta["kind"] == "tokenizer" else meta["content_sha256"])

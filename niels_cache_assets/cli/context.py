@@ -1,0 +1,62 @@
+"""What every command starts from: the registry and the cache root that --config, --profile and --cache-dir name, and caches found there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.meta import Meta, read_meta
+
+Kind = Literal["tokenizer", "pretrain", "sft"]
+
+TOKENIZER = "tokenizer"
+
+
+class Place(NamedTuple):
+    """Where a cache lies, or would lie."""
+
+    kind: Kind
+    name: str
+    directory: Path
+
+    @property
+    def exists(self) -> bool:
+        return (self.directory / META_NAME).exists()
+
+    def meta(self) -> Meta:
+        return read_meta(str(self.directory / META_NAME))
+
+
+def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
+    """The configuration and the cache root."""
+    registry = load_registry(profile=arguments.profile, config=arguments.config)
+    return registry, cache_root(registry, arguments.cache_dir)
+
+
+def find_places(registry: Registry, root: Path) -> dict[str, Place]:
+    """By name: the tokenizer, every configured data set in order, then what else was built below `root` by another configuration."""
+    places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
+    places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
+    others = [
+        Place(family, path.parent.name, path.parent) for family in FAMILIES for path in sorted((root / family).glob(f"*/{META_NAME}"))
+    ]
+    found: dict[str, Place] = {}
+    for place in (*places, *others):
+        found.setdefault(place.name, place)
+    return found
+
+
+def find_place(registry: Registry, root: Path, name: str) -> Place:
+    """The cache of that name, which must be there. Raises NielsCacheError with the nearest name or with how to build it."""
+    places = find_places(registry, root)
+    if name not in places:
+        refuse_choice(str(root), "no data set", name, places)
+    if not places[name].exists:
+        reason = registry.unconfigured().get(name)
+        advice = f"it needs {reason}" if reason else f"build it: niels-cache build-all --only {name}"
+        raise NielsCacheError(f"{places[name].directory}: not built yet; {advice}")
+    return places[name]

@@ -1,0 +1,197 @@
+"""Commands, options and help. What is wrong in a command line is one line with the nearest valid choice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from niels_cache_assets.cli.console import PROGRAM
+from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS
+
+_DESCRIPTION = """\
+Turn text into token caches, with lineage and sha256 for every file, and look at what is there.
+
+Data sets come from a profile (default: fineweb_edu, wikitext, dolly15k, oasst1, ...; quickstart:
+Python's own documentation, no network) and from your niels_cache.toml, which adds tables and
+overrides keys."""
+
+_EPILOG = """\
+examples:
+  niels-cache build-all --profile quickstart           a small cache in about a minute, without network
+  niels-cache build-all --only wikitext dolly15k       two data sets of the default profile
+  niels-cache list                                     what is configured, and what is built
+  niels-cache sample python_docs --profile quickstart  what training will see
+
+exit codes: 0 done, 1 a data set failed or verify found something, 2 wrong use or configuration,
+130 interrupted. `niels-cache COMMAND --help` explains one command."""
+
+_BUILD_ALL = """\
+Build the tokenizer, then every pretrain data set, then every SFT data set, through Dagster: its UI
+shows the same runs.
+
+What is already built from the same settings, tokenizer and upstream revision is a cache hit and
+takes no time. A data set that fails does not stop the others and leaves its last good cache as it
+was; one that still needs a setting (roam without a folder) is skipped."""
+
+_BUILD_ALL_EPILOG = """\
+examples:
+  niels-cache build-all --profile quickstart
+  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
+  niels-cache build-all --roam-dir ~/roam --set pretrain.wikitext.enabled=false
+  niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree"""
+
+_LIST_EPILOG = """\
+states: built; not built; disabled (enabled = false); needs ... (a setting); other tokenizer (built
+before the tokenizer changed); damaged (meta.json cannot be read)
+
+example:
+  niels-cache list --profile quickstart"""
+
+_SHOW_EPILOG = """\
+examples:
+  niels-cache show wikitext
+  niels-cache show tokenizer --cache-dir cache/quickstart"""
+
+_VERIFY_EPILOG = """\
+examples:
+  niels-cache verify                    everything below the cache directory
+  niels-cache verify wikitext dolly15k  two data sets
+
+training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/"""
+
+_SAMPLE_EPILOG = """\
+examples:
+  niels-cache sample wikitext                           three random windows of train
+  niels-cache sample dolly15k --split val -n 5 --seed 7 five examples; what the assistant is trained to say is highlighted"""
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an error is a NielsCacheError, and options are not abbreviated: a typo is refused with the nearest choice."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise NielsCacheError(f"{message} ({self.prog} --help explains)")
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
+    """The parsed command line; `.module` of this package runs it. None where there is no command: its help is printed.
+
+    Raises NielsCacheError for wrong use, SystemExit after --help and --version.
+    """
+    top, commands = _build_parsers()
+    if not argv:
+        top.print_help()
+        return None
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        _refuse("no command", argv[0], commands)
+    if argv and argv[0].startswith("-") and argv[0] not in top._option_string_actions:
+        raise NielsCacheError(f"{argv[0]}: options come after the command, for example {PROGRAM} build-all {argv[0]} ...")
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        options = [word for word in unknown if word.startswith("-")]
+        if not options:
+            raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}")
+        _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
+    return arguments
+
+
+def _refuse(problem: str, given: str, choices: Any) -> NoReturn:
+    from niels_cache_assets.registry import refuse_choice
+
+    refuse_choice("command line", problem, given, choices)
+
+
+def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    top = _Parser(prog=PROGRAM, description=_DESCRIPTION, epilog=_EPILOG)
+    top.add_argument("--version", action=_Version)
+    subparsers = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    common: Any = _common_options()  # no _Parser: it only lends its options
+    commands: dict[str, _Parser] = {}
+
+    def command(name: str, module: str, words: str, summary: str, epilog: str, description: str | None = None) -> _Parser:
+        usage = f"{PROGRAM} {name} {words}[options]"
+        text = description or f"{summary[0].upper()}{summary[1:]}."
+        commands[name] = subparsers.add_parser(name, parents=[common], help=summary, description=text, epilog=epilog, usage=usage)
+        commands[name].set_defaults(module=module)
+        return commands[name]
+
+    build_all = command("build-all", "build_all", "", "build the tokenizer and every data set", _BUILD_ALL_EPILOG, _BUILD_ALL)
+    _add_build_options(build_all)
+    command("list", "listing", "", "list all configured data sets, and what is built of them", _LIST_EPILOG)
+    show = command(
+        "show", "showing", "NAME ", "show what a cache holds: counts, what was dropped, revision, files with sha256", _SHOW_EPILOG
+    )
+    show.add_argument("name", metavar="NAME", help="a data set, or `tokenizer`")
+    verify = command("verify", "verifying", "[NAME ...] ", "hash every file again and check the invariants of the format", _VERIFY_EPILOG)
+    verify.add_argument("names", metavar="NAME", nargs="*", help="data sets; all of the cache directory where none is named")
+    sample = command("sample", "sampling", "NAME ", "print random windows (pretrain) or examples (SFT) as text", _SAMPLE_EPILOG)
+    _add_sample_options(sample)
+    return top, commands
+
+
+def _common_options() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("where")
+    group.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)")
+    group.add_argument("--profile", metavar="NAME", help="default or quickstart (default: NIELS_CACHE_PROFILE, else `profile` of the file)")
+    group.add_argument(
+        "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if there is one)"
+    )
+    return common
+
+
+def _add_build_options(parser: _Parser) -> None:
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="build these data sets only (and the tokenizer where there is none)")
+    parser.add_argument("--force", action="store_true", help="build again what is already there")
+    parser.add_argument(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="any setting of the configuration: pretrain.NAME.key=value, sft.NAME.key=value, tokenizer.key=value, build.key=value; "
+        "values are TOML, or plain text where they are not; may be given many times",
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
+        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        group.add_argument(flag.option, type=flag.type, metavar=flag.metavar, nargs=flag.nargs, dest=flag.dest, help=_help_of(flag))
+
+
+def _help_of(flag: Flag) -> str:
+    if flag.default is None:
+        return flag.help
+    return f"{flag.help} (default: {f'{flag.default:_}' if isinstance(flag.default, int) and flag.default > 9_999 else flag.default})"
+
+
+def _add_sample_options(parser: _Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set that is built")
+    parser.add_argument("--split", metavar="SPLIT", default=SPLITS[0], help=f"{' or '.join(SPLITS)} (default: {SPLITS[0]})")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
+    parser.add_argument("--seed", metavar="N", type=whole_number, help="the same seed shows the same; default: another choice every time")
+    parser.add_argument("--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128)")
+
+
+class _Version(argparse.Action):
+    """--version, without importing importlib.metadata for any other command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"{PROGRAM} {version(PROGRAM)}")
+        except PackageNotFoundError:
+            print(f"{PROGRAM} (not installed: run from its sources)")
+        parser.exit()

@@ -1,0 +1,141 @@
+"""What is shown while builds run: a bar per data set on a terminal, else a line at the start, every ten seconds, and at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from niels_cache_assets.defaults import PROGRESS_SECONDS
+
+if TYPE_CHECKING:
+    from niels_cache_assets import build_cache
+    from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
+
+Clock = Callable[[], float]
+
+
+@contextmanager
+def build_listener(console: Console) -> Iterator[LaunchListener]:
+    """The listener that fits the console."""
+    if not console.is_terminal:
+        yield LineListener(console)
+        return
+    listener = BarListener(console)
+    with listener.bars:
+        yield listener
+
+
+class Pace:
+    """Speed of one build, measured from its first chunk: resolving the upstream and counting documents are not encoding."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int, float] | None = None  # time, tokens and share of the first chunk
+
+    def describe(self, progress: build_cache.Progress, now: float) -> str:
+        """`1,234 documents, 5.6M tokens, 1.2M tokens/s, 0:42 left`; the last where the share is known."""
+        first_time, first_tokens, first_share = self._first = self._first or (now, progress.tokens, progress.share or 0.0)
+        elapsed = now - first_time
+        parts = [f"{progress.documents:,} documents", f"{abbreviated(progress.tokens)} tokens"]
+        if elapsed > 0 and progress.tokens > first_tokens:
+            parts.append(f"{abbreviated((progress.tokens - first_tokens) / elapsed)} tokens/s")
+        if elapsed > 0 and progress.share and progress.share > first_share:
+            parts.append(f"{_duration(elapsed * (1 - progress.share) / (progress.share - first_share))} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def abbreviated(number: float) -> str:
+    """123, 12.3k, 4.5M, 200.0M, 1.2G."""
+    for unit in ("", "k", "M"):
+        if number < 1000:
+            return f"{number:.1f}{unit}" if unit else f"{number:.0f}"
+        number /= 1000
+    return f"{number:.1f}G"
+
+
+def outcome_line(result: LaunchResult) -> str:
+    """`built in 4.2 s`; for a failure its message."""
+    took = f"{result.state.replace('_', ' ')} in {result.seconds:.1f} s"
+    return f"{took}: {result.message}" if result.message else took
+
+
+class BarListener:
+    """Rich bars. A share that is not known yet makes the bar pulse."""
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+        self.bars = Progress(
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(show_speed=False),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._clock = clock
+        self._tasks: dict[str, tuple[TaskID, Pace]] = {}
+
+    def started(self, name: str, family: str) -> None:
+        self._tasks[name] = (self.bars.add_task(name, total=None, detail="starting"), Pace())
+
+    def progressed(self, name: str, progress: build_cache.Progress) -> None:
+        task, pace = self._tasks[name]
+        detail = pace.describe(progress, self._clock())
+        if progress.share is None:
+            self.bars.update(task, detail=detail)
+        else:
+            self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
+
+    def logged(self, name: str, message: str) -> None:
+        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith("WARNING") else "dim")
+
+    def finished(self, result: LaunchResult) -> None:
+        if result.name not in self._tasks:
+            return  # never started: the table at the end says why
+        task, _ = self._tasks[result.name]
+        if result.state == "failed":
+            self.bars.update(task, detail="[red]failed[/red]")
+            self.bars.stop_task(task)
+        else:
+            self.bars.update(task, total=1.0, completed=1.0, detail=result.state.replace("_", " "))
+
+
+class LineListener:
+    """Plain lines, for logs and CI."""
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._paces: dict[str, Pace] = {}
+        self._printed: dict[str, float] = {}
+
+    def started(self, name: str, family: str) -> None:
+        self._paces[name] = Pace()
+        self._printed[name] = self._clock()
+        self._print(name, "started")
+
+    def progressed(self, name: str, progress: build_cache.Progress) -> None:
+        now = self._clock()
+        if now - self._printed[name] >= PROGRESS_SECONDS:
+            self._printed[name] = now
+            share = "" if progress.share is None else f"{progress.share:.0%}, "
+            self._print(name, share + self._paces[name].describe(progress, now))
+
+    def logged(self, name: str, message: str) -> None:
+        self._print(name, message)
+
+    def finished(self, result: LaunchResult) -> None:
+        self._print(result.name, outcome_line(result))
+
+    def _print(self, name: str, message: str) -> None:
+        self._console.print(f"{name}: {message}", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""What build-all prints when it is done: one row per data set, what failed or was skipped and why, and what to do next."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from niels_cache_assets.cli.console import SHORT_SHA256, content_hash, file_size, new_table, split_counts, total_bytes
+from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, PROFILES, ROOT_VARIABLE, Registry
+from niels_cache_runtime.formats import idx_name, tokens_name
+
+if TYPE_CHECKING:
+    from niels_cache_assets.defs.launcher import LaunchResult
+
+STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
+_WINDOW = 256  # T of the example, or less where a split has less
+
+
+def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
+    """The table, then one line for every data set with something to say."""
+    table = new_table(
+        "data set",
+        "state",
+        "train",
+        "val",
+        "size",
+        "sha256",
+        "seconds",
+        right=frozenset({"train", "val", "size", "seconds"}),
+        shrinking="sha256",
+    )
+    for result in results:
+        state = Text(result.state.replace("_", " "), style=STYLES[result.state])
+        if result.meta is None or result.state in ("failed", "skipped"):
+            cells = ["-", "-", "-", "-"]
+        else:
+            cells = [*split_counts(result.meta), file_size(total_bytes(result.meta)), _hash_cell(result)]
+        table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
+    console.print(table)
+    console.print()
+    for result in results:
+        if result.message:
+            console.print(Text(f"{result.name} {result.state.replace('_', ' ')}", style=STYLES[result.state]), end="")
+            console.print(f": {result.message}", soft_wrap=True)
+
+
+def print_next_steps(console: Console, results: Sequence[LaunchResult], *, registry: Registry, arguments: argparse.Namespace) -> None:
+    """How to look, check and train, with the real paths. Nothing where nothing was built."""
+    built = [result for result in results if result.state == "built" and result.family != "tokenizer" and result.meta and result.directory]
+    if not built:
+        return
+    options = _options(arguments)
+    example = next((result for result in built if result.family == "pretrain"), built[0])
+    console.print("\nWhat to do next", style="bold")
+    for command, purpose in (
+        (_ui_command(registry, arguments), "lineage, counts and history in the Dagster UI"),
+        (f"niels-cache verify{options}", "hash every file again"),
+        (f"niels-cache sample {example.name}{options}", "what training will see"),
+    ):
+        console.print(f"  {command}  # {purpose}", soft_wrap=True)
+    console.print("\nTrain from it:\n", style="bold")
+    console.print(_snippet(example), soft_wrap=True)
+
+
+def _hash_cell(result: LaunchResult) -> str:
+    return content_hash(result.meta)[:SHORT_SHA256] if result.meta and result.meta.get("built", True) else "-"
+
+
+def _options(arguments: argparse.Namespace) -> str:
+    """The options that make another command look at the same caches."""
+    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
+
+
+def _ui_command(registry: Registry, arguments: argparse.Namespace) -> str:
+    """`make ui` in a clone, else dagster's own command, with the environment that shows the same caches."""
+    variables = {
+        PROFILE_VARIABLE: registry.profile if registry.profile != PROFILES[0] else None,
+        CONFIG_VARIABLE: arguments.config,
+        ROOT_VARIABLE: arguments.cache_dir,
+    }
+    environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
+    in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
+    return environment + ("make ui" if in_clone else "dagster dev -m niels_cache_assets.definitions -h 127.0.0.1")
+
+
+def _snippet(result: LaunchResult) -> str:
+    """A sampler that runs as printed."""
+    assert result.meta is not None
+    assert result.directory is not None
+    draw = "generator=torch.Generator().manual_seed(0))"
+    if result.family == "pretrain":
+        window = max(1, min(_WINDOW, result.meta["train_tokens"] - 1, result.meta["shard_bytes"] // 2 - 1))
+        return f"""\
+  import torch
+  from niels_cache_runtime import PretrainTokenStreamDataset
+
+  data = PretrainTokenStreamDataset({str(result.directory / "train")!r}, T={window}, device="cpu")
+  x, y = data.get_batch(B=4, {draw}"""
+    eot = result.meta["special_token_ids"]["eot"]
+    return f"""\
+  import torch
+  from niels_cache_runtime import SFTExampleDataset
+
+  folder = {str(result.directory)!r}
+  tokens, idx = f"{{folder}}/{tokens_name("train")}", f"{{folder}}/{idx_name("train")}"
+  data = SFTExampleDataset(tokens, idx, T={_WINDOW}, device="cpu", eot_id={eot})
+  x, y, y_masked = data.get_batch(B=4, {draw}"""

@@ -1,0 +1,124 @@
+"""`sample NAME`: what training will see, as text: random windows of a pretrain split, or examples of an SFT split, targets marked.
+
+Special tokens appear as short labels (<|asst|>). What the assistant is trained to say is underlined on a terminal, in [[ ]] elsewhere.
+Text is not trusted: control characters, which could drive a terminal, are spelled out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from niels_cache_assets.cli.console import counted, output
+from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import (
+    META_NAME,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKENIZER_MODEL_NAME,
+    Split,
+    idx_name,
+    list_shards,
+    tokenizer_dir,
+    tokens_name,
+)
+from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.mmap import MappedTokens, map_example_starts
+from niels_cache_runtime.opening import open_meta
+from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
+from niels_cache_runtime.sft_dataset import assistant_target_mask
+
+TARGET_STYLE = "underline green"
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    registry, root = open_registry(arguments)
+    split = next((split for split in SPLITS if split == arguments.split), None)
+    if split is None:
+        refuse_choice(f"{WHERE}: --split", "no split", arguments.split, SPLITS)
+    if arguments.count < 1 or arguments.tokens < 1:
+        raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
+    place = find_place(registry, root, arguments.name)
+    if place.kind == TOKENIZER:
+        raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
+    open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
+    folder = tokenizer_dir(root)
+    tokenizer = SentencePieceTokenizer(
+        str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"]
+    )
+    generator = torch.Generator()
+    seed = generator.seed() if arguments.seed is None else generator.manual_seed(arguments.seed).initial_seed()
+    draw = _windows if place.kind == "pretrain" else _examples
+    console = output()
+    for title, tokens, is_target in draw(
+        place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer
+    ):
+        console.print(f"--- {title}", style="bold")
+        console.print(render(tokens, is_target, tokenizer, console), soft_wrap=True)
+    console.print(f"\n(--seed {seed} shows the same again)", style="dim")
+    return 0
+
+
+Sample = tuple[str, NDArray[np.uint16], NDArray[np.bool_]]
+
+
+def _windows(
+    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer
+) -> Iterator[Sample]:
+    """Windows as the training sampler draws them, shorter where no shard is long enough."""
+    folder = place.directory / split
+    longest = max((shard.stat().st_size // TOKEN_BYTES for shard in list_shards(folder)), default=0)
+    windows = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
+    x, _ = windows.get_batch(B=count, generator=generator)
+    for number, tokens in enumerate(x.numpy().astype(np.uint16), start=1):
+        yield f"{split} window {number} of {count}, {counted(len(tokens), 'token')}", tokens, np.zeros(len(tokens), dtype=np.bool_)
+
+
+def _examples(
+    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer
+) -> Iterator[Sample]:
+    """Different examples, the long ones cut for display."""
+    mapped = MappedTokens([place.directory / tokens_name(split)]).shards[0]
+    starts = map_example_starts(place.directory / idx_name(split), token_count=len(mapped))
+    if not len(starts):
+        raise NielsCacheError(f"{place.directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
+    ids = tokenizer.special_token_ids()
+    for example in torch.randperm(len(starts), generator=generator)[:count].tolist():
+        end = int(starts[example + 1]) if example + 1 < len(starts) else len(mapped)
+        tokens = np.array(mapped[int(starts[example]) : end])
+        cut = f", the first {length:,} of them shown" if len(tokens) > length else ""
+        is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
+        yield f"{split} example {example:,} of {len(starts):,}, {counted(len(tokens), 'token')}{cut}", tokens[:length], is_target[:length]
+
+
+def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
+    """Tokens as text, special tokens as labels, targets marked in the way that the console allows."""
+    labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
+    rendered = Text()
+    for targeted, run in groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1]):
+        text = "".join(
+            "".join(labels[token] for token in group) if special else _spell_controls(tokenizer.decode(list(group)))
+            for special, group in groupby((token for token, _ in run), key=labels.__contains__)
+        )
+        if targeted and not console.is_terminal:
+            text = f"[[{text}]]"
+        rendered.append(text, style=TARGET_STYLE if targeted else "")
+    return rendered
+
+
+def _spell_controls(text: str) -> str:
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

@@ -1,0 +1,38 @@
+"""`verify`: the runtime's verifier on the cache root of this configuration, with a bar. What is checked is decided there."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from niels_cache_assets.cli.console import counted, diagnostics, output
+from niels_cache_assets.cli.context import find_places, open_registry
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.registry import refuse_choice
+from niels_cache_runtime.verify import find_folders, verify_cache
+
+EXIT_FINDINGS = 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    registry, root = open_registry(arguments)
+    names = arguments.names or None
+    known = find_places(registry, root)
+    for name in arguments.names:
+        if name.rpartition("/")[2] not in known:
+            refuse_choice(WHERE, "no data set", name, known)
+    folders = find_folders(root, names=names)
+    console = diagnostics()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("verifying", total=None)
+        findings = verify_cache(root, names=names, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    for finding in findings:
+        output().print(str(finding), soft_wrap=True)
+    if findings:
+        return EXIT_FINDINGS
+    output().print(
+        f"{', '.join(folder.name for folder in folders)}: {counted(len(folders), 'cache')} verified, no findings", soft_wrap=True
+    )
+    return 0
