@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
@@ -18,12 +19,14 @@ from niels_cache_runtime.meta import Meta, content_sha256, read_meta
 from niels_cache_runtime.opening import current_tokenizer_sha256, listed_files, tokenizer_problem
 
 OnProgress = Callable[[int, int], None]
+Kind = Literal["content", "files", "tokenizer"]  # invariants and ids; names, sizes and hashes; another tokenizer than the cache root's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing wrong: in which folder, in which file of it (relative), and what."""
+    """One thing wrong: of which kind, in which folder, in which file of it (relative), and what."""
 
+    kind: Kind
     folder: str
     path: str
     problem: str
@@ -92,12 +95,12 @@ def _verify(folders: list[Path], progress: OnProgress | None) -> list[Finding]:
             meta = read_meta(str(folder / META_NAME))
         except NielsCacheError as error:
             path, problem = as_problem(error, folder)
-            findings.append(Finding(folder=str(folder), path=path, problem=problem))
+            findings.append(Finding(kind="files", folder=str(folder), path=path, problem=problem))
             continue
         reader = Reader(folder, on_bytes=on_bytes)
-        for check in (_kind_problems, _file_problems, _tokenizer_problems):
+        for kind, check in _CHECKS.items():
             for path, problem in _guarded(check(meta, reader), folder):
-                findings.append(Finding(folder=str(folder), path=path, problem=problem))
+                findings.append(Finding(kind=kind, folder=str(folder), path=path, problem=problem))
     return findings
 
 
@@ -111,7 +114,7 @@ def _guarded(problems: Iterator[Problem], folder: Path) -> Iterator[Problem]:
         yield "", f"cannot be checked: {type(error).__name__}: {error}"
 
 
-def _kind_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
+def _content_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
     if meta.get("built") is False:
         return
     kind = meta.get("kind")
@@ -154,6 +157,13 @@ def _tokenizer_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
         return
     if problem and meta.get("built") is not False:
         yield META_NAME, problem
+
+
+_CHECKS: dict[Kind, Callable[[Meta, Reader], Iterator[Problem]]] = {
+    "content": _content_problems,
+    "files": _file_problems,
+    "tokenizer": _tokenizer_problems,
+}
 
 
 def _files_on_disk(folder: Path) -> dict[str, int]:
