@@ -99,19 +99,7 @@ def build_dataset(
     tokenizer_sha256 = sha256_file(tokenizer.model_path)
 
     def fingerprint_at(revision: str | None) -> str:
-        identity = {
-            "source": source.identity(),
-            "members": {
-                member: registry.pretrain[member].identity() for member in getattr(source, "members", {}) if member in registry.pretrain
-            },
-            "seed": build.seed,
-            "shard_bytes": build.shard_bytes if family == "pretrain" else None,
-            "special_tokens": registry.tokenizer.special_tokens,
-            "tokenizer_sha256": tokenizer_sha256,
-            "revision": revision,
-            "code_version": CODE_VERSIONS[family],
-        }
-        return fingerprint_of(identity)
+        return cache_fingerprint(registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision)
 
     try:
         revision = source.revision(registry.pretrain)
@@ -130,6 +118,24 @@ def build_dataset(
         assert isinstance(source, SftSource)
         _build_sft(source, run)
     return outcome("built")
+
+
+def cache_fingerprint(
+    registry: Registry, source: Source, build: BuildSettings, *, tokenizer_sha256: str | None, revision: str | None
+) -> str:
+    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless."""
+    members = getattr(source, "members", {})
+    identity = {
+        "source": source.identity(),
+        "members": {member: registry.pretrain[member].identity() for member in members if member in registry.pretrain},
+        "seed": build.seed,
+        "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
+        "special_tokens": registry.tokenizer.special_tokens,
+        "tokenizer_sha256": tokenizer_sha256,
+        "revision": revision,
+        "code_version": CODE_VERSIONS[source.family],
+    }
+    return fingerprint_of(identity)
 
 
 def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
