@@ -1,0 +1,35 @@
+"""Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.pretrain import pretrain_assets
+from niels_cache_assets.defs.assets.sft import sft_assets
+from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
+from niels_cache_assets.defs.assets.upstream import upstream_specs
+from niels_cache_assets.defs.checks import build_checks
+from niels_cache_assets.defs.jobs import build_jobs
+from niels_cache_assets.defs.progress import ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry, cache_root, load_registry
+
+MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
+
+
+def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
+    """All definitions over a registry (default: the one that the environment and the working directory give).
+
+    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration
+    that cannot be read.
+    """
+    registry = registry or load_registry()
+    defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
+    return dg.Definitions(
+        assets=[*upstream_specs(registry), tokenizer_asset(registry), pretrain_assets(registry), sft_assets(registry)],
+        asset_checks=build_checks(registry),
+        jobs=build_jobs(registry),
+        resources={**defaults, **(resources or {})},
+        executor=dg.multiprocess_executor.configured({"max_concurrent": MAX_STEPS_AT_ONCE}),
+    )

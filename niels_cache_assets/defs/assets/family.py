@@ -1,0 +1,78 @@
+"""What pretrain and sft share: one streaming op writes the three assets of a data set, and reports them together at its end.
+
+Not subsettable, because one pass makes all three. Everything is built and renamed before the first result is yielded: Dagster keeps
+what was yielded before an error, and would record an asset that was forgotten as built.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.keys import META_KEYS, TOKENIZER, TRAIN_KEYS, UPSTREAM_KEYS, VAL_KEYS
+from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.pipeline import build_dataset, load_tokenizer
+from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
+from niels_cache_runtime.formats import Family
+
+
+def family_specs(family: Family, *, train: str, val: str, meta: str) -> list[dg.AssetSpec]:
+    """The specs of a family's three assets, given their descriptions, in topological order."""
+    shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
+    above = [TOKENIZER, UPSTREAM_KEYS[family]]
+    splits = [TRAIN_KEYS[family], VAL_KEYS[family]]
+    return [
+        dg.AssetSpec(TRAIN_KEYS[family], deps=above, description=train, kinds={"numpy"}, **shared),
+        dg.AssetSpec(VAL_KEYS[family], deps=above, description=val, kinds={"numpy"}, **shared),
+        dg.AssetSpec(META_KEYS[family], deps=[*above, *splits], description=meta, kinds={"json"}, **shared),
+    ]
+
+
+def stream_dataset(
+    context: dg.AssetExecutionContext,
+    registry: Registry,
+    family: Family,
+    *,
+    run_settings: Mapping[str, Any],
+    force: bool,
+    cache_root: CacheRoot,
+    sink: ProgressSink,
+) -> Iterator[dg.MaterializeResult]:
+    """Build the data set of this run's partition, and yield its three results."""
+    name = context.partition_key
+    reporter = BuildReporter(context, sink, name=name, observed=TRAIN_KEYS[family])
+    with readable_failures():
+        if name not in registry.datasets(family):  # Dagster launches a run for any partition key
+            refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
+        outcome = build_dataset(
+            registry,
+            name,
+            root=cache_root.path,
+            run_settings=run_settings,
+            force=force,
+            progress=reporter.progress,
+            log=reporter.log,
+        )
+        if outcome.warning:
+            reporter.warn(outcome.warning)
+        own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
+        settings = apply_run_settings(registry.source(name), own).identity()
+        tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta["built"] else None
+        results: list[dg.MaterializeResult] = [
+            dg.MaterializeResult(
+                TRAIN_KEYS[family],
+                metadata=split_metadata(outcome, "train", tokenizer),
+                data_version=split_version(outcome.meta, "train"),
+            ),
+            dg.MaterializeResult(
+                VAL_KEYS[family], metadata=split_metadata(outcome, "val", tokenizer), data_version=split_version(outcome.meta, "val")
+            ),
+            dg.MaterializeResult(
+                META_KEYS[family], metadata=dataset_metadata(outcome, settings), data_version=dg.DataVersion(outcome.meta["meta_sha256"])
+            ),
+        ]
+    yield from results

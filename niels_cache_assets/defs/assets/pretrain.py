@@ -1,0 +1,61 @@
+"""`pretrain/*`: token shards of plain text, one partition per data set."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
+from niels_cache_assets.defs.config import PretrainConfig
+from niels_cache_assets.defs.keys import STREAM_OPS, STREAM_POOL, partitions
+from niels_cache_assets.defs.progress import ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+
+_SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards of `shard_bytes`, every document followed by one EOT.
+
+`pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
+(where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
+
+```python
+import torch
+from niels_cache_runtime import PretrainTokenStreamDataset
+data = PretrainTokenStreamDataset("cache/pretrain/<data set>/{split}", T=1024, device="cpu")
+x, y = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))
+```"""
+
+_META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
+
+`pretrain/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same
+bytes. Its checks read the whole cache again.
+
+```python
+from niels_cache_runtime import read_meta
+read_meta("cache/pretrain/<data set>/meta.json")["train_tokens"]
+```"""
+
+
+def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name=STREAM_OPS["pretrain"],
+        specs=family_specs("pretrain", train=_SHARDS.format(split="train"), val=_SHARDS.format(split="val"), meta=_META),
+        partitions_def=partitions(registry, "pretrain"),
+        pool=STREAM_POOL,
+        description="Stream one data set through the tokenizer into train and val shards, in one pass.",
+    )
+    def stream_pretrain_dataset(
+        context: dg.AssetExecutionContext,
+        config: PretrainConfig,
+        cache_root: CacheRoot,
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> Iterator[dg.MaterializeResult]:
+        yield from stream_dataset(
+            context,
+            registry,
+            "pretrain",
+            run_settings=config.run_settings(),
+            force=config.force,
+            cache_root=cache_root,
+            sink=progress_sink,
+        )
+
+    return stream_pretrain_dataset

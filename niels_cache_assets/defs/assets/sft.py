@@ -1,0 +1,64 @@
+"""`sft/*`: tokens and offsets of conversations, one partition per data set."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
+from niels_cache_assets.defs.config import SftConfig
+from niels_cache_assets.defs.keys import STREAM_OPS, STREAM_POOL, partitions
+from niels_cache_assets.defs.progress import ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+
+_PAIR = """The {split} split of a data set of conversations: tokens and the start of each example.
+
+`sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
+`sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
+over tokens and offsets.
+
+```python
+import torch
+from niels_cache_runtime import SFTExampleDataset, read_meta
+folder = "cache/sft/<data set>"
+eot = read_meta(f"{{folder}}/meta.json")["special_token_ids"]["eot"]
+data = SFTExampleDataset(f"{{folder}}/{split}_tokens.bin", f"{{folder}}/{split}_idx.npy", T=1024, device="cpu", eot_id=eot)
+x, y, y_masked = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))
+```"""
+
+_META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
+
+`sft/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same bytes.
+Its checks read the whole cache again.
+
+```python
+from niels_cache_runtime import read_meta
+read_meta("cache/sft/<data set>/meta.json")["train_examples"]
+```"""
+
+
+def sft_assets(registry: Registry) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name=STREAM_OPS["sft"],
+        specs=family_specs("sft", train=_PAIR.format(split="train"), val=_PAIR.format(split="val"), meta=_META),
+        partitions_def=partitions(registry, "sft"),
+        pool=STREAM_POOL,
+        description="Stream one data set through the tokenizer into train and val pairs, in one pass.",
+    )
+    def stream_sft_dataset(
+        context: dg.AssetExecutionContext,
+        config: SftConfig,
+        cache_root: CacheRoot,
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> Iterator[dg.MaterializeResult]:
+        yield from stream_dataset(
+            context,
+            registry,
+            "sft",
+            run_settings=config.run_settings(),
+            force=config.force,
+            cache_root=cache_root,
+            sink=progress_sink,
+        )
+
+    return stream_sft_dataset

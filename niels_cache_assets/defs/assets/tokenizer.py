@@ -1,0 +1,45 @@
+"""`tokenizer`: the SentencePiece model that every cache below the root is made with."""
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.config import TokenizerConfig
+from niels_cache_assets.defs.keys import TOKENIZER
+from niels_cache_assets.defs.metadata import tokenizer_metadata
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer
+
+_DESCRIPTION = """The SentencePiece model of all caches below the root: imported (`[tokenizer] model`), or trained on the data sets.
+
+`tokenizer/spm.model` and `tokenizer/meta.json`. The data version is the model's sha256: training again to the same bytes makes
+nothing stale, another model makes every cache stale. A trained one is kept until its settings change, or `force`.
+
+```python
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+tokenizer = SentencePieceTokenizer("cache/tokenizer/spm.model")
+tokenizer.decode(tokenizer.encode("any text"))
+```"""
+
+
+def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=TOKENIZER,
+        group_name="tokenizer",
+        kinds={"sentencepiece"},
+        code_version=CODE_VERSION,
+        description=_DESCRIPTION,
+    )
+    def tokenizer(
+        context: dg.AssetExecutionContext,
+        config: TokenizerConfig,
+        cache_root: CacheRoot,
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
+        with readable_failures():
+            outcome = build_tokenizer(registry, root=cache_root.path, force=config.force, log=reporter.log)
+        return dg.MaterializeResult(metadata=tokenizer_metadata(outcome), data_version=dg.DataVersion(outcome.meta["sha256"]))
+
+    return tokenizer

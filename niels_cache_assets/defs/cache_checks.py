@@ -1,0 +1,65 @@
+"""Checks of a data set's cache, by reading all of it again: the runtime's `verify`, as the UI's "Execute" button.
+
+One partitioned op per family, so that one read of the files answers all of its checks. They stand on meta_json, which is what consumers
+depend on, and they block: a cache that fails them stops what would use it.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.keys import META_KEYS, partitions
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
+from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.verify import Finding, Kind, verify_dataset
+
+MAX_TABLE_ROWS = 100
+
+CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
+_DESCRIPTIONS: dict[Kind, str] = {
+    "files": "Every file is there with the size and sha256 of meta.json, and no other.",
+    "content": "Every id is in the vocabulary, EOT tokens match documents, offsets are in order and in range, totals agree.",
+    "tokenizer": "The cache was made with the tokenizer that its root holds now; another one would be a silent mix.",
+}
+
+
+def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
+    asset, partitions_def = META_KEYS[family], partitions(registry, family)
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview in Dagster 1.13, chosen knowingly: nothing the user could do about it.
+        warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
+        specs = [
+            dg.AssetCheckSpec(name, asset=asset, blocking=True, description=_DESCRIPTIONS[kind], partitions_def=partitions_def)
+            for kind, name in CHECK_NAMES.items()
+        ]
+
+        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs)
+        def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
+            with readable_failures():
+                folder = dataset_dir(cache_root.path, family, context.partition_key)
+                findings = verify_dataset(folder)
+                switched_off = not findings and not read_meta(str(folder / META_NAME))["built"]
+            for kind, name in CHECK_NAMES.items():
+                yield _result(asset, name, [finding for finding in findings if finding.kind == kind], switched_off=switched_off)
+
+        return verify
+
+
+def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, switched_off: bool) -> dg.AssetCheckResult:
+    rows = [dg.TableRecord({"file": finding.path, "problem": finding.problem}) for finding in findings[:MAX_TABLE_ROWS]]
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    note = "switched off: there is nothing to verify" if switched_off else None
+    return dg.AssetCheckResult(
+        check_name=name,
+        asset_key=asset,
+        passed=not findings,
+        description=f"{findings[0].path}: {findings[0].problem}{more}" if findings else note,
+        metadata={
+            "findings": len(findings),
+            "problems": dg.MetadataValue.table(rows, schema=dg.TableSchema([dg.TableColumn("file"), dg.TableColumn("problem")])),
+        },
+    )

@@ -1,0 +1,38 @@
+"""Run configuration: what the launchpad shows. None means the registry's value; the registry checks ranges and combinations."""
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from niels_cache_assets import defaults
+
+_REGISTRY = "Empty: the value of niels_cache.toml or the profile"
+
+
+class TokenizerConfig(dg.Config):
+    force: bool = Field(False, description="Train or import again, even if the tokenizer is what the settings ask for")
+
+
+class _FamilyConfig(dg.Config):
+    force: bool = Field(False, description="Build again, even if the cache is what the settings ask for")
+    seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")
+    threads: int | None = Field(None, description=f"Encoding threads; never changes the bytes. {_REGISTRY}, else every core")
+    val_frac: float | None = Field(None, description=f"Share that goes to val, at least 0 and below 1. {_REGISTRY}")
+
+    def run_settings(self) -> dict[str, Any]:
+        """What this run asks for beside the registry."""
+        return {key: value for key, value in self.model_dump(exclude={"force"}).items() if value is not None}
+
+
+class PretrainConfig(_FamilyConfig):
+    """Settings of one run; a data set takes token budgets or val_frac, not both."""
+
+    train_tokens: int | None = Field(None, description=f"Token budget of train; the stream ends when it is met. {_REGISTRY}")
+    val_tokens: int | None = Field(None, description=f"Token budget of val, met before train starts; 0 for no val. {_REGISTRY}")
+    shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer. {_REGISTRY}")
+    shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, an even number. {_REGISTRY}")
+
+
+class SftConfig(_FamilyConfig):
+    """Settings of one run."""

@@ -1,0 +1,56 @@
+"""One Dagster home for the UI, the command line and CI: make it, write its dagster.yaml, open it once.
+
+`python -m niels_cache_assets.defs.instance` does that and says where it is. Under a file lock, because two processes that create a
+fresh SQLite home at once can leave it broken for good. What a run does with the instance is not decided here.
+"""
+
+import fcntl
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef  # the documented way to a home with overrides: none is public
+
+from niels_cache_runtime.errors import NielsCacheError
+
+HOME_VARIABLE = "DAGSTER_HOME"
+CONFIG_NAME = "dagster.yaml"
+LOCK_NAME = ".first_start.lock"
+
+
+def dagster_home(home: Path | None = None) -> Path:
+    """The argument, else DAGSTER_HOME, else .dagster in the working directory; absolute, as Dagster wants it."""
+    return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
+
+
+def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:
+    """Open the instance of a home that is made where it is missing, and point DAGSTER_HOME at it.
+
+    `overrides` replace top-level tables of its dagster.yaml for this process. Close it by `with`. Raises NielsCacheError where the
+    home cannot be written.
+    """
+    home = dagster_home(home)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with open(home / LOCK_NAME, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            config = home / CONFIG_NAME
+            if not config.exists():
+                config.write_text(resources.files(__package__).joinpath(CONFIG_NAME).read_text())
+            instance = dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(overrides or {})))
+            instance.get_runs_count()  # the storages make their tables when first asked
+            instance.get_asset_keys(limit=1)
+    except OSError as error:
+        raise NielsCacheError(
+            f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a folder that can be written"
+        ) from error
+    os.environ[HOME_VARIABLE] = str(home)
+    return instance
+
+
+if __name__ == "__main__":
+    with ensure_instance():
+        print(f"Dagster home: {os.environ[HOME_VARIABLE]}")

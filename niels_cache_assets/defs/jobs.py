@@ -1,0 +1,52 @@
+"""Named jobs: one per thing a person starts. Each materializes its assets and runs their checks."""
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from niels_cache_assets.defs.assets.upstream import observe_revision
+from niels_cache_assets.defs.keys import FAMILY_JOBS, TOKENIZER, TOKENIZER_JOB, family_keys
+from niels_cache_assets.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES, Family
+
+if TYPE_CHECKING:  # what define_asset_job returns has no public name
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+_DESCRIPTIONS: dict[Family, str] = {
+    "pretrain": "Build the pretrain cache of a data set (or of all: a backfill) and verify it.",
+    "sft": "Build the SFT cache of a data set (or of all: a backfill) and verify it.",
+}
+
+
+def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
+    tokenizer = dg.define_asset_job(
+        TOKENIZER_JOB,
+        selection=dg.AssetSelection.assets(TOKENIZER),
+        description="Train or import the tokenizer and check it. Every cache below the same root is made with it.",
+    )
+    families = [
+        dg.define_asset_job(
+            FAMILY_JOBS[family], selection=dg.AssetSelection.assets(*family_keys(family)), description=_DESCRIPTIONS[family]
+        )
+        for family in FAMILIES
+    ]
+    return [tokenizer, *families, _observe_upstream(registry)]
+
+
+def _observe_upstream(registry: Registry) -> dg.JobDefinition:
+    @dg.op(description="Record the revision that every data set's upstream has now.")
+    def observe_revisions(context: dg.OpExecutionContext) -> None:
+        for family in FAMILIES:
+            for name in registry.partition_keys(family):
+                try:
+                    for observation in observe_revision(registry, family, name):
+                        context.log_event(observation)
+                except NielsCacheError as error:
+                    context.log.warning(f"{name}: {error}")
+
+    @dg.job(description="Look at upstream of every data set; partitions whose revision has changed show as unsynced.")
+    def observe_upstream() -> None:
+        observe_revisions()
+
+    return observe_upstream

@@ -1,0 +1,159 @@
+"""From a build's outcome to what the UI shows: numbers to plot, tables, excerpts, and the data version of each asset.
+
+Everything is taken from meta.json, but for the excerpt (a small read) and the seconds of this run. Nothing here hashes a file.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.defs.excerpt import first_item
+from niels_cache_assets.pipeline import BuildOutcome
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_training import TokenizerOutcome
+from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE_NAME, Family, Split
+from niels_cache_runtime.meta import Meta, content_sha256
+
+MAX_TABLE_ROWS = 100
+STATE = "state"  # built, cache_hit or disabled
+
+Metadata = dict[str, Any]
+FileEntries = Mapping[str, Mapping[str, Any]]
+
+_ITEMS: dict[Family, str] = {"pretrain": "documents", "sft": "examples"}
+
+
+def split_version(meta: Meta, split: Split) -> dg.DataVersion:
+    """The content hash of one split's own token and offset files."""
+    return dg.DataVersion(content_sha256(split_files(meta, split)))
+
+
+def split_files(meta: Meta, split: Split) -> dict[str, Any]:
+    return {path: entry for path, entry in meta["files"].items() if path.startswith((f"{split}/", f"{split}_"))}
+
+
+def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePieceTokenizer | None) -> Metadata:
+    """One split of a data set. `tokenizer` decodes the excerpt; a data set that is switched off has none."""
+    meta, files = outcome.meta, split_files(outcome.meta, split)
+    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
+    metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "sha256": split_version(meta, split).value}
+    if not meta["built"] or tokenizer is None:
+        return metadata
+    tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
+    metadata |= {
+        "tokens": tokens,
+        _ITEMS[outcome.family]: items,
+        "bytes": _bytes(files),
+        "dagster/row_count": tokens if outcome.family == "pretrain" else items,
+        "dagster/column_schema": _schema(meta, outcome.family),
+        "files": files_table(files),
+        **_characters_per_token(meta, [split]),
+    }
+    excerpt = first_item(outcome.directory, outcome.family, split, tokenizer)
+    return metadata | ({f"first_{_ITEMS[outcome.family][:-1]}": dg.MetadataValue.md(excerpt)} if excerpt else {})
+
+
+def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Metadata:
+    """The data set as a whole, shown on meta_json. `settings` are those of the registry with this run's in them."""
+    meta = outcome.meta
+    metadata = {
+        **_state(outcome),
+        "dagster/uri": outcome.directory.absolute().as_uri(),
+        "sha256": meta["meta_sha256"],
+        "content_sha256": meta["content_sha256"],
+        "fingerprint": meta["fingerprint"],
+        "dataset_revision": meta["dataset_revision"],
+        "seconds": round(outcome.seconds, 2),
+        "settings": dg.MetadataValue.json(dict(settings)),
+        "source": dg.MetadataValue.json(meta["source"]),
+    }
+    if not meta["built"]:
+        return metadata
+    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
+    metadata |= {
+        "tokens": tokens,
+        _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
+        **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
+        "bytes": _bytes(meta["files"]),
+        "dropped": sum(meta["dropped"].values()),
+        "dropped_by_reason": dropped_table(meta["dropped"]),
+        "split_rule": meta["split_rule"],
+        "facts": dg.MetadataValue.json(meta["facts"]),
+        "tokenizer_sha256": meta["tokenizer_sha256"],
+        "vocab_size": meta["vocab_size"],
+        **_characters_per_token(meta, SPLITS),
+    }
+    if outcome.state == "built":  # what a hit took says nothing of the build
+        metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
+    return metadata
+
+
+def tokenizer_metadata(outcome: TokenizerOutcome) -> Metadata:
+    meta = outcome.meta
+    ids = [
+        dg.TableRecord({"role": role, "piece": piece, "id": meta["special_token_ids"][role]})
+        for role, piece in meta["special_tokens"].items()
+    ]
+    metadata: Metadata = {
+        STATE: outcome.state,
+        "cache_hit": outcome.state == "cache_hit",
+        "dagster/uri": outcome.model.absolute().as_uri(),
+        "sha256": meta["sha256"],
+        "fingerprint": meta["fingerprint"],
+        "vocab_size": meta["vocab_size"],
+        "model_type": meta["model_type"],
+        "bytes": _bytes(meta["files"]),
+        "special_tokens": dg.MetadataValue.table(ids),
+        "seconds": round(outcome.seconds, 2),
+    }
+    if "imported" in meta:
+        return metadata | {"imported": meta["imported"]}
+    trained_on = meta["trained_on"]
+    sources = [dg.TableRecord({"data_set": name, "bytes": size}) for name, size in trained_on["sources"].items()]
+    return metadata | {"trained_on": dg.MetadataValue.table(sources), "training_text_sha256": trained_on["sha256"]}
+
+
+def files_table(files: FileEntries) -> dg.TableMetadataValue:
+    """Path, bytes and sha256; a long list is cut, and meta.json has it whole."""
+    rows = [dg.TableRecord({"path": path, "bytes": entry["bytes"], "sha256": entry["sha256"]}) for path, entry in sorted(files.items())]
+    columns = [dg.TableColumn("path"), dg.TableColumn("bytes", "int"), dg.TableColumn("sha256")]
+    return dg.MetadataValue.table(rows[:MAX_TABLE_ROWS], schema=dg.TableSchema(columns))
+
+
+def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:
+    rows = [dg.TableRecord({"reason": reason, "count": count}) for reason, count in sorted(dropped.items())]
+    return dg.MetadataValue.table(rows, schema=dg.TableSchema([dg.TableColumn("reason"), dg.TableColumn("count", "int")]))
+
+
+def _state(outcome: BuildOutcome) -> Metadata:
+    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit"}
+    if outcome.state == "disabled":
+        metadata["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
+    return metadata | ({"warning": outcome.warning} if outcome.warning else {})
+
+
+def _items(meta: Meta, family: Family) -> dict[Split, int]:
+    if family == "pretrain":
+        return {split: meta["documents"][split] for split in SPLITS}
+    return {split: meta[f"{split}_examples"] for split in SPLITS}
+
+
+def _bytes(files: FileEntries) -> int:
+    return sum(entry["bytes"] for entry in files.values())
+
+
+def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
+    """EOT counts as a token. Nothing where meta.json does not count characters (sft)."""
+    tokens = sum(meta[f"{split}_tokens"] for split in splits)
+    if "characters" not in meta or not tokens:
+        return {}
+    return {"characters_per_token": round(sum(meta["characters"][split] for split in splits) / tokens, 3)}
+
+
+def _schema(meta: Meta, family: Family) -> dg.TableSchema:
+    below = dg.TableColumnConstraints(nullable=False, other=[f"< {meta['vocab_size']}"])
+    columns = [dg.TableColumn("token", TOKEN_DTYPE_NAME, constraints=below)]
+    if family == "sft":
+        columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
+    return dg.TableSchema(columns)

@@ -1,0 +1,77 @@
+"""What a long build says of itself: to Dagster every ten seconds, to an in-process listener always.
+
+A log line and an observation are rows in Dagster's database (milliseconds, kilobytes), so they are throttled by time.
+"""
+
+import time
+from collections.abc import Callable
+
+import dagster as dg
+
+from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.defaults import PROGRESS_SECONDS
+
+_WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
+
+
+class ProgressSink:
+    """Resource: who else is told while a build runs in this process. This one tells nobody."""
+
+    def progressed(self, name: str, progress: Progress) -> None:
+        """After every chunk of a build, many times a second."""
+
+    def logged(self, name: str, message: str) -> None:
+        """A line of the log, a warning's included."""
+
+
+class BuildReporter:
+    """Hands the callbacks of one build to Dagster and to the sink. `observed` is the asset that long builds are observed on, if any."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        sink: ProgressSink,
+        *,
+        name: str,
+        observed: dg.AssetKey | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = context
+        self._sink = sink
+        self._name = name
+        self._observed = observed
+        self._clock = clock
+        self._first: tuple[float, int] | None = None  # time and tokens of the first chunk
+        self._last_report = 0.0
+
+    def log(self, message: str) -> None:
+        if message.startswith(_WARNING):
+            self._context.log.warning(message.removeprefix(_WARNING))
+        else:
+            self._context.log.info(message)
+        self._sink.logged(self._name, message)
+
+    def warn(self, message: str) -> None:
+        self.log(_WARNING + message)
+
+    def progress(self, progress: Progress) -> None:
+        self._sink.progressed(self._name, progress)
+        now = self._clock()
+        if self._first is None:
+            self._first = (now, progress.tokens)
+            self._last_report = now
+        elif now - self._last_report >= PROGRESS_SECONDS:
+            self._last_report = now
+            self._report(progress, since_first=now - self._first[0], tokens_at_first=self._first[1])
+
+    def _report(self, progress: Progress, *, since_first: float, tokens_at_first: int) -> None:
+        rate = (progress.tokens - tokens_at_first) / since_first
+        metadata: dict[str, int | float] = {"tokens": progress.tokens, "documents": progress.documents, "tokens_per_second": round(rate)}
+        line = f"{self._name}: {progress.tokens:,} tokens, {rate:,.0f} tokens/s"
+        if progress.share:
+            eta = since_first * (1 - progress.share) / progress.share
+            metadata |= {"share": round(progress.share, 4), "eta_seconds": round(eta)}
+            line += f", {progress.share:.0%}, {eta:,.0f} s left"
+        self._context.log.info(line)
+        if self._observed is not None:
+            self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._name, metadata=metadata))
