@@ -1,0 +1,116 @@
+"""Tiny caches written by hand with numpy: what the runtime reads, without the code that normally writes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_runtime.formats import (
+    DOC_ENDS_DTYPE,
+    IDX_DTYPE,
+    META_NAME,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKEN_DTYPE,
+    TOKEN_DTYPE_NAME,
+    doc_ends_name,
+    idx_name,
+    shard_name,
+    tokens_name,
+)
+from niels_cache_runtime.meta import content_sha256, sha256_file, sha256_text, write_meta
+
+SYS, USR, ASST, EOT = 1, 2, 3, 4
+VOCAB_SIZE = 50
+IDS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
+TOKENIZER_SHA256 = sha256_text("a tokenizer")
+
+
+def write_tokens(path: Path, tokens: Sequence[int] | np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.asarray(tokens, dtype=TOKEN_DTYPE).tofile(path)
+
+
+def write_shards(folder: Path, shards: Sequence[Sequence[int] | np.ndarray]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, tokens in enumerate(shards):
+        write_tokens(folder / shard_name(index), tokens)
+    return folder
+
+
+def write_meta_of(folder: Path, **fields: Any) -> None:
+    """meta.json for whatever lies in the folder now."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != META_NAME
+    }
+    common = {
+        "built": True,
+        "dataset_name": folder.name,
+        "token_dtype": TOKEN_DTYPE_NAME,
+        "tokenizer_sha256": TOKENIZER_SHA256,
+        "vocab_size": VOCAB_SIZE,
+        "special_token_ids": IDS,
+        "files": files,
+        "content_sha256": content_sha256(files),
+    }
+    write_meta(str(folder / META_NAME), {**common, **fields})
+
+
+def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Path:
+    """Train: 4 documents, 20 tokens, 3 shards. Val: 1 document, 3 tokens. Every document ends with EOT."""
+    documents = {"train": [[10, 11, 12, 13], [14], [20] * 8, [30, 31, 32]], "val": [[40, 41]]}
+    totals = {}
+    for split in SPLITS:
+        closed = [[*document, EOT] for document in documents[split]]
+        stream = [token for document in closed for token in document]
+        write_shards(folder / split, [stream[i : i + shard_tokens] for i in range(0, len(stream), shard_tokens)])
+        np.save(folder / doc_ends_name(split), np.cumsum([len(document) for document in closed]).astype(DOC_ENDS_DTYPE))
+        totals[f"{split}_tokens"] = len(stream)
+    counts = {split: len(documents[split]) for split in SPLITS}
+    write_meta_of(
+        folder, **{"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES, **totals, **fields}
+    )
+    return folder
+
+
+def write_pair(folder: Path, split: str, examples: Sequence[Sequence[int]]) -> tuple[str, str]:
+    """An SFT pair of that split; returns the two paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens_path, idx_path = folder / tokens_name(split), folder / idx_name(split)  # type: ignore[arg-type]
+    write_tokens(tokens_path, [token for example in examples for token in example])
+    starts = np.cumsum([0, *map(len, examples)])[:-1]
+    np.save(idx_path, starts.astype(IDX_DTYPE))
+    return str(tokens_path), str(idx_path)
+
+
+def write_sft(folder: Path, **fields: Any) -> Path:
+    """Train: 2 examples. Val: empty."""
+    train = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
+    write_pair(folder, "train", train)
+    write_pair(folder, "val", [])
+    totals = {"train_examples": 2, "val_examples": 0, "train_tokens": sum(map(len, train)), "val_tokens": 0}
+    write_meta_of(folder, **{"kind": "sft", **totals, **fields})
+    return folder
+
+
+def write_cache(root: Path) -> Path:
+    """A whole cache root: tokenizer, one pretrain and one SFT data set, and one that was never built."""
+    tokenizer = root / "tokenizer"
+    tokenizer.mkdir(parents=True)
+    (tokenizer / "spm.model").write_text("a tokenizer")
+    write_meta_of(tokenizer, kind="tokenizer", sha256=TOKENIZER_SHA256)
+    write_pretrain(root / "pretrain" / "notes")
+    write_sft(root / "sft" / "chats")
+    (root / "pretrain" / "off" / "train").mkdir(parents=True)
+    write_meta_of(root / "pretrain" / "off", kind="pretrain", built=False)
+    return root
+
+
+def rewrite_meta(folder: Path, **fields: Any) -> None:
+    """Change fields of a meta.json as a build with a mistake would: with a valid meta_sha256."""
+    from niels_cache_runtime.meta import read_meta
+
+    write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})
