@@ -71,7 +71,8 @@ def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Pat
         totals[f"{split}_tokens"] = len(stream)
     counts = {split: len(documents[split]) for split in SPLITS}
     write_meta_of(
-        folder, **{"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES, **totals, **fields}
+        folder,
+        **{"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES, **totals, **fields},
     )
     return folder
 

@@ -1,0 +1,72 @@
+"""The two import rules that give the house its rooms (DESIGN, section 1)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import niels_cache_runtime
+
+ROOT = Path(niels_cache_runtime.__file__).parent.parent
+RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
+ASSETS = sorted((ROOT / "niels_cache_assets").rglob("*.py"))
+RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
+
+
+def imported_packages(path: Path) -> set[str]:
+    """Top-level names of everything the file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("niels_cache_runtime" if node.level and path in RUNTIME else (node.module or "").split(".")[0])
+    return found
+
+
+def test_the_runtime_names_nothing_but_the_standard_library_numpy_and_torch() -> None:
+    assert len(RUNTIME) >= 8
+    strangers = {path.name: imported_packages(path) - RUNTIME_MAY_IMPORT for path in RUNTIME}
+    assert {name: packages for name, packages in strangers.items() if packages} == {}
+
+
+def test_every_runtime_module_imports_where_nothing_else_is_installed() -> None:
+    """Blocks every other package for our own imports; what torch itself tries to import may be there."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in RUNTIME]
+    assert "niels_cache_runtime.sft_dataset" in modules
+    script = f"""
+import importlib, sys
+import numpy, torch
+allowed = set({sorted(RUNTIME_MAY_IMPORT)!r}) | {{name.split(".")[0] for name in sys.modules}}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in allowed:
+            raise ModuleNotFoundError("blocked: " + name)
+for name in list(sys.modules):
+    if name.split(".")[0] in ("niels_cache_assets", "niels_cache_runtime", "dagster"):
+        raise SystemExit("already imported: " + name)
+sys.meta_path.insert(0, Refuse())
+for name in {modules!r}:
+    importlib.import_module(name)
+runtime = sys.modules["niels_cache_runtime"]
+assert len(runtime.__all__) >= 5
+for name in runtime.__all__:
+    getattr(runtime, name)
+print("imported", len({modules!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == f"imported {len(RUNTIME)}", done.stderr
+
+
+def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:
+    script = "import sys, niels_cache_runtime.verify, niels_cache_runtime.meta; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_only_the_definitions_import_dagster() -> None:
+    assert len(ASSETS) >= 5
+    package = ROOT / "niels_cache_assets"
+    free = [path for path in ASSETS if path != package / "definitions.py" and package / "defs" not in path.parents]
+    assert len(free) >= 5
+    assert [path.name for path in free if any(name.startswith("dagster") for name in imported_packages(path))] == []
