@@ -1,10 +1,13 @@
 """Fixtures that more than one file of tests needs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from tests.hub_repositories import hub_repositories
+from tests.loopback_hub import LoopbackHub
 from tests.tiny import train_tiny_tokenizer
 
 
@@ -17,3 +20,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(str(tiny_model))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
+    """A hub on 127.0.0.1 with small stand-ins for the default data sets; run the code under test in a child process with `hub.env`."""
+    hub = LoopbackHub(hub_repositories(), tmp_path / "hf_home")
+    yield hub
+    hub.close()

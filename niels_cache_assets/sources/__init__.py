@@ -5,6 +5,7 @@ from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
@@ -20,6 +21,7 @@ PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
     "parquet": Parquet,
     "jsonl": Jsonl,
     "text": Text,
+    "interleave": Interleave,
     "python_docs": PythonDocs,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import itertools
 import os
 import posixpath
@@ -21,6 +22,8 @@ from typing import IO, Any, NamedTuple, cast
 
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
+
+_CHUNK = 1 << 18  # bytes read from a compressed file at once
 
 
 class SourceFile(NamedTuple):
@@ -37,6 +40,8 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
     """
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
+    if len({pattern.rpartition("://")[0] for pattern in patterns}) > 1:
+        raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
     found: dict[str, str] = {}  # comparable path -> url
     roots = []
     for pattern in patterns:
@@ -45,10 +50,7 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
             raise NielsCacheError(f"files: {pattern!r} matches no file; check the path (relative paths start at the configuration file)")
         found.update(matches)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
-    try:
-        root = posixpath.commonpath(roots)
-    except ValueError as error:
-        raise NielsCacheError("files: local and remote files cannot be mixed in one data set; make two data sets of them") from error
+    root = posixpath.commonpath(roots)
     return sorted((SourceFile(url, posixpath.relpath(path, root)) for path, url in found.items()), key=lambda file: file.name)
 
 
@@ -148,7 +150,51 @@ def open_bytes(file: SourceFile) -> IO[bytes]:
     """Open for reading, decompressed by the file's suffix. Use inside `reading(file)`."""
     import fsspec
 
+    if file.name.endswith(".zst"):
+        return cast(IO[bytes], io.BufferedReader(_ZstdStream(fsspec.open(file.url, "rb").open()), _CHUNK))
     return cast(IO[bytes], fsspec.open(file.url, "rb", compression="infer").open())
+
+
+class _ZstdStream(io.RawIOBase):
+    """All frames of a Zstandard file. fsspec's own reader stops after the first frame and takes a cut file for a whole one."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        import zstandard
+
+        self._source = source
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._compressed = b""  # read, not yet decompressed
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._fill():
+            pass
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _fill(self) -> bool:
+        """Decompress some more; False at the end of the file."""
+        compressed = self._compressed or self._source.read(_CHUNK)
+        if not compressed:
+            if self._frame is not None:
+                raise EOFError("the file ends in the middle of a Zstandard frame")
+            return False
+        self._frame = self._frame or self._decompressor.decompressobj()
+        self._ready = memoryview(self._frame.decompress(compressed))
+        self._compressed = self._frame.unused_data
+        if self._frame.eof:
+            self._frame = None
+        return True
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
 
 
 def read_text(file: SourceFile) -> str:

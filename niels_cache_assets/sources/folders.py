@@ -84,7 +84,7 @@ def _pages(file: SourceFile, text: str, context: StreamContext) -> Iterator[Docu
 
 
 def _outline(page: dict[str, Any]) -> str:
-    """Blocks as an indented list, two blanks a level; further lines of a block are aligned with its text. Outlines may be deep: no recursion."""
+    """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep."""
     lines = []
     stack = [(0, block) for block in reversed(page.get("children") or [])]
     while stack:

@@ -206,6 +206,9 @@ def _with_origin(dataset: Any, columns: list[str], local_names: dict[str, str]) 
     names = [local_names.get(url) or in_repository.sub("", url) for url in urls]
     index_of = {url: index for index, url in enumerate(urls)}
 
+    # Of a hub's files an OSError may be the network, which hub_errors tells apart.
+    damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
+
     def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
         shards = _shard_urls(kwargs)
         current, row = 0, 0
@@ -219,7 +222,7 @@ def _with_origin(dataset: Any, columns: list[str], local_names: dict[str, str]) 
                 table = table.append_column(_FILE, pa.repeat(pa.scalar(index_of[shards[shard]], pa.int32()), count))
                 yield key, table.append_column(_ROW, pa.array(range(row, row + count), pa.int64()))
                 row += count
-        except (pa.ArrowException, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except damaged as error:
             raise NielsCacheError(f"{names[index_of[shards[current]]]}: damaged, or not in the format its name says ({error})") from error
 
     info = dataset.info.copy()

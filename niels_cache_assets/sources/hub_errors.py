@@ -65,9 +65,9 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     }:
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return SourceUnavailable(f"{dataset}: the hub cannot be reached now ({detail}); try again, or set files to a local copy")
-    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError):
+    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
         return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
-    if statuses & {401, 403}:
+    if 403 in statuses:
         return NielsCacheError(f"{dataset}: the hub refuses access; {log_in}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")

@@ -1,7 +1,7 @@
 """`oasst1`: OpenAssistant's message trees as conversations, one per path from a root to a leaf.
 
-Reads flat messages (the hub's rows, in any order: all of them are held in memory, 88,000 for oasst1) and tree files (*.trees.jsonl: one tree
-at a time). Cost: linear in the messages and the threads written; no recursion.
+Reads flat messages (the hub's rows, in any order: all of them are held in memory, 88,000 for oasst1) and tree files (*.trees.jsonl: one
+tree at a time). Cost: linear in the messages and the threads written; no recursion.
 """
 
 from __future__ import annotations

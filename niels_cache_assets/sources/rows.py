@@ -89,12 +89,13 @@ def is_string_type(arrow_type: Any) -> bool:
 
 def column_values(column: Any) -> list[Any]:
     """The Python values of an Arrow column; strings by way of NumPy, which is several times faster."""
+    import pyarrow as pa
     import pyarrow.types as types
 
     if types.is_string(column.type) or types.is_large_string(column.type):
         try:
             return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
-        except UnicodeDecodeError:  # Arrow does not check what it is given
+        except (UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
             return [None if value is None else value.decode("utf-8", errors="replace") for value in column.cast("large_binary").to_pylist()]
     return cast(list[Any], column.to_pylist())
 

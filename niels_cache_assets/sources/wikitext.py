@@ -1,7 +1,7 @@
 """`wikitext`: rows of WikiText joined back into articles.
 
-The hub's rows, and the lines of the raw files, are paragraphs; an article starts at a level-1 heading (` = Title = `, while ` = = Section = = `
-is a part of it). Joining keeps every row: the texts of all articles, one after the other, are the texts of all rows.
+The hub's rows, and the lines of the raw files, are paragraphs; an article starts at a level-1 heading (` = Title = `, while
+` = = Section = = ` is a part of it). Joining keeps every row: the texts of all articles, one after the other, are the texts of all rows.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def heading_title(text: str) -> str | None:
 def articles(rows: Iterable[Row], report: SourceReport) -> Iterator[Document]:
     """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
 
-    What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is that of
-    the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says.
+    What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is
+    that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says.
     """
     parts: list[str] = []
     start = Row("", "", 0)

@@ -1,0 +1,155 @@
+"""The part of the Hugging Face hub's HTTP API that streaming a data set needs, on 127.0.0.1, so that tests run the real loading code.
+
+`HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` is
+about HTTP only; what the repositories hold is up to the test.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+Repositories = dict[str, dict[str, bytes]]
+_API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
+_RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+class LoopbackHub:
+    """Serves {repository: {path: content}}. `requests` logs (method, path, Range header) of everything asked, `served` the bytes answered.
+
+    Replace `repositories[name]` to publish a new commit, add names to `gated`, set `down` to answer everything with HTTP 503.
+    """
+
+    def __init__(self, repositories: Repositories, hf_home: Path) -> None:
+        self.repositories = repositories
+        self.gated: set[str] = set()
+        self.down = False
+        self.requests: list[tuple[str, str, str | None]] = []
+        self.served: list[int] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self.env = {
+            **inherited,
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(hf_home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+
+    def commit(self, repository: str) -> str:
+        """The commit sha of what the repository holds now."""
+        return _oid(repr([(path, _oid(content)) for path, content in sorted(self.repositories[repository].items())]).encode())
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: LoopbackHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self.hub.requests.append((self.command, unquote(self.path), self.headers.get("Range")))
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(url.path)
+        if self.hub.down:
+            self._send(503, b"down")
+        elif match := _RESOLVE.fullmatch(path):
+            self._resolve(*match.groups())
+        elif match := _API.fullmatch(path):
+            self._api(*match.groups(), recursive="recursive=true" in url.query.lower(), body=body)
+        else:
+            self._error(404, "EntryNotFound")
+
+    do_HEAD = do_POST = do_GET
+
+    def _files(self, repository: str, revision: str | None) -> dict[str, bytes] | None:
+        """The repository's files, or None after answering that there is none (or no such revision), as the hub words it."""
+        if repository not in self.hub.repositories:
+            self._error(401, None, "Invalid username or password.")
+        elif revision not in (None, "main", self.hub.commit(repository)):
+            self._error(404, "RevisionNotFound")
+        else:
+            return self.hub.repositories[repository]
+        return None
+
+    def _api(self, repository: str, what: str | None, revision: str | None, path: str | None, *, recursive: bool, body: bytes) -> None:
+        files = self._files(repository, revision)
+        if files is None:
+            return
+        if what in (None, "revision"):
+            siblings = [{"rfilename": name} for name in sorted(files)]
+            gated = "manual" if repository in self.hub.gated else False
+            flags = {"private": False, "gated": gated, "disabled": False, "downloads": 0, "likes": 0, "tags": []}
+            self._json({"id": repository, "sha": self.hub.commit(repository), "siblings": siblings, **flags})
+        elif what == "paths-info":
+            asked = parse_qs(body.decode()).get("paths") or json.loads(body or b"{}").get("paths", [])
+            self._json([entry for entry in _entries(files, "", True) if entry["path"] in asked])
+        else:
+            found = _entries(files, path or "", recursive)
+            self._json(found) if found else self._error(404, "EntryNotFound")
+
+    def _resolve(self, repository: str, revision: str, name: str) -> None:
+        files = self._files(repository, revision)
+        if files is None:
+            return
+        if repository in self.hub.gated:
+            return self._error(403, "GatedRepo")
+        if name not in files:
+            return self._error(404, "EntryNotFound")
+        content = files[name]
+        headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": self.hub.commit(repository), "Accept-Ranges": "bytes"}
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            start, stop = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1) + 1
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+            return self._send(206, content[start:stop], headers)
+        return self._send(200, content, headers)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _error(self, status: int, code: str | None, message: str = "not found") -> None:
+        self._send(status, b"{}", {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.hub.served.append(len(body))
+            self.wfile.write(body)
+
+
+def _oid(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def _entries(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """Files and folders below a folder, as the tree API lists them."""
+    prefix = f"{folder}/" if folder else ""
+    found: dict[str, dict[str, Any]] = {}
+    for path, content in sorted(files.items()):
+        if not path.startswith(prefix):
+            continue
+        parts = path[len(prefix) :].split("/")
+        for depth in range(1, len(parts) if recursive else min(len(parts), 2)):
+            above = prefix + "/".join(parts[:depth])
+            found[above] = {"type": "directory", "path": above, "size": 0, "oid": _oid(above.encode())}
+        if recursive or len(parts) == 1:
+            found[path] = {"type": "file", "path": path, "size": len(content), "oid": _oid(content)}
+    return list(found.values())

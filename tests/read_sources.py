@@ -1,0 +1,50 @@
+"""Read sources and print what came out as JSON: `python -m tests.read_sources '[{"source": "wikitext"}, ...]'`.
+
+A child process for the hub tests: `HF_ENDPOINT` counts only before the first import. Each table gives {revision, items, dropped, facts} or
+{error, unavailable}.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.base import SftSource, SourceUnavailable, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from tests.loopback_hub import LoopbackHub
+
+
+def read(source: Any, seed: int = 42, **context: Any) -> tuple[list[Any], StreamContext]:
+    """Everything a source yields, and the context with its report."""
+    stream = StreamContext(seed=seed, **context)
+    batches = list(source.conversations(stream) if isinstance(source, SftSource) else source.documents(stream))
+    assert all(0 < len(batch) <= 256 for batch in batches)
+    return [item for batch in batches for item in batch], stream
+
+
+def read_from(hub: LoopbackHub, *tables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read tables in a child process whose hub is the loopback one; what it reads comes back in order."""
+    command = [sys.executable, "-m", "tests.read_sources", json.dumps(tables)]
+    done = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def _result(table: dict[str, Any]) -> dict[str, Any]:
+    try:
+        source = {**PRETRAIN_SOURCES, **SFT_SOURCES}[table["source"]](**table)
+        revision = source.revision({})
+        items, context = read(source, revision=revision)
+        return {
+            "revision": revision,
+            "items": [item._asdict() for item in items],
+            "dropped": context.report.dropped,
+            "facts": context.report.facts,
+        }
+    except NielsCacheError as error:
+        return {"error": str(error), "unavailable": isinstance(error, SourceUnavailable)}
+
+
+if __name__ == "__main__":
+    json.dump([_result(table) for table in json.loads(sys.argv[1])], sys.stdout)

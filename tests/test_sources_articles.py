@@ -1,0 +1,191 @@
+"""WikiText rows to articles, notes and Roam exports to documents, books without Project Gutenberg's frame."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
+from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import parquet, wikitext_rows
+from tests.read_sources import read
+
+
+@pytest.mark.parametrize(
+    ("row", "title"),
+    [
+        (" = Robert Boulter = \n", "Robert Boulter"),
+        (" = E = mc2 = \n", "E = mc2"),
+        ("= Bare =", "Bare"),
+        (" = = Career = = \n", None),
+        (" = = = Early life = = = \n", None),
+        (" = 1 rad / s and a nominal impedance k = \n", "1 rad / s and a nominal impedance k"),  # told apart by the rows around it
+        (" A sentence with = in it \n", None),
+        (" = \n", None),
+        ("", None),
+    ],
+)
+def test_level_one_headings(row: str, title: str | None) -> None:
+    assert heading_title(row) == title
+
+
+def titles(texts: list[str]) -> list[tuple[str | None, int]]:
+    found = list(articles([Row(text, "f", row) for row, text in enumerate(texts)], SourceReport()))
+    assert "".join(document.text for document in found) == "".join(texts), "no row is lost"
+    return [(document.title, document.row) for document in found]
+
+
+def test_articles_start_at_headings_between_blank_rows() -> None:
+    formula = [" the impedance \n", " = 1 rad / s and k = \n", " 1 ohm \n"]
+    texts = ["", " = One = \n", "", " Text . \n", " = = Part = = \n", "", *formula, "", " = Two = \n", "", " More . \n"]
+    assert titles(texts) == [("One", 1), ("Two", 10)]
+
+
+def test_what_precedes_the_first_heading_is_kept() -> None:
+    assert titles([" Before . \n", "", " = One = \n", "", "x"]) == [(None, 0), ("One", 2)]
+    assert titles([" \n", " = One = \n", " \n", "x"]) == [("One", 1)]
+    assert titles(["no", "heading"]) == [(None, 0)]
+    assert titles([" = Last = \n"]) == [("Last", 0)]
+
+
+def test_raw_text_and_row_files_give_the_same_articles(tmp_path: Path) -> None:
+    rows = wikitext_rows(["Oak", "Elm", "Ash"])
+    (tmp_path / "a.parquet").write_bytes(parquet(rows))
+    raw = "".join(row["text"] or " \n" for row in rows)
+    (tmp_path / "wiki.train.raw").write_text(raw)
+    from_rows, _ = read(Wikitext(files=[str(tmp_path / "a.parquet")]))
+    from_raw, _ = read(Wikitext(files=[str(tmp_path / "*.raw")]))
+    assert [document.title for document in from_rows] == ["Oak", "Elm", "Ash"] == [document.title for document in from_raw]
+    assert "".join(document.text for document in from_raw) == raw
+    assert [(document.row, document.split) for document in from_rows] == [(1, None), (9, None), (17, None)]
+
+
+def test_wikitext_files_with_val_files_keep_upstreams_splits(tmp_path: Path) -> None:
+    for name in ("train", "valid"):
+        (tmp_path / f"wiki.{name}.raw").write_text(f" \n = {name} = \n \n text \n")
+    source = Wikitext(files=[str(tmp_path / "*.train.raw")], val_files=[str(tmp_path / "*.valid.raw")])
+    documents, _ = read(source)
+    assert [(document.title, document.split) for document in documents] == [("valid", "val"), ("train", "train")]
+    assert source.has_own_splits
+    assert Wikitext(val_files=["x"]).missing_setting()
+    assert not Wikitext(files=["x"]).has_own_splits
+
+
+def test_notes_come_sorted_by_relative_path_without_hidden_ones(tmp_path: Path) -> None:
+    for name, text in {
+        "b.md": "bee",
+        "a/z.md": "zed",
+        "a/empty.md": " \n",
+        ".git/x.md": "no",
+        "a/.hid.md": "no",
+        "c.txt": "no",
+        "D.MD": "dee",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bad.md").write_bytes(b"caf\xff\r\n")
+    documents, context = read(MarkdownFolder(path=str(tmp_path)))
+    assert [(document.file, document.text) for document in documents] == [
+        ("D.MD", "dee"),
+        ("a/z.md", "zed"),
+        ("b.md", "bee"),
+        ("bad.md", "caf\ufffd\r\n"),
+    ]
+    assert context.report.dropped == {"empty": 1}
+    assert documents[1].title == "z"
+
+
+def test_links_that_loop_end_and_linked_folders_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.md").write_text("a")
+    os.symlink(tmp_path / "notes", tmp_path / "notes/loop")
+    os.symlink(tmp_path / "notes", tmp_path / "zlink")
+    documents, _ = read(MarkdownFolder(path=str(tmp_path)))
+    assert [document.file for document in documents] == ["notes/a.md"]
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_roam_without_a_path_is_no_partition(tmp_path: Path) -> None:
+    for source in (MarkdownFolder(path=str(tmp_path / "no")), Roam(path=str(tmp_path / "no")), Gutenberg(path=str(tmp_path / "no"))):
+        for use in (lambda source=source: source.revision({}), lambda source=source: read(source)):
+            with pytest.raises(NielsCacheError, match="is not a folder; set it"):
+                use()
+    assert "path" in (Roam().missing_setting() or "")
+    assert Roam(path="x").missing_setting() is None
+
+
+def deep_block(levels: int) -> dict[str, Any]:
+    block: dict[str, Any] = {"string": "bottom"}
+    for _ in range(levels):
+        block = {"string": "level", "children": [block]}
+    return block
+
+
+def test_a_roam_export_becomes_one_outline_per_page(tmp_path: Path) -> None:
+    blocks = [{"string": "first", "uid": "u1", "children": [{"string": "inner\nsecond line"}, {"string": ""}]}, {"string": "last"}]
+    pages = [
+        {"title": "Reading", "uid": "page1", "children": blocks, "edit-time": 1},
+        {"title": "Empty", "children": []},
+        {"title": "Deep", "children": [deep_block(300)]},
+    ]
+    (tmp_path / "graph.json").write_text(json.dumps(pages))
+    (tmp_path / "note.md").write_text("- a note")
+    from_file, context = read(Roam(path=str(tmp_path / "graph.json")))
+    assert from_file[0].text == "Reading\n\n- first\n  - inner\n    second line\n- last"
+    assert [(document.title, document.source_id, document.row) for document in from_file] == [
+        ("Reading", "page1", 0),
+        ("Deep", "graph.json#2", 2),
+    ]
+    assert from_file[1].text.endswith("  " * 300 + "- bottom")
+    assert context.report.dropped == {"empty": 1}
+    from_folder, _ = read(Roam(path=str(tmp_path)))
+    assert [document.file for document in from_folder] == ["graph.json", "graph.json", "note.md"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '[{"children": []}]', "[{"])
+def test_json_that_is_no_roam_export_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "graph.json").write_text(content)
+    with pytest.raises(NielsCacheError, match=r"graph\.json: not"):
+        read(Roam(path=str(tmp_path)))
+
+
+HEADER = "\ufeffThe Project Gutenberg eBook of Oak Trees, by A. Writer\r\n\r\nTitle: Oak Trees\r\n\r\nLanguage: English\r\n\r\n"
+BODY = "CHAPTER I\r\n\r\nOaks grow.\r\n\r\n     *****\r\n\r\nThe end of it."
+FRAMES = {
+    "the": (
+        "*** START OF THE PROJECT GUTENBERG EBOOK OAK TREES ***\r\n",
+        "\r\n*** END OF THE PROJECT GUTENBERG EBOOK OAK TREES ***\r\nLicence",
+    ),
+    "this": (
+        "***START OF THIS PROJECT GUTENBERG EBOOK OAK TREES***\r\n\r\n",
+        "\r\nEnd of Project Gutenberg's Oak Trees, by A. Writer\r\n\r\n***END OF THIS PROJECT GUTENBERG EBOOK OAK TREES***\r\nLicence",
+    ),
+    "two lines": (
+        "*** START OF THE PROJECT GUTENBERG EBOOK OAK TREES AND\r\nOTHER TREES ***\r\n",
+        "\r\n*** END OF THE PROJECT GUTENBERG EBOOK OAK TREES AND\r\nOTHER TREES ***\r\nLicence",
+    ),
+    "small print": (
+        "**START**THE SMALL PRINT!**\r\nlegal words\r\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\r\n",
+        "\r\n\r\nEnd of the Project Gutenberg Etext of Oak Trees\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", FRAMES)
+def test_the_frame_of_a_book_is_cut(style: str) -> None:
+    start, end = FRAMES[style]
+    assert strip_project_gutenberg(HEADER + start + BODY + end) == ("Oak Trees", BODY)
+
+
+def test_a_book_without_markers_is_kept_whole(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_bytes(("\ufeff" + BODY).encode())
+    (tmp_path / "framed.txt").write_bytes((HEADER + FRAMES["the"][0] + BODY + FRAMES["the"][1]).encode())
+    (tmp_path / "hollow.txt").write_bytes((HEADER + FRAMES["the"][0] + FRAMES["the"][1]).encode())
+    books, context = read(Gutenberg(path=str(tmp_path)))
+    assert [(book.file, book.title, book.text) for book in books] == [("framed.txt", "Oak Trees", BODY), ("plain.txt", None, BODY)]
+    assert context.report.dropped == {"empty": 1}
+    assert not Gutenberg().enabled

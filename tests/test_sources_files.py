@@ -1,0 +1,227 @@
+"""Row and text files: what is found, what is read, and what a mistake in them says."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.files import files_digest, find_files
+from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import fineweb_row, json_lines
+from tests.read_sources import read
+
+ROWS = [fineweb_row(0, row) for row in range(7)]
+
+
+def one_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
+    (tmp_path / name).write_bytes(content)
+    return [str(tmp_path / name)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_json_lines_are_read_whatever_their_compression(tmp_path: Path, suffix: str) -> None:
+    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    files = one_file(tmp_path, f"web.jsonl{suffix}", compress(json_lines(ROWS)))
+    documents, context = read(Jsonl(files=files))
+    assert [(document.text, document.source_id, document.row) for document in documents] == [
+        (row["text"], row["id"], index) for index, row in enumerate(ROWS)
+    ]
+    assert {document.file for document in documents} == {f"web.jsonl{suffix}"}
+    assert not context.report.dropped
+
+
+def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path: Path) -> None:
+    for name, compress in (("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstandard.compress)):
+        files = one_file(tmp_path, name, b"".join(compress(json_lines([row])) for row in ROWS))
+        documents, _ = read(Jsonl(files=files))
+        assert [document.text for document in documents] == [row["text"] for row in ROWS]
+
+
+def test_parquet_rows_carry_their_file_and_row_across_row_groups(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for index, name in enumerate(["a.parquet", "b/a.parquet"]):
+        pq.write_table(pa.Table.from_pylist([fineweb_row(index, row) for row in range(7)]), tmp_path / name, row_group_size=3)
+    documents, _ = read(Parquet(files=[str(tmp_path / "**" / "*.parquet")]))
+    assert [(document.file, document.row) for document in documents] == [
+        (name, row) for name in ("a.parquet", "b/a.parquet") for row in range(7)
+    ]
+    for document in documents:
+        assert document.source_id == fineweb_row("/" in document.file, document.row)["id"]
+
+
+@pytest.mark.parametrize("kind", [Jsonl, Parquet])
+def test_rows_without_usable_text_are_dropped_and_counted(tmp_path: Path, kind: type[Jsonl | Parquet]) -> None:
+    rows = [{"body": "good", "n": 1}, {"body": None, "n": 2}, {"body": "  ", "n": 3}, {"body": "", "n": 4}]
+    content = json_lines(rows)
+    if kind is Parquet:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        content = (tmp_path / "rows.parquet").read_bytes()
+    documents, context = read(kind(files=one_file(tmp_path, "rows.any", content)))
+    assert [(document.text, document.source_id) for document in documents] == [("good", "rows.any#0")]
+    assert context.report.dropped == {"null_text": 1, "empty": 2}
+
+
+def test_json_text_that_is_no_string_or_is_missing_is_counted(tmp_path: Path) -> None:
+    rows = [{"text": "good"}, {"text": 3}, {"text": ["a"]}, {"other": "b"}]
+    _, context = read(Jsonl(files=one_file(tmp_path, "rows.jsonl", json_lines(rows))))
+    assert context.report.dropped == {"non_string_text": 2, "missing_text_field": 1}
+
+
+def test_a_parquet_column_that_is_no_string_is_counted(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
+    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")]))
+    assert (documents, context.report.dropped) == ([], {"non_string_text": 2})
+
+
+@pytest.mark.parametrize("kind", [Jsonl, Parquet])
+def test_a_text_field_that_no_row_has_is_an_error_that_lists_the_fields(tmp_path: Path, kind: type[Jsonl | Parquet]) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_bytes(json_lines(ROWS))
+    files = [str(tmp_path / f"rows.{kind.__name__.lower()}")]
+    with pytest.raises(NielsCacheError, match=r"rows\.\w+: no field 'body'; set text_field to one of: text, id, dump"):
+        read(kind(files=files, text_field="body"))
+    documents, _ = read(kind(files=files, text_field="url", id_field="file_path"))
+    assert [(document.text, document.source_id) for document in documents] == [(row["url"], row["file_path"]) for row in ROWS]
+
+
+def test_rows_without_any_string_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match="no text field found; set text_field to one of: n, m"):
+        read(Jsonl(files=one_file(tmp_path, "rows.jsonl", json_lines([{"n": 1, "m": None}]))))
+
+
+@pytest.mark.parametrize("bad", [b'{"text": "cut', b"[1, 2]", b"not json"])
+def test_a_bad_json_line_is_an_error_with_file_and_line(tmp_path: Path, bad: bytes) -> None:
+    files = one_file(tmp_path, "rows.jsonl", b'{"text": "a"}\n\n' + bad + b"\n")
+    with pytest.raises(NielsCacheError, match=r"rows\.jsonl: line 3 is "):
+        read(Jsonl(files=files))
+
+
+def test_invalid_utf8_and_byte_order_marks_are_repaired_everywhere(tmp_path: Path) -> None:
+    line = b'\xef\xbb\xbf{"text": "caf\xff"}\n'
+    assert read(Jsonl(files=one_file(tmp_path, "a.jsonl", line)))[0][0].text == "caf\ufffd"
+    assert read(Text(files=one_file(tmp_path, "a.txt", b"\xef\xbb\xbfcaf\xff")))[0][0].text == "caf\ufffd"
+    column = pa.array([b"caf\xff", None, b"ok"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")]))
+    assert [document.text for document in documents] == ["caf\ufffd", "ok"]
+    assert context.report.dropped == {"null_text": 1}
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "expected"),
+    [
+        ("document", [("one\ntwo\r\n\n\nthree\n", 0)]),
+        ("paragraph", [("one\ntwo", 0), ("three", 1)]),
+        ("line", [("one", 0), ("two", 1), ("three", 4)]),
+    ],
+)
+def test_text_files_are_sampled_by_document_paragraph_or_line(tmp_path: Path, sample_by: str, expected: list[tuple[str, int]]) -> None:
+    files = one_file(tmp_path, "a.txt", b"one\ntwo\r\n\n\nthree\n")
+    documents, context = read(Text.model_validate({"source": "text", "files": files, "sample_by": sample_by}))
+    assert [(document.text, document.row) for document in documents] == expected
+    assert context.report.dropped == ({"empty": 2} if sample_by == "line" else {})
+
+
+def test_an_empty_text_file_is_counted(tmp_path: Path) -> None:
+    for sample_by in ("document", "paragraph", "line"):
+        source = Text.model_validate({"source": "text", "files": one_file(tmp_path, "a.txt", b""), "sample_by": sample_by})
+        documents, context = read(source)
+        assert (documents, context.report.dropped) == ([], {"empty": 1})
+
+
+def test_large_documents_do_not_pile_up_in_a_batch(tmp_path: Path) -> None:
+    files = one_file(tmp_path, "a.txt", b"\n".join([b"x" * 400_000] * 7))
+    from niels_cache_assets.sources.base import StreamContext
+
+    batches = Text(files=files, sample_by="line").documents(StreamContext(seed=1))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("kind", [Jsonl, Parquet, Text])
+def test_a_glob_without_a_match_is_an_error_that_names_it(tmp_path: Path, kind: type[Jsonl | Parquet | Text]) -> None:
+    source: PretrainSource = kind(files=[str(tmp_path / "*.nothing")])
+    for use in (lambda: source.revision({}), lambda: read(source)):
+        with pytest.raises(NielsCacheError, match=r"\*\.nothing' matches no file"):
+            use()
+
+
+def test_a_folder_where_files_are_expected_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match=r"is a folder; name the files in it"):
+        find_files([str(tmp_path)])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.jsonl.gz", Jsonl), ("a.txt.zst", Text), ("a.parquet", Parquet)])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, kind: type[Jsonl | Parquet | Text], cut: bool) -> None:
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+    else:
+        content = (gzip.compress if name.endswith("gz") else zstandard.compress)(json_lines(ROWS))
+    files = one_file(tmp_path, name, content[: len(content) // 2] if cut else b"garbage" * 100)
+    with pytest.raises(NielsCacheError, match=name):
+        read(kind(files=files))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    files = one_file(tmp_path, "a.txt", b"secret")
+    os.chmod(files[0], 0)
+    with pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read"):
+        read(Text(files=files))
+
+
+def test_a_file_that_vanishes_after_it_was_found_is_named(tmp_path: Path) -> None:
+    files = find_files(one_file(tmp_path, "a.txt", b"here"))
+    os.remove(files[0].url)
+    with pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read \(No such file"):
+        files_digest(files)
+
+
+def test_names_are_relative_to_the_common_folder_before_the_wildcards(tmp_path: Path) -> None:
+    for name in ("x/b/2.txt", "x/b/1.txt", "x/a/1.txt", "y/1.txt", "odd[1].txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def names(*patterns: str) -> list[str]:
+        return [file.name for file in find_files([str(tmp_path / pattern) for pattern in patterns])]
+
+    assert names("x/*/*.txt") == ["a/1.txt", "b/1.txt", "b/2.txt"]
+    assert names("x/b/*.txt") == ["1.txt", "2.txt"]
+    assert names("x/b/1.txt") == ["1.txt"]
+    assert names("x/**/1.txt", "y/*.txt") == ["x/a/1.txt", "x/b/1.txt", "y/1.txt"]
+    assert names("x/b/*.txt", "x/*/1.txt") == ["a/1.txt", "b/1.txt", "b/2.txt"], "each once"
+    assert names("odd[1].txt") == ["odd[1].txt"], "a file that is there is meant literally"
+
+
+def test_fsspec_urls_are_read_like_paths(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/corpus/b.jsonl": json_lines(ROWS[3:]), "/corpus/a.jsonl.gz": gzip.compress(json_lines(ROWS[:3]))})
+    source = Jsonl(files=["memory://corpus/*.jsonl*"])
+    first = source.revision({})
+    documents, _ = read(source)
+    assert [document.text for document in documents] == [row["text"] for row in ROWS]
+    assert [document.file for document in documents] == ["a.jsonl.gz"] * 3 + ["b.jsonl"] * 4
+    memory.pipe("/corpus/b.jsonl", json_lines(ROWS))
+    assert source.revision({}) != first
+    with pytest.raises(NielsCacheError, match="cannot be mixed"):
+        find_files(["memory://corpus/*", *one_file(tmp_path, "a.txt", b"a")])
+
+
+def test_the_revision_follows_names_and_content_and_not_the_place(tmp_path: Path) -> None:
+    revisions = []
+    for folder, name, content in (("a", "n.txt", b"one"), ("b", "n.txt", b"one"), ("c", "m.txt", b"one"), ("d", "n.txt", b"two")):
+        (tmp_path / folder).mkdir()
+        one_file(tmp_path / folder, name, content)
+        revisions.append(Text(files=[str(tmp_path / folder / "*.txt")]).revision({}))
+    assert revisions[0] == revisions[1]
+    assert len(set(revisions)) == 3
+    assert Text(files=[str(tmp_path / "a/*.txt")]).identity() == Text(files=[str(tmp_path / "b/*.txt")]).identity()

@@ -1,0 +1,222 @@
+"""Hub sources against a hub on the loopback interface, and the same loading code on local files."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, json_lines, parquet
+from tests.loopback_hub import LoopbackHub
+from tests.read_sources import read, read_from
+
+FINEWEB = "HuggingFaceFW/fineweb-edu"
+
+
+def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub: LoopbackHub) -> None:
+    tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
+    fineweb, wikitext, dolly, oasst = read_from(hub, *tables, {"source": "oasst1", "val_split": "validation"})
+
+    assert fineweb["revision"] == hub.commit(FINEWEB)
+    assert {item["source_id"] for item in fineweb["items"]} == {
+        fineweb_row(file, row)["id"] for file in range(FINEWEB_FILES) for row in range(FINEWEB_ROWS)
+    }
+    for item in fineweb["items"]:
+        file = int(item["file"].removeprefix(f"data/{CRAWL}/train-")[:5])
+        assert fineweb_row(file, item["row"])["text"] == item["text"]
+
+    assert [(item["title"], item["split"]) for item in wikitext["items"]] == [
+        *((f"River {number}", "val") for number in (1, 2)),
+        *((f"Town {number}", "train") for number in range(9)),
+    ]
+    assert len(dolly["items"]) == 30
+    assert dolly["items"][0]["messages"][0]["content"] == "What is 0 plus 0?\n\ncontext:\n0 is a number."
+    assert dolly["items"][1] == {
+        "messages": [{"role": "user", "content": "What is 1 plus 1?"}, {"role": "assistant", "content": "It is 2."}],
+        "source_id": "databricks-dolly-15k.jsonl#1",
+        "file": "databricks-dolly-15k.jsonl",
+        "row": 1,
+        "group": None,
+        "category": "open_qa",
+        "split": None,
+    }
+    assert oasst["facts"] == {"trees": 14}
+    assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24
+
+    resolved = {path.split("/resolve/")[1].split("/")[0] for _, path, _ in hub.requests if "/resolve/" in path}
+    assert resolved == {hub.commit(name) for name in hub.repositories}, "files are read at the commit, never at main"
+    assert all(asked for method, path, asked in hub.requests if method == "GET" and path.endswith(".parquet")), "Range reads only"
+
+
+def test_the_stream_has_the_order_of_plain_load_dataset(hub: LoopbackHub) -> None:
+    script = """
+        import json
+        from datasets import load_dataset
+        from niels_cache_assets.sources.hub_text import FinewebEdu
+        from tests.read_sources import read
+        ours, _ = read(FinewebEdu(shuffle_buffer=20))
+        plain = load_dataset("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
+        print(json.dumps([[document.text for document in ours], [row["text"] for row in plain]]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=hub.env, capture_output=True, text=True, timeout=120, check=True
+    )
+    ours, plain = json.loads(done.stdout)
+    assert len(plain) == FINEWEB_FILES * FINEWEB_ROWS
+    assert ours == plain
+
+
+def test_columns_that_are_not_needed_are_not_downloaded(hub: LoopbackHub) -> None:
+    noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
+    rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(40)]
+    content = parquet(rows, row_group_size=20)
+    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": content}
+    (result,) = read_from(hub, {"source": "huggingface", "dataset": "example/wide"})
+    assert [item["text"] for item in result["items"]] == [row["text"] for row in rows]
+    assert 0 < sum(hub.served) < len(content) / 2
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"source": "huggingface", "dataset": "no/such"}, "no/such: no such data set on the hub, or a private one"),
+        ({"source": "huggingface", "dataset": "not a name"}, "write owner/name"),
+        ({"source": "fineweb_edu", "config": "CC-MAIN-2024-11"}, f"no config 'CC-MAIN-2024-11'; did you mean '{CRAWL}'?"),
+        ({"source": "fineweb_edu", "config": None}, f"set config to one of: {CRAWL}, sample-10BT"),
+        ({"source": "fineweb_edu", "split": "trian"}, "no split 'trian'; did you mean 'train'?"),
+        ({"source": "fineweb_edu", "pinned_revision": "v9"}, "no revision 'v9'"),
+        ({"source": "fineweb_edu", "text_field": "body"}, "set text_field to one of: text, id, dump, url"),
+        ({"source": "dolly15k", "dataset": "OpenAssistant/oasst1"}, "rows have no instruction and no response"),
+        ({"source": "wikitext"}, "gated; accept its terms"),
+    ],
+)
+def test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do(
+    table: dict[str, Any], expected: str, error_results: dict[str, dict[str, Any]]
+) -> None:
+    result = error_results[json.dumps(table)]
+    assert expected in result["error"]
+    assert not result["unavailable"]
+    assert "\n" not in result["error"]
+    assert "hf_secretsecretsecret" not in result["error"]
+
+
+@pytest.fixture(scope="module")
+def error_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All tables of the test above, read in one child process (importing the libraries takes longer than the tests)."""
+    from tests.hub_repositories import hub_repositories
+
+    (marker,) = (mark for mark in test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do.pytestmark)  # type: ignore[attr-defined]
+    tables = [table for table, _ in marker.args[1]]
+    hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
+    hub.gated.add("Salesforce/wikitext")
+    hub.env["HF_TOKEN"] = "hf_secretsecretsecret"
+    results = read_from(hub, *tables)
+    hub.close()
+    return {json.dumps(table): result for table, result in zip(tables, results, strict=True)}
+
+
+def test_a_hub_that_is_down_is_unavailable_and_not_an_error_of_the_user(hub: LoopbackHub) -> None:
+    hub.down = True
+    (broken,) = read_from(hub, {"source": "fineweb_edu"})
+    hub.close()
+    (gone,) = read_from(hub, {"source": "fineweb_edu"})
+    for result in (broken, gone):
+        assert result["unavailable"]
+        assert "the hub cannot be reached now" in result["error"]
+
+
+def write_mirror(folder: Path) -> list[str]:
+    """Three Parquet files of 40 rows in row groups of 16."""
+    paths = [folder / f"train-{file}.parquet" for file in range(FINEWEB_FILES)]
+    for file, path in enumerate(paths):
+        path.write_bytes(parquet([fineweb_row(file, row) for row in range(FINEWEB_ROWS)]))
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("buffer", [7, 64, 1000])
+def test_a_local_mirror_shuffles_as_load_dataset_does_and_rows_are_right(tmp_path: Path, buffer: int) -> None:
+    import datasets
+
+    paths = write_mirror(tmp_path)
+    documents, _ = read(FinewebEdu(files=[str(tmp_path / "*.parquet")], shuffle_buffer=buffer))
+    plain = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
+    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=buffer)]
+    assert {(document.file, document.row) for document in documents} == {
+        (f"train-{file}.parquet", row) for file in range(FINEWEB_FILES) for row in range(FINEWEB_ROWS)
+    }
+    for document in documents:
+        row = fineweb_row(int(document.file[6]), document.row)
+        assert (document.text, document.source_id) == (row["text"], row["id"])
+
+
+def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path) -> None:
+    rows = [fineweb_row(0, row) for row in range(5)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
+    (tmp_path / "b.txt").write_text("first\nsecond\n\nthird")
+    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")]))
+    assert [(document.text, document.file, document.row) for document in documents] == [
+        (row["text"], "a.jsonl.gz", index) for index, row in enumerate(rows)
+    ]
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")]))
+    assert [(document.text, document.row) for document in documents] == [("first", 0), ("second", 1), ("third", 3)]
+    assert context.report.dropped == {"empty": 1}
+    shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
+    assert {(document.text, document.row) for document in shuffled} == {("first", 0), ("second", 1), ("third", 3)}
+
+
+def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    source = FinewebEdu(files=[str(tmp_path / "train-[01].parquet")], val_files=[str(tmp_path / "train-2.parquet")])
+    assert source.has_own_splits
+    documents, _ = read(source)
+    assert {(document.file, document.split) for document in documents} == {
+        ("train-2.parquet", "val"),
+        ("train-0.parquet", "train"),
+        ("train-1.parquet", "train"),
+    }
+
+
+def test_null_text_is_dropped_and_counted_and_the_first_string_field_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")]))
+    assert [(document.text, document.source_id) for document in documents] == [("one", "a.parquet#0")]
+    assert context.report.dropped == {"null_text": 1, "empty": 1}
+
+
+def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    damaged = tmp_path / "train-1.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[100:2000] = bytes(1900)
+    damaged.write_bytes(content)
+    with pytest.raises(NielsCacheError, match=r"train-1\.parquet: damaged"):
+        read(FinewebEdu(files=[str(tmp_path / "*.parquet")]))
+
+
+def test_closing_a_shuffled_stream_early_is_quick_and_the_process_ends_well(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    script = f"""
+        import time
+        from niels_cache_assets.sources.base import StreamContext
+        from niels_cache_assets.sources.hub_text import FinewebEdu
+        for _ in range(5):
+            stream = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7).documents(StreamContext(seed=42))
+            next(stream)
+            begin = time.monotonic()
+            stream.close()
+            print(time.monotonic() - begin)
+    """
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True)
+    seconds = [float(line) for line in done.stdout.split()]
+    assert len(seconds) == 5
+    assert max(seconds) < 2, "Hugging Face's own five seconds of sleep are off"
+    assert time.monotonic() - begin < 60
