@@ -1,0 +1,239 @@
+"""SFT sources on rows in their real schema: what becomes a conversation, and why the rest does not."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.conversations import conversation_problem
+from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import dolly_rows, json_lines, oasst_rows, parquet
+from tests.read_sources import read
+
+USER = {"role": "user", "content": "Hi"}
+ASSISTANT = {"role": "assistant", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([USER, ASSISTANT], None),
+        ([{"role": "system", "content": "Be kind"}, USER, ASSISTANT, USER], None),
+        ([], "empty_conversation"),
+        ([USER], "no_assistant"),
+        ([USER, {"role": "tool", "content": "x"}, ASSISTANT], "unknown_role"),
+        ([{"content": "x"}], "unknown_role"),
+        ([{"role": ["user"], "content": "x"}], "unknown_role"),
+        ([USER, {"role": "assistant", "content": " \n"}], "empty_content"),
+        ([USER, {"role": "assistant", "content": None}], "null_content"),
+        ([USER, {"role": "assistant", "content": 3}], "non_string_content"),
+    ],
+)
+def test_what_is_wrong_with_a_conversation(messages: list[dict[str, Any]], problem: str | None) -> None:
+    assert conversation_problem(messages) == problem
+
+
+def chat(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Any], dict[str, int]]:
+    (tmp_path / "chats.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
+    conversations, context = read(ChatJsonl(files=[str(tmp_path / "*.jsonl.gz")], **keys))
+    return conversations, dict(context.report.dropped)
+
+
+def test_openai_and_sharegpt_rows_become_conversations(tmp_path: Path) -> None:
+    sharegpt = [{"from": "system", "value": ""}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    conversations, dropped = chat(tmp_path, [{"messages": [USER, ASSISTANT]}, {"messages": sharegpt, "id": "c7"}])
+    assert [conversation.messages for conversation in conversations] == [[USER, ASSISTANT]] * 2
+    assert [(conversation.source_id, conversation.row) for conversation in conversations] == [("chats.jsonl.gz#0", 0), ("c7", 1)]
+    assert not dropped
+    conversations, _ = chat(tmp_path, [{"conversations": sharegpt}], messages_field="conversations")
+    assert conversations[0].messages == [USER, ASSISTANT]
+
+
+def test_chat_rows_that_cannot_be_trained_on_are_counted_by_reason(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [USER, ASSISTANT]},
+        {"messages": []},
+        {"messages": [USER]},
+        {"messages": [USER, {"role": "function", "content": "x"}]},
+        {"messages": [USER, {"role": "assistant", "content": ""}]},
+        {"messages": "Hi"},
+        {"messages": None},
+        {"messages": ["Hi"]},
+        {"text": "Hi"},
+    ]
+    conversations, dropped = chat(tmp_path, rows)
+    assert len(conversations) == 1
+    assert dropped == {
+        "empty_conversation": 1,
+        "no_assistant": 1,
+        "unknown_role": 1,
+        "empty_content": 1,
+        "malformed_messages": 3,
+        "missing_messages_field": 1,
+    }
+
+
+def test_instruction_rows_become_conversations(tmp_path: Path) -> None:
+    rows = [
+        {"question": "Add", "extra": "1 and 2", "answer": "3", "setting": "You add."},
+        {"question": "Say hi", "extra": " ", "answer": "hi", "setting": None},
+        {"question": "Nothing", "extra": "", "answer": None, "setting": None},
+    ]
+    keys = {"instruction_field": "question", "input_field": "extra", "output_field": "answer", "system_field": "setting"}
+    conversations, dropped = chat(tmp_path, rows, **keys)
+    assert [conversation.messages for conversation in conversations] == [
+        [{"role": "system", "content": "You add."}, {"role": "user", "content": "Add\n\n1 and 2"}, {"role": "assistant", "content": "3"}],
+        [{"role": "user", "content": "Say hi"}, {"role": "assistant", "content": "hi"}],
+    ]
+    assert dropped == {"null_content": 1}
+    assert "output_field" in (ChatJsonl(files=["x"], instruction_field="q").missing_setting() or "")
+
+
+def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match=r"no field 'messages'.*set messages_field to one of: prompt, reply"):
+        chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
+
+
+def test_chats_are_read_from_parquet_too(tmp_path: Path) -> None:
+    (tmp_path / "chats.parquet").write_bytes(parquet([{"messages": [USER, ASSISTANT]}] * 3))
+    conversations, _ = read(ChatJsonl(files=[str(tmp_path / "*.parquet")]))
+    assert [(conversation.messages, conversation.row) for conversation in conversations] == [([USER, ASSISTANT], row) for row in range(3)]
+
+
+def test_dolly_rows_take_their_context_along(tmp_path: Path) -> None:
+    rows = [*dolly_rows(4), {"instruction": "Why?", "context": None, "response": " ", "category": "open_qa"}]
+    (tmp_path / "dolly.jsonl").write_bytes(json_lines(rows))
+    source = Dolly15k(files=[str(tmp_path / "*.jsonl")], system_message="Be brief.")
+    conversations, context = read(source)
+    assert [conversation.category for conversation in conversations] == ["closed_qa", "open_qa", "open_qa", "closed_qa"]
+    assert [message["content"] for message in conversations[3].messages] == [
+        "Be brief.",
+        "What is 3 plus 3?\n\ncontext:\n3 is a number.",
+        "It is 6.",
+    ]
+    assert [message["content"] for message in conversations[1].messages] == ["Be brief.", "What is 1 plus 1?", "It is 2."]
+    assert context.report.dropped == {"empty_content": 1}
+
+
+def message(name: str, parent: str | None, role: str, text: str | None = "words", **more: Any) -> dict[str, Any]:
+    return {
+        "message_id": name,
+        "parent_id": parent,
+        "message_tree_id": "t",
+        "text": text,
+        "role": role,
+        "lang": "en",
+        "deleted": False,
+    } | more
+
+
+def oasst(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Any], dict[str, int]]:
+    (tmp_path / "messages.parquet").write_bytes(parquet(rows))
+    conversations, context = read(Oasst1(files=[str(tmp_path / "messages.parquet")], **keys))
+    return conversations, dict(context.report.dropped)
+
+
+def ids(conversations: list[Any]) -> list[str]:
+    return [conversation.source_id for conversation in conversations]
+
+
+def test_every_path_from_root_to_leaf_is_a_thread_whatever_the_order_of_rows(tmp_path: Path) -> None:
+    rows = oasst_rows(3)
+    conversations, dropped = oasst(tmp_path, rows)
+    assert ids(conversations) == ["t0aqa", "t0b", "t1aqa", "t1b", "t2aqa", "t2b"]
+    assert [conversation.group for conversation in conversations] == ["t0", "t0", "t1", "t1", "t2", "t2"]
+    assert [(entry["role"], entry["content"]) for entry in conversations[0].messages] == [
+        ("user", "prompter says t0"),
+        ("assistant", "assistant says t0a"),
+        ("user", "prompter says t0aq"),
+        ("assistant", "assistant says t0aqa"),
+    ]
+    assert (conversations[0].file, conversations[0].row) == ("messages.parquet", 4)
+    assert not dropped
+    backwards, _ = oasst(tmp_path, rows[::-1])
+    assert sorted(ids(backwards)) == sorted(ids(conversations))
+
+
+def as_tree(rows: list[dict[str, Any]], root: str) -> dict[str, Any]:
+    def node(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "replies": [node(reply) for reply in rows if reply["parent_id"] == row["message_id"]]}
+
+    (prompt,) = (row for row in rows if row["message_id"] == root)
+    return {"message_tree_id": root, "tree_state": "ready_for_export", "prompt": node(prompt)}
+
+
+def test_tree_files_give_the_same_threads_as_flat_messages(tmp_path: Path) -> None:
+    rows = oasst_rows(3)
+    flat, _ = oasst(tmp_path, rows)
+    (tmp_path / "oasst.trees.jsonl").write_bytes(json_lines([as_tree(rows, f"t{tree}") for tree in range(3)]))
+    trees, context = read(Oasst1(files=[str(tmp_path / "*.trees.jsonl")]))
+    assert [(tree.messages, tree.source_id, tree.group) for tree in trees] == [(row.messages, row.source_id, row.group) for row in flat]
+    assert len(trees) == 6
+    assert context.report.facts == {"trees": 3}
+    assert {conversation.row for conversation in trees} == {0, 1, 2}, "row is the tree's line"
+    (tmp_path / "flat.jsonl").write_bytes(json_lines(rows))
+    with pytest.raises(NielsCacheError, match="name only one kind"):
+        read(Oasst1(files=[str(tmp_path / "*.jsonl")]))
+
+
+def test_threads_that_cannot_be_used_are_cut_or_counted(tmp_path: Path) -> None:
+    rows = [
+        message("t", None, "prompter"),
+        message("a", "t", "assistant"),
+        message("aq1", "a", "prompter"),  # cut back to a
+        message("aq2", "a", "prompter"),  # the same after cutting
+        message("q", "t", "prompter"),
+        message("qa", "q", "assistant"),  # two questions in a row
+        message("e", "t", "assistant", text=" "),  # empty, passed over: nothing is left to learn
+        message("x", "t", "moderator"),
+        message("xa", "x", "assistant"),
+        message("d", "t", "assistant", deleted=True),
+        message("dq", "d", "prompter"),  # below a deleted one
+        message("s", "t", "assistant", lang="es"),
+        message("n", "t", "assistant", lang=None),
+    ]
+    conversations, dropped = oasst(tmp_path, rows)
+    assert ids(conversations) == ["a", "n"]
+    assert [entry["role"] for entry in conversations[0].messages] == ["user", "assistant"]
+    assert dropped == {
+        "duplicate_after_cut": 1,
+        "not_alternating": 1,
+        "empty_message": 1,
+        "no_assistant": 1,
+        "unknown_role": 1,
+        "deleted": 1,
+        "without_parent": 1,
+        "other_language": 1,
+    }
+    conversations, _ = oasst(tmp_path, rows, languages=[])
+    assert ids(conversations) == ["a", "s", "n"]
+
+
+def chain(length: int, tree: str = "t") -> list[dict[str, Any]]:
+    roles = ("prompter", "assistant")
+    return [message(f"{tree}{depth}", f"{tree}{depth - 1}" if depth else None, roles[depth % 2]) for depth in range(length)]
+
+
+def test_long_threads_keep_their_first_messages_and_deep_trees_do_not_recurse(tmp_path: Path) -> None:
+    rows = chain(5000)
+    rows += [message(f"leaf{depth}", f"t{depth}", "assistant") for depth in range(30, 5000, 2)]
+    conversations, dropped = oasst(tmp_path, rows)
+    assert ids(conversations) == ["t31", "leaf30"]
+    assert {len(conversation.messages) for conversation in conversations} == {32}
+    assert dropped == {"duplicate_after_cut": len(range(32, 5000, 2))}
+    conversations, _ = oasst(tmp_path, rows, max_messages=3)
+    assert ids(conversations) == ["t1"], "three messages end with a question, so two are kept"
+
+
+def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match="rows have no message_id and no parent_id"):
+        oasst(tmp_path, [{"text": "x"}])
+
+
+def test_conversations_are_json(tmp_path: Path) -> None:
+    conversations, _ = oasst(tmp_path, oasst_rows(1))
+    assert json.loads(json.dumps(conversations[0].messages)) == conversations[0].messages

@@ -1,0 +1,79 @@
+"""One stream mixed from others."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.hub_text import FinewebEdu
+from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import fineweb_row, json_lines, parquet
+from tests.read_sources import read
+
+
+@pytest.fixture
+def siblings(tmp_path: Path) -> dict[str, PretrainSource]:
+    (tmp_path / "web.jsonl").write_bytes(json_lines([fineweb_row(0, row) for row in range(60)]))
+    (tmp_path / "poem.txt").write_text("\n".join(f"line {row}" for row in range(20)))
+    (tmp_path / "mirror.parquet").write_bytes(parquet([fineweb_row(1, row) for row in range(40)]))
+    web, poem = Jsonl(files=[str(tmp_path / "web.jsonl")]), Text(files=[str(tmp_path / "poem.txt")], sample_by="line")
+    mirror = FinewebEdu(files=[str(tmp_path / "mirror.parquet")], shuffle_buffer=10)
+    return {"web": web, "poem": poem, "mirror": mirror, "mix": Interleave(members={"web": 1.0})}
+
+
+def test_members_are_drawn_by_weight_in_their_own_order(siblings: dict[str, PretrainSource]) -> None:
+    lock = threading.Lock()  # a context may hold what cannot be pickled
+    source = Interleave(members={"web": 3, "poem": 1})
+    documents, _ = read(source, siblings=siblings, revision=source.revision(siblings), log=lambda message: lock.acquire())
+    again, _ = read(source, siblings=siblings)
+    other, _ = read(source, seed=43, siblings=siblings)
+    assert documents == again
+    assert [document.file for document in documents] != [document.file for document in other]
+    drawn = Counter(document.file for document in documents)
+    assert drawn["web/web.jsonl"] > 1.5 * drawn["poem/poem.txt"] > 0
+    assert drawn["web/web.jsonl"] == 60 or drawn["poem/poem.txt"] == 20, "it ends with the first member that ends"
+    web = [document for document in documents if document.file == "web/web.jsonl"]
+    assert [document.row for document in web] == list(range(len(web)))
+    assert web[0].source_id == fineweb_row(0, 0)["id"]
+    assert web[0].text == fineweb_row(0, 0)["text"]
+
+
+def test_all_exhausted_repeats_short_members(siblings: dict[str, PretrainSource]) -> None:
+    documents, _ = read(Interleave(members={"mirror": 1, "poem": 1}, stopping_strategy="all_exhausted"), siblings=siblings)
+    drawn = Counter(document.source_id for document in documents)
+    assert len(drawn) == 60
+    assert max(drawn[f"poem.txt#{row}"] for row in range(20)) > 1
+
+
+def test_closing_a_mixed_stream_early_is_clean(siblings: dict[str, PretrainSource]) -> None:
+    stream = Interleave(members={"mirror": 1, "web": 1}).documents(StreamContext(seed=1, siblings=siblings))
+    assert next(stream)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_the_revision_follows_the_members(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
+    source = Interleave(members={"web": 1, "poem": 1})
+    before = source.revision(siblings)
+    (tmp_path / "poem.txt").write_text("another poem")
+    assert source.revision(siblings) != before
+    with pytest.raises(NielsCacheError, match="changed upstream"):
+        read(source, siblings=siblings, revision=before)
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({"wbe": 1}, "no data set 'wbe'; did you mean 'web'?"),
+        ({"mix": 1}, "'mix' is an interleave itself"),
+        ({"web": 0}, "the weight of 'web' is 0"),
+        ({"web": -1}, "weights must be above 0"),
+    ],
+)
+def test_members_that_cannot_be_mixed_are_an_error(siblings: dict[str, PretrainSource], members: dict[str, float], expected: str) -> None:
+    with pytest.raises(NielsCacheError) as error:
+        read(Interleave(members=members), siblings=siblings)
+    assert expected in str(error.value)
