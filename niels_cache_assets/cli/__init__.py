@@ -27,7 +27,10 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for `niels-cache l
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. --help and --version leave by SystemExit, as argparse has it."""
+    """Run one command and return its exit code. --help and --version leave by SystemExit, as argparse has it.
+
+    `argv` None: the command line of this process, which an interrupted build then ends at once.
+    """
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         if arguments is None:
@@ -40,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_USE
     except Interrupted as interrupt:
         print_error(str(interrupt))
+        if argv is None:  # the process is ours: threads that still encode would hold up its exit by a second or more
+            os._exit(interrupt.exit_code)
         return interrupt.exit_code
     except KeyboardInterrupt:
         print_error("interrupted")

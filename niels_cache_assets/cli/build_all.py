@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, listener=listener)
     console = output()
     print_results(console, results)
-    print_next_steps(console, results, registry=registry, arguments=arguments)
+    print_next_steps(console, results, arguments)
     return EXIT_FAILED if any(result.state == "failed" for result in results) else 0
 
 

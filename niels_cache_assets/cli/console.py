@@ -75,8 +75,6 @@ def total_bytes(meta: Mapping[str, Any]) -> int:
 
 def split_counts(meta: Mapping[str, Any]) -> tuple[str, str]:
     """What a cache holds, for its train and val cells: tokens of a pretrain cache, examples of an SFT cache, pieces of a tokenizer."""
-    if not meta.get("built", True):
-        return "-", "-"
     if meta["kind"] == "tokenizer":
         return counted(meta["vocab_size"], "piece"), "-"
     unit = "token" if meta["kind"] == "pretrain" else "example"

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS
 
 _DESCRIPTION = """\
 Turn text into token caches, with lineage and sha256 for every file, and look at what is there.
@@ -175,7 +174,7 @@ def _help_of(flag: Flag) -> str:
 
 def _add_sample_options(parser: _Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="a data set that is built")
-    parser.add_argument("--split", metavar="SPLIT", default=SPLITS[0], help=f"{' or '.join(SPLITS)} (default: {SPLITS[0]})")
+    parser.add_argument("--split", metavar="SPLIT", default="train", help="train or val (default: train)")
     parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
     parser.add_argument("--seed", metavar="N", type=whole_number, help="the same seed shows the same; default: another choice every time")
     parser.add_argument("--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128)")

@@ -64,9 +64,11 @@ def abbreviated(number: float) -> str:
 
 
 def outcome_line(result: LaunchResult) -> str:
-    """`built in 4.2 s`; for a failure its message."""
-    took = f"{result.state.replace('_', ' ')} in {result.seconds:.1f} s"
-    return f"{took}: {result.message}" if result.message else took
+    """`built in 4.2 s`; for a failure its message, which the table at the end repeats."""
+    state = result.state.replace("_", " ")
+    if result.state == "skipped":
+        return state
+    return f"{state} in {result.seconds:.1f} s" + (f": {result.message}" if result.message else "")
 
 
 class BarListener:

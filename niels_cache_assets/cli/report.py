@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from niels_cache_assets.cli.console import SHORT_SHA256, content_hash, file_size, new_table, split_counts, total_bytes
-from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, PROFILES, ROOT_VARIABLE, Registry
+from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_runtime.formats import idx_name, tokens_name
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult
 
 STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
+HOME_VARIABLE = "DAGSTER_HOME"
 _WINDOW = 256  # T of the example, or less where a split has less
 
 
@@ -37,20 +39,21 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     )
     for result in results:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])
-        if result.meta is None or result.state in ("failed", "skipped"):
+        if result.meta is None or not result.meta.get("built", True):
             cells = ["-", "-", "-", "-"]
         else:
-            cells = [*split_counts(result.meta), file_size(total_bytes(result.meta)), _hash_cell(result)]
+            cells = [*split_counts(result.meta), file_size(total_bytes(result.meta)), content_hash(result.meta)[:SHORT_SHA256]]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
     console.print(table)
-    console.print()
-    for result in results:
-        if result.message:
-            console.print(Text(f"{result.name} {result.state.replace('_', ' ')}", style=STYLES[result.state]), end="")
-            console.print(f": {result.message}", soft_wrap=True)
+    noted = [result for result in results if result.message]
+    if noted:
+        console.print()
+    for result in noted:
+        console.print(Text(f"{result.name} {result.state.replace('_', ' ')}", style=STYLES[result.state]), end="")
+        console.print(f": {result.message}", soft_wrap=True)
 
 
-def print_next_steps(console: Console, results: Sequence[LaunchResult], *, registry: Registry, arguments: argparse.Namespace) -> None:
+def print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
     """How to look, check and train, with the real paths. Nothing where nothing was built."""
     built = [result for result in results if result.state == "built" and result.family != "tokenizer" and result.meta and result.directory]
     if not built:
@@ -59,7 +62,7 @@ def print_next_steps(console: Console, results: Sequence[LaunchResult], *, regis
     example = next((result for result in built if result.family == "pretrain"), built[0])
     console.print("\nWhat to do next", style="bold")
     for command, purpose in (
-        (_ui_command(registry, arguments), "lineage, counts and history in the Dagster UI"),
+        (_ui_command(arguments), "lineage, counts and history in the Dagster UI"),
         (f"niels-cache verify{options}", "hash every file again"),
         (f"niels-cache sample {example.name}{options}", "what training will see"),
     ):
@@ -68,25 +71,22 @@ def print_next_steps(console: Console, results: Sequence[LaunchResult], *, regis
     console.print(_snippet(example), soft_wrap=True)
 
 
-def _hash_cell(result: LaunchResult) -> str:
-    return content_hash(result.meta)[:SHORT_SHA256] if result.meta and result.meta.get("built", True) else "-"
-
-
 def _options(arguments: argparse.Namespace) -> str:
     """The options that make another command look at the same caches."""
     given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
     return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
 
 
-def _ui_command(registry: Registry, arguments: argparse.Namespace) -> str:
+def _ui_command(arguments: argparse.Namespace) -> str:
     """`make ui` in a clone, else dagster's own command, with the environment that shows the same caches."""
+    in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     variables = {
-        PROFILE_VARIABLE: registry.profile if registry.profile != PROFILES[0] else None,
+        PROFILE_VARIABLE: arguments.profile,
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
+        HOME_VARIABLE: None if in_clone else os.environ.get(HOME_VARIABLE),  # the launcher has set it to the home it used
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
-    in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     return environment + ("make ui" if in_clone else "dagster dev -m niels_cache_assets.definitions -h 127.0.0.1")
 
 
