@@ -34,7 +34,7 @@ class MappedTokens:
 
     `shard_starts` and `shard_lengths` (int64, tokens) say where each shard lies. `tokens` (uint16, 1-D, read-only) is the whole
     range, or None where each shard had to be mapped by itself; `shards` always works. Positions between two shards, if
-    any, read as 0 and belong to nobody. `buffer` is the same memory for `torch.frombuffer`; never write to it.
+    any, read as 0 and belong to nobody.
 
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a
     file does not disturb a map; cutting one short does.
@@ -49,11 +49,11 @@ class MappedTokens:
                 files.append(_open_tokens(path))
             sizes = [size for _, size in files]
             self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
-            self.buffer = _map_one_range(files) if one_range and any(sizes) and _can_map_one_range() else None
+            buffer = _map_one_range(files) if one_range and any(sizes) and _can_map_one_range() else None
             self.tokens: NDArray[np.uint16] | None = None
-            if self.buffer is not None:
+            if buffer is not None:
                 self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
-                self.tokens = np.frombuffer(memoryview(self.buffer), dtype=TOKEN_DTYPE)
+                self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
                 self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
                 self.shards = [
                     self.tokens[start : start + length]

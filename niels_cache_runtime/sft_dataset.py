@@ -99,8 +99,8 @@ class SFTExampleDataset:
         rows = self._tokens[self._starts[chosen, None] + np.minimum(columns, lengths - 1)]
         rows[~real] = self.eot_id
         mask = (assistant_target_mask(rows, self.asst_id, self.eot_id) & real)[:, 1:]
-        x, y = self._pairs.pairs(torch.from_numpy(rows.view(np.int16)))
-        targets = send(torch.from_numpy(np.ascontiguousarray(mask)), self.device)
+        x, y = self._pairs.pairs(rows)
+        targets = send(np.ascontiguousarray(mask), self.device)
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
     def _open(self) -> None:
