@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+@lru_cache
 def _oid(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 

@@ -3,10 +3,12 @@
 import gzip
 import json
 import random
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,31 @@ import pytest
 
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, json_lines, parquet
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.read_sources import read, read_from
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 
 
-def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub: LoopbackHub) -> None:
+WIDE_ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LoopbackHub, list[dict[str, Any]]]]:
+    """A hub and what its data sets gave, read in one child process: importing the libraries takes longer than reading."""
+    hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
+    noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
+    wide = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
+    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(wide, row_group_size=20)}
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    fineweb, wikitext, dolly, oasst = read_from(hub, *tables, {"source": "oasst1", "val_split": "validation"})
+    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "huggingface", "dataset": "example/wide"}]
+    yield hub, read_from(hub, *tables, *more)
+    hub.close()
+
+
+def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
+    hub, (fineweb, wikitext, dolly, oasst, _) = hub_reading
 
     assert fineweb["revision"] == hub.commit(FINEWEB)
     assert {item["source_id"] for item in fineweb["items"]} == {
@@ -74,13 +91,10 @@ def test_the_stream_has_the_order_of_plain_load_dataset(hub: LoopbackHub) -> Non
     assert ours == plain
 
 
-def test_columns_that_are_not_needed_are_not_downloaded(hub: LoopbackHub) -> None:
-    noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
-    rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(40)]
-    content = parquet(rows, row_group_size=20)
-    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": content}
-    (result,) = read_from(hub, {"source": "huggingface", "dataset": "example/wide"})
-    assert [item["text"] for item in result["items"]] == [row["text"] for row in rows]
+def test_columns_that_are_not_needed_are_not_downloaded(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
+    hub, (*_, wide) = hub_reading
+    assert [item["text"] for item in wide["items"]] == [f"text {row}" for row in range(WIDE_ROWS)]
+    (content,) = hub.repositories["example/wide"].values()
     assert 0 < sum(hub.served) < len(content) / 2
 
 
@@ -111,8 +125,6 @@ def test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do(
 @pytest.fixture(scope="module")
 def error_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All tables of the test above, read in one child process (importing the libraries takes longer than the tests)."""
-    from tests.hub_repositories import hub_repositories
-
     (marker,) = (mark for mark in test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do.pytestmark)  # type: ignore[attr-defined]
     tables = [table for table, _ in marker.args[1]]
     hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
@@ -201,6 +213,12 @@ def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
         read(FinewebEdu(files=[str(tmp_path / "*.parquet")]))
 
 
+def test_an_empty_mirror_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: the first file holds no row"):
+        read(FinewebEdu(files=[str(tmp_path / "a.jsonl")]))
+
+
 def test_closing_a_shuffled_stream_early_is_quick_and_the_process_ends_well(tmp_path: Path) -> None:
     write_mirror(tmp_path)
     script = f"""
@@ -220,3 +238,25 @@ def test_closing_a_shuffled_stream_early_is_quick_and_the_process_ends_well(tmp_
     assert len(seconds) == 5
     assert max(seconds) < 2, "Hugging Face's own five seconds of sleep are off"
     assert time.monotonic() - begin < 60
+
+
+def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    script = f"""
+        from niels_cache_assets.sources.base import StreamContext
+        from niels_cache_assets.sources.hub_text import FinewebEdu
+        source = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7)
+        while True:
+            for batch in source.documents(StreamContext(seed=42)):
+                print("reading", flush=True)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        begin = time.monotonic()
+        reader.send_signal(signal.SIGINT)
+        _, errors = reader.communicate(timeout=60)
+    assert time.monotonic() - begin < 2
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"

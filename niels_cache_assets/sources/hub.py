@@ -144,8 +144,11 @@ def _open(
     builder = _builder(datasets, data, path, settings)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns(_fields(dataset))
-    if hasattr(builder.config, "columns"):  # Parquet: other columns are not even downloaded
-        builder = _builder(datasets, data, path, {**settings, "columns": columns})
+    if hasattr(builder.config, "fragment_scan_options"):  # Parquet: other columns are not even downloaded
+        from pyarrow.dataset import ParquetFragmentScanOptions
+
+        one_group_at_a_time = ParquetFragmentScanOptions(pre_buffer=False)  # pre-buffered, memory grows with the file
+        builder = _builder(datasets, data, path, {**settings, "columns": columns, "fragment_scan_options": one_group_at_a_time})
         dataset = _split(builder.as_streaming_dataset(), part, data)
     return _with_origin(dataset, columns, local_names)
 

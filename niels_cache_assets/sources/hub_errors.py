@@ -71,6 +71,8 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: the hub refuses access; {log_in}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
+    if caused_by(StopIteration):  # how the JSON loader meets a file without a row
+        return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     lines = str(error).strip().splitlines() or [""]
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {_without_secrets(lines[0])}")
 

@@ -76,7 +76,8 @@ def open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
 
     with reading(file), open_bytes(file) as stream:
         try:
-            yield pq.ParquetFile(stream if "://" in file.url else file.url)  # Arrow reads a path faster than a Python stream
+            source = stream if "://" in file.url else file.url  # Arrow reads a path faster than a Python stream
+            yield pq.ParquetFile(source, pre_buffer=False)  # pre-buffered, memory grows with the file
         except pa.ArrowException as error:
             raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
 
