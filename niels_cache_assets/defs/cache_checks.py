@@ -37,13 +37,15 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             for kind, name in CHECK_NAMES.items()
         ]
 
-        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs)
+        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each has its button
         def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
                 findings = verify_dataset(folder)
                 switched_off = not findings and not read_meta(str(folder / META_NAME))["built"]
             for kind, name in CHECK_NAMES.items():
+                if dg.AssetCheckKey(asset, name) not in context.selected_asset_check_keys:
+                    continue
                 yield _result(asset, name, [finding for finding in findings if finding.kind == kind], switched_off=switched_off)
 
         return verify

@@ -64,15 +64,13 @@ def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Meta
         "content_sha256": meta["content_sha256"],
         "fingerprint": meta["fingerprint"],
         "dataset_revision": meta["dataset_revision"],
-        "seconds": round(outcome.seconds, 2),
         "settings": dg.MetadataValue.json(dict(settings)),
         "source": dg.MetadataValue.json(meta["source"]),
     }
     if not meta["built"]:
         return metadata
-    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
     metadata |= {
-        "tokens": tokens,
+        "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
         "bytes": _bytes(meta["files"]),
@@ -84,8 +82,6 @@ def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Meta
         "vocab_size": meta["vocab_size"],
         **_characters_per_token(meta, SPLITS),
     }
-    if outcome.state == "built":  # what a hit took says nothing of the build
-        metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
     return metadata
 
 
@@ -127,7 +123,9 @@ def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:
 
 
 def _state(outcome: BuildOutcome) -> Metadata:
-    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit"}
+    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
+    if outcome.state == "built":  # what a hit took says nothing of the build
+        metadata["tokens_per_second"] = round(_tokens(outcome.meta, SPLITS) / max(outcome.seconds, 1e-6))
     if outcome.state == "disabled":
         metadata["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
     return metadata | ({"warning": outcome.warning} if outcome.warning else {})
@@ -139,13 +137,17 @@ def _items(meta: Meta, family: Family) -> dict[Split, int]:
     return {split: meta[f"{split}_examples"] for split in SPLITS}
 
 
+def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
+    return sum(meta[f"{split}_tokens"] for split in splits)
+
+
 def _bytes(files: FileEntries) -> int:
     return sum(entry["bytes"] for entry in files.values())
 
 
 def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
     """EOT counts as a token. Nothing where meta.json does not count characters (sft)."""
-    tokens = sum(meta[f"{split}_tokens"] for split in splits)
+    tokens = _tokens(meta, splits)
     if "characters" not in meta or not tokens:
         return {}
     return {"characters_per_token": round(sum(meta["characters"][split] for split in splits) / tokens, 3)}

@@ -35,12 +35,17 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
                 "An error for a tokenizer trained here; a warning that shows what is lost for an imported one.",
             ),
         ],
+        can_subset=True,  # each has its button
     )
-    def check_tokenizer(cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
+    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
             tokenizer = load_tokenizer(registry, cache_root.path)
-            results = [_special_tokens(tokenizer), _round_trip(tokenizer, imported=registry.tokenizer.model is not None)]
-        yield from results
+            results = {
+                SPECIAL_TOKENS: _special_tokens(tokenizer),
+                ROUND_TRIP: _round_trip(tokenizer, imported=registry.tokenizer.model is not None),
+            }
+        for key in sorted(context.selected_asset_check_keys):
+            yield results[key.name]
 
     return check_tokenizer
 
