@@ -1,0 +1,121 @@
+"""A small configured project and ways to run its Dagster definitions: what the test_dagster_* files share."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_runtime.formats import Family
+from tests.tiny import sentences
+
+TABLES = """
+[pretrain.notes]
+source = "jsonl"
+files = ["notes.jsonl"]
+
+[pretrain.books]
+source = "text"
+files = ["books/*.txt"]
+{extra}
+[sft.chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+"""
+
+
+@dataclass
+class Project:
+    """A folder with sources and a niels_cache.toml. Only the data sets written there are in its registry."""
+
+    folder: Path
+    tokenizer_model: Path
+    instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_notes(sentences(60))
+        (self.folder / "books").mkdir(exist_ok=True)
+        for number in range(4):
+            (self.folder / "books" / f"{number}.txt").write_text("\n".join(sentences(5, seed=number)), encoding="utf-8")
+        chats = (
+            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
+            for text in sentences(20, seed=9)
+        )
+        (self.folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
+        self.configure()
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "cache"
+
+    def write_notes(self, texts: list[str]) -> None:
+        (self.folder / "notes.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+
+    def configure(self, *, extra: str = "", tokenizer: str | None = None) -> None:
+        """`extra` lines follow the table of `books`; `tokenizer` replaces the lines of [tokenizer]."""
+        settings = f'model = "{self.tokenizer_model}"' if tokenizer is None else tokenizer
+        text = f"[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
+        (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
+
+    @property
+    def registry(self) -> Registry:
+        loaded = load_registry(profile="quickstart", config=str(self.folder / "niels_cache.toml"))
+        return Registry(
+            build=loaded.build,
+            tokenizer=loaded.tokenizer,
+            pretrain={name: source for name, source in loaded.pretrain.items() if name != "python_docs"},
+            sft={name: source for name, source in loaded.sft.items() if name != "python_help"},
+            origin=loaded.origin,
+            profile=loaded.profile,
+        )
+
+    @property
+    def defs(self) -> dg.Definitions:
+        return build_defs({"cache_root": CacheRoot(root=os.fspath(self.root))}, registry=self.registry)
+
+    def build_tokenizer(self, **config: Any) -> dg.ExecuteInProcessResult:
+        return self._execute(TOKENIZER_JOB, "tokenizer", None, config)
+
+    def build(self, name: str, *, family: Family = "pretrain", **config: Any) -> dg.ExecuteInProcessResult:
+        return self._execute(FAMILY_JOBS[family], STREAM_OPS[family], name, config)
+
+    def _execute(self, job: str, op: str, partition: str | None, config: dict[str, Any]) -> dg.ExecuteInProcessResult:
+        return self.defs.resolve_job_def(job).execute_in_process(
+            run_config={"ops": {op: {"config": config}}}, instance=self.instance, partition_key=partition, raise_on_error=False
+        )
+
+
+def materializations(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, dg.AssetMaterialization]:
+    return {event.asset_key.to_user_string(): event for event in run.asset_materializations_for_node(op)}
+
+
+def data_versions(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, str]:
+    return {key: (event.tags or {})["dagster/data_version"] for key, event in materializations(run, op).items()}
+
+
+def metadata(event: dg.AssetMaterialization) -> dict[str, Any]:
+    return {key: value.value for key, value in event.metadata.items()}
+
+
+def checks(run: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
+    return {evaluation.check_name: evaluation for evaluation in run.get_asset_check_evaluations()}
+
+
+def failure(run: dg.ExecuteInProcessResult) -> str:
+    """What the step that failed says."""
+    assert not run.success
+    failures = [event.step_failure_data for event in run.all_events if event.is_step_failure]
+    assert failures[0].user_failure_data is not None, failures[0].error
+    return failures[0].user_failure_data.description or ""
+
+
+def rows(value: Any) -> list[dict[str, Any]]:
+    """The records of a table in metadata."""
+    return [dict(record.data) for record in value.records]

@@ -1,0 +1,235 @@
+"""Materializing: what is recorded, when nothing is built again, and what a failure leaves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.defs.excerpt import fenced
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_runtime.formats import META_NAME, dataset_dir
+from niels_cache_runtime.meta import read_meta, sha256_file
+from tests.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
+from tests.test_cache_determinism import digests
+from tests.tiny import sentences
+
+NOTES = "pretrain/notes"
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    project = Project(tmp_path, tiny_model)
+    assert project.build_tokenizer().success
+    return project
+
+
+def test_a_run_records_three_assets_whose_versions_are_their_content(project: Project) -> None:
+    run = project.build("notes")
+    assert run.success
+    meta = read_meta(str(project.root / NOTES / META_NAME))
+    events = materializations(run)
+    assert list(events) == ["pretrain/train_shards", "pretrain/val_shards", "pretrain/meta_json"]
+    assert {event.partition for event in events.values()} == {"notes"}
+    versions = data_versions(run)
+    assert versions["pretrain/meta_json"] == meta["meta_sha256"]
+    assert versions["pretrain/train_shards"] != versions["pretrain/val_shards"]
+    tokenizer = project.instance.get_latest_materialization_event(dg.AssetKey("tokenizer"))
+    assert tokenizer is not None
+    assert tokenizer.asset_materialization is not None
+    assert (tokenizer.asset_materialization.tags or {})["dagster/data_version"] == sha256_file(str(project.root / "tokenizer/spm.model"))
+
+
+def test_metadata_shows_counts_files_and_how_the_text_reads(project: Project) -> None:
+    run = project.build("notes")
+    meta = read_meta(str(project.root / NOTES / META_NAME))
+    train = metadata(materializations(run)["pretrain/train_shards"])
+    assert train["tokens"] == train["dagster/row_count"] == meta["train_tokens"]
+    assert train["documents"] == 54
+    assert train["state"] == "built"
+    assert train["cache_hit"] is False
+    assert train["tokens_per_second"] > 0
+    assert train["dagster/uri"] == (project.root / NOTES / "train").as_uri()
+    assert {row["path"]: row["sha256"] for row in rows(train["files"])} == {
+        path: entry["sha256"] for path, entry in meta["files"].items() if path.startswith("train")
+    }
+    column = train["dagster/column_schema"].columns[0]
+    assert (column.name, column.type, column.constraints.other) == ("token", "uint16-le", ["< 400"])
+    assert sentences(1)[0] in train["first_document"]
+    assert "<|ngpt_eot_" in train["first_document"]
+    whole = metadata(materializations(run)["pretrain/meta_json"])
+    assert whole["tokens"] == meta["train_tokens"] + meta["val_tokens"]
+    assert whole["dataset_revision"] == meta["dataset_revision"]
+    assert whole["fingerprint"] == meta["fingerprint"]
+    assert whole["settings"]["source"] == "jsonl"
+    assert 1 < whole["characters_per_token"] < 10
+
+
+def test_sft_records_examples_with_their_role_tokens(project: Project) -> None:
+    run = project.build("chats", family="sft")
+    assert run.success
+    train = metadata(materializations(run, "stream_sft_dataset")["sft/train_pair"])
+    assert train["examples"] == train["dagster/row_count"] == 18
+    assert train["first_example"].index("<|ngpt_usr_") < train["first_example"].index("<|ngpt_asst_")
+    assert all(check.passed for check in checks(run).values() if check.check_name != "caches_in_sync")
+
+
+def test_dropped_documents_are_counted_by_reason(project: Project) -> None:
+    project.write_notes(["", *sentences(10)])
+    event = materializations(project.build("notes"))["pretrain/meta_json"]
+    assert metadata(event)["dropped"] == 1
+    assert rows(metadata(event)["dropped_by_reason"]) == [{"reason": "empty", "count": 1}]
+
+
+def test_a_second_run_builds_nothing_and_records_the_same_versions(project: Project) -> None:
+    first = project.build("notes")
+    written = {path: path.stat().st_mtime_ns for path in (project.root / NOTES).rglob("*")}
+    second = project.build("notes")
+    assert metadata(materializations(second)["pretrain/meta_json"])["cache_hit"] is True
+    assert data_versions(second) == data_versions(first)
+    assert {path: path.stat().st_mtime_ns for path in (project.root / NOTES).rglob("*")} == written
+    assert metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])["state"] == "cache_hit"
+
+
+def test_force_builds_the_same_bytes_again(project: Project) -> None:
+    first = project.build("notes")
+    before, inode = digests(project.root / NOTES), (project.root / NOTES).stat().st_ino
+    second = project.build("notes", force=True)
+    assert metadata(materializations(second)["pretrain/meta_json"])["state"] == "built"
+    assert (project.root / NOTES).stat().st_ino != inode
+    assert digests(project.root / NOTES) == before
+    assert data_versions(second) == data_versions(first)
+
+
+def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -> None:
+    run = project.build("notes", train_tokens=100, val_tokens=20, shard_bytes=64)
+    assert metadata(materializations(run)["pretrain/train_shards"])["tokens"] == 100
+    assert len(list((project.root / NOTES / "train").glob("*.bin"))) == 4
+    assert metadata(materializations(run)["pretrain/meta_json"])["settings"]["train_tokens"] == 100
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"train_tokens": 10, "val_frac": 0.1}, "give token budgets (train_tokens, val_tokens) or val_frac, not both"),
+        ({"shard_bytes": 3}, "run configuration: [run] shard_bytes = 3: input should be a multiple of 2"),
+        ({"train_tokens": 0}, "run configuration: [run] train_tokens = 0: input should be greater than 0"),
+    ],
+)
+def test_a_wrong_setting_fails_the_run_in_one_line(project: Project, config: Mapping[str, Any], message: str) -> None:
+    text = failure(project.build("notes", **config))
+    assert message in text
+    assert "\n" not in text
+
+
+def test_a_failed_build_keeps_the_last_good_cache_and_records_nothing(project: Project) -> None:
+    project.build("notes")
+    before = digests(project.root / NOTES)
+    project.write_notes([])
+    run = project.build("notes")
+    assert failure(run) == f"{project.root / NOTES}: the source gave no usable document; nothing was written"
+    assert not run.asset_materializations_for_node("stream_pretrain_dataset")
+    assert digests(project.root / NOTES) == before
+    assert not (project.root / "pretrain/.notes.partial").exists()
+
+
+def test_a_source_that_cannot_be_reached_keeps_its_finished_cache_with_a_warning(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = project.build("notes")
+
+    def unreachable(self: Jsonl, siblings: object) -> str:
+        raise SourceUnavailable("the hub cannot be reached")
+
+    monkeypatch.setattr(Jsonl, "revision", unreachable)
+    run = project.build("notes")
+    assert run.success
+    assert "the hub cannot be reached" in metadata(materializations(run)["pretrain/meta_json"])["warning"]
+    assert data_versions(run) == data_versions(built)
+    assert "the hub cannot be reached" in failure(project.build("notes", force=True))
+
+
+def test_a_data_set_that_is_switched_off_says_so_and_passes(project: Project) -> None:
+    project.configure(extra="enabled = false\n")
+    run = project.build("books")
+    assert run.success
+    train = metadata(materializations(run)["pretrain/train_shards"])
+    assert train["state"] == "disabled"
+    assert "enabled = true in [pretrain.books]" in train["note"]
+    assert (project.root / "pretrain/books/train").is_dir()
+    found = checks(run)
+    assert {name for name, check in found.items() if check.passed} >= {"files_match_meta", "invariants_hold", "tokenizer_is_current"}
+    assert found["files_match_meta"].description == "switched off: there is nothing to verify"
+
+
+def test_a_build_without_a_tokenizer_says_what_to_do(tmp_path: Path, tiny_model: Path) -> None:
+    assert "materialize the asset 'tokenizer' first" in failure(Project(tmp_path, tiny_model).build("notes"))
+
+
+def test_a_partition_of_the_other_family_is_refused(project: Project) -> None:
+    """Dagster launches a run for any partition key that a client sends."""
+    run = dg.materialize(
+        [definition for definition in project.defs.assets or [] if isinstance(definition, dg.AssetsDefinition)],
+        selection=dg.AssetSelection.groups("pretrain"),
+        instance=project.instance,
+        resources=project.defs.resources,
+        tags={"dagster/partition": "chats"},
+        raise_on_error=False,
+    )
+    assert failure(run).endswith("no pretrain data set 'chats'; choose from notes, books")
+    assert not dataset_dir(project.root, "sft", "chats").exists()
+
+
+def test_definitions_load_when_a_family_has_no_data_set(project: Project) -> None:
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().split("[sft.")[0])
+    defs = project.defs
+    assert defs.resolve_assets_def(dg.AssetKey(["sft", "meta_json"])).partitions_def == dg.StaticPartitionsDefinition([])
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
+    assert fenced("a ``` b ```` c").startswith("`````text\n")
+    assert fenced("a ``` b ```` c").endswith("\n`````")
+
+
+class _Context:
+    """What a reporter uses of Dagster's context."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.events: list[dg.AssetObservation] = []
+        self.log = self
+
+    def info(self, line: str) -> None:
+        self.lines.append(line)
+
+    def log_event(self, event: dg.AssetObservation) -> None:
+        self.events.append(event)
+
+
+def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always() -> None:
+    class Sink(ProgressSink):
+        calls = 0
+
+        def progressed(self, name: str, progress: Progress) -> None:
+            self.calls += 1
+
+    context, sink, now = _Context(), Sink(), [0.0]
+    key = dg.AssetKey(["pretrain", "train_shards"])
+    reporter = BuildReporter(context, sink, name="notes", observed=key, clock=lambda: now[0])  # type: ignore[arg-type]
+    for second in range(26):
+        now[0] = float(second)
+        reporter.progress(Progress(documents=second, tokens=1000 * second, share=second / 100))
+    assert sink.calls == 26
+    assert [event.partition for event in context.events] == ["notes", "notes"]
+    assert {name: value.value for name, value in context.events[0].metadata.items()} == {
+        "tokens": 10_000,
+        "documents": 10,
+        "tokens_per_second": 1000,
+        "share": 0.1,
+        "eta_seconds": 90,
+    }
+    assert context.lines[0] == "notes: 10,000 tokens, 1,000 tokens/s, 10%, 90 s left"
