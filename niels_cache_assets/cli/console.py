@@ -5,10 +5,9 @@ Rich leaves colours out where NO_COLOR is set or the output is not a terminal.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 PROGRAM = "niels-cache"
 SHORT_SHA256 = 12
 
+_SHRUNK_WIDTH = 6
 _PIPE_WIDTH = 240  # a file or pipe has no width: tables are only as wide as what they hold
 
 
@@ -38,23 +38,29 @@ def diagnostics() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # main's to handle; Rich would exit with 1, which here means that a build failed
+
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH)
+    return PipeConsole(
+        stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH
+    )
 
 
 def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: str | None = None) -> Table:
-    """A table with these columns; `right` are aligned so, `shrinking` is the one that gives way on a narrow terminal."""
+    """A table with these columns; `right` are aligned so, `shrinking` is the one that gives way first on a narrow terminal."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=column != shrinking, overflow="ellipsis")
+        gives_way = column == shrinking
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(
+            column, justify=justify, no_wrap=not gives_way, overflow="ellipsis", min_width=_SHRUNK_WIDTH if gives_way else None
+        )
     return table
-
-
-def terminal_width() -> int:
-    return shutil.get_terminal_size().columns
 
 
 def counted(number: int, unit: str) -> str:
@@ -78,7 +84,7 @@ def split_counts(meta: Mapping[str, Any]) -> tuple[str, str]:
     if meta["kind"] == "tokenizer":
         return counted(meta["vocab_size"], "piece"), "-"
     unit = "token" if meta["kind"] == "pretrain" else "example"
-    return counted(meta[f"train_{unit}s"], unit), counted(meta[f"val_{unit}s"], unit)
+    return counted(meta[f"train_{unit}s"], unit), f"{meta[f'val_{unit}s']:,}"
 
 
 def content_hash(meta: Mapping[str, Any]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rich.text import Text
 
-from niels_cache_assets.cli.console import counted, file_size, new_table, output, split_counts, total_bytes
+from niels_cache_assets.cli.console import new_table, output, split_counts
 from niels_cache_assets.cli.context import Place, find_places, open_registry
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,18 +18,13 @@ _STYLES = {"built": "green", "disabled": "dim", "not built": "dim"}
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     places = find_places(registry, root)
-    table = new_table(
-        "data set", "family", "source", "state", "train", "val", "size", right=frozenset({"train", "val", "size"}), shrinking="state"
-    )
+    table = new_table("data set", "family", "source", "state", "train", "val", right=frozenset({"train", "val"}), shrinking="source")
     for place in places.values():
         state = _state(place, registry)
-        cells = ["-", "-", "-"]
-        if state in ("built", "other tokenizer"):
-            meta = place.meta()
-            cells = [*split_counts(meta), file_size(total_bytes(meta))]
+        counts = split_counts(place.meta()) if state in ("built", "other tokenizer") else ("-", "-")
         style = _STYLES.get(state, "yellow")
         table.add_row(
-            place.name, "" if place.kind == "tokenizer" else place.kind, _source(place, registry), Text(state, style=style), *cells
+            place.name, "" if place.kind == "tokenizer" else place.kind, _source(place, registry), Text(state, style=style), *counts
         )
     console = output()
     console.print(table)
@@ -56,10 +50,9 @@ def _state(place: Place, registry: Registry) -> str:
 
 def _source(place: Place, registry: Registry) -> str:
     if place.kind == "tokenizer":
-        model = registry.tokenizer.model
-        return f"imported {Path(model).name}" if model else f"trained, {counted(registry.tokenizer.vocab_size, 'piece')}"
+        return "trained" if registry.tokenizer.model is None else "imported"
     configured = registry.datasets(place.kind)
-    return configured[place.name].source if place.name in configured else "(not configured now)"
+    return configured[place.name].source if place.name in configured else "not configured"
 
 
 def _origin(registry: Registry) -> str:

@@ -63,8 +63,8 @@ training machines without this package's dependencies: python -m niels_cache_run
 
 _SAMPLE_EPILOG = """\
 examples:
-  niels-cache sample wikitext                           three random windows of train
-  niels-cache sample dolly15k --split val -n 5 --seed 7 five examples; what the assistant is trained to say is highlighted"""
+  niels-cache sample wikitext                   three random windows of train
+  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked"""
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -99,7 +99,7 @@ class BarListener:
             self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
 
     def logged(self, name: str, message: str) -> None:
-        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith("WARNING") else "dim")
+        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith("WARNING") else "dim", markup=False)
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:

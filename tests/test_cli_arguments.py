@@ -1,0 +1,348 @@
+"""The command line's own work, in this process: flags to settings, mistakes to one line, results to a table. The launcher is a fake.
+
+What a real build does is in test_cli.py.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from niels_cache_assets import defaults
+from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.overrides import FLAGS, parse_value
+from niels_cache_assets.cli.parser import parse_arguments
+from niels_cache_assets.cli.progress import BarListener, LineListener, abbreviated
+from niels_cache_assets.registry import Registry, load_registry
+
+COMMANDS = ("build-all", "list", "show", "verify", "sample")
+PRETRAIN_META = {
+    "kind": "pretrain",
+    "built": True,
+    "train_tokens": 1_234_567,
+    "val_tokens": 89,
+    "shard_bytes": 2_000,
+    "files": {"train/shard_00000.bin": {"bytes": 2_000, "sha256": "a" * 64}},
+    "content_sha256": "0123456789abcdef" * 4,
+}
+
+
+def result(name: str, state: str = "built", **changes: Any) -> SimpleNamespace:
+    """What the launcher would return for a pretrain data set."""
+    given = {"family": "pretrain", "meta": PRETRAIN_META, "directory": Path("cache/pretrain") / name, "seconds": 1.5, "message": None}
+    return SimpleNamespace(name=name, state=state, **{**given, **changes})
+
+
+@dataclass
+class FakeLauncher:
+    """Keeps what it was asked for and returns what it was given."""
+
+    results: list[SimpleNamespace] = field(default_factory=list)
+    behaviour: Callable[[Any], None] = lambda listener: None
+    registry: Registry | None = None
+    root: Path | None = None
+    only: Sequence[str] | None = None
+    force: bool | None = None
+
+    def launch_builds(self, registry: Registry, *, root: Path, only: Sequence[str] | None, force: bool, listener: Any) -> list[Any]:
+        self.registry, self.root, self.only, self.force = registry, root, only, force
+        self.behaviour(listener)
+        return self.results
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
+    fake = FakeLauncher()
+    module = ModuleType("niels_cache_assets.defs.launcher")
+    module.launch_builds = fake.launch_builds  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own, without this machine's settings."""
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT", "DAGSTER_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def build(launcher: FakeLauncher, *arguments: str) -> Registry:
+    """The registry that build-all makes of these arguments."""
+    assert main(["build-all", *arguments]) == 0
+    assert launcher.registry is not None
+    return launcher.registry
+
+
+def test_without_arguments_the_profile_is_built_as_it_is(launcher: FakeLauncher) -> None:
+    assert build(launcher) == load_registry(profile="default")
+    assert (launcher.root, launcher.only, launcher.force) == (Path("cache"), None, False)
+
+
+def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
+    values = {"seed": "7", "shard_bytes": "1_024", "threads": "3", "vocab_size": "1_000", "model_type": "bpe", "character_coverage": "0.5"}
+    values |= {"sample_bytes": "12_345", "train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    special = {role: f"<{role}>" for role in defaults.ROLE_KEYS}
+    arguments: list[str] = []
+    for flag in FLAGS:
+        if flag.key == "special_tokens":
+            arguments += [flag.option, *(f"{role}={token}" for role, token in special.items())]
+        elif flag.key == "train_on":
+            arguments += [flag.option, "wikitext", "oasst1"]
+        else:
+            arguments += [flag.option, values.get(flag.key, "given")]
+    registry = build(launcher, *arguments, "--shuffle-buffer", "99", "--sft-val-frac", "0.2")
+    assert (registry.build.seed, registry.build.shard_bytes, registry.build.threads) == (7, 1024, 3)
+    tokenizer = registry.tokenizer
+    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage, tokenizer.sample_bytes) == (1000, "bpe", 0.5, 12_345)
+    assert tokenizer.special_tokens == special
+    assert tokenizer.train_on == ("wikitext", "oasst1")
+    assert tokenizer.model == str(Path.cwd() / "given")
+    fineweb, roam, gutenberg = (registry.pretrain[name].model_dump() for name in ("fineweb_edu", "roam", "gutenberg"))
+    assert {key: fineweb[key] for key in ("dataset", "config", "train_tokens", "val_tokens", "shuffle_buffer")} == {
+        "dataset": "given",
+        "config": "given",
+        "train_tokens": 10_000,
+        "val_tokens": 0,
+        "shuffle_buffer": 99,
+    }
+    assert registry.pretrain["wikitext"].model_dump()["config"] == "given"
+    assert (roam["path"], roam["val_frac"]) == (str(Path.cwd() / "given"), 0.25)
+    assert (gutenberg["path"], gutenberg["enabled"]) == (str(Path.cwd() / "given"), True)
+    assert [source.val_frac for source in registry.sft.values()] == [0.2, 0.2]
+    assert registry.pretrain["wikitext"].shuffle_buffer is None, "only what shuffles takes --shuffle-buffer"
+
+
+def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = load_registry(profile="default")
+    tables = {"build": registry.build, "tokenizer": registry.tokenizer} | {
+        f"pretrain.{name}": table for name, table in registry.pretrain.items()
+    }
+    checked = [flag for flag in FLAGS if flag.default is not None]
+    assert len(checked) > 8
+    for flag in checked:
+        real = getattr(tables[flag.table], flag.key)
+        assert real == flag.default or (real is None and flag.key == "val_frac"), flag.option
+
+
+def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeLauncher) -> None:
+    registry = build(
+        launcher,
+        *("--fineweb-train-tokens", "5", "--set", "pretrain.fineweb_edu.train_tokens=1_000"),
+        *("--set", "pretrain.wikitext.enabled=false", "--set", "sft.oasst1.split_by=tree", "--set", 'sft.oasst1.languages=["de", "en"]'),
+        *("--sft-val-frac", "0.2", "--set", "sft.dolly15k.val_frac=0.3", "--set", "build.seed=3"),
+    )
+    assert registry.pretrain["fineweb_edu"].train_tokens == 1000
+    assert registry.pretrain["wikitext"].enabled is False
+    oasst1 = registry.sft["oasst1"].model_dump()
+    assert (oasst1["split_by"], oasst1["languages"], oasst1["val_frac"]) == ("tree", ["de", "en"], 0.2)
+    assert registry.sft["dolly15k"].val_frac == 0.3
+    assert registry.build.seed == 3
+
+
+def test_set_can_add_a_data_set(launcher: FakeLauncher) -> None:
+    registry = build(launcher, "--set", "pretrain.my.notes.source=jsonl", "--set", 'pretrain.my.notes.files=["notes.jsonl"]')
+    assert registry.pretrain["my.notes"].source == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("200_000", 200_000),
+        ("0.5", 0.5),
+        ("true", True),
+        ('["a", "b"]', ["a", "b"]),
+        ("{a = 1}", {"a": 1}),
+        ("plain text", "plain text"),
+        ("2024-01-01", "2024-01-01"),
+        ('"103"', "103"),
+        ("", ""),
+    ],
+)
+def test_set_values(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["biuld-all"], "did you mean 'build-all'?"),
+        (["--cache-dir", "x", "list"], "options come after the command"),
+        (["build-all", "--seeed", "1"], "did you mean '--seed'?"),
+        (["build-all", "--seeed=1"], "did you mean '--seed'?"),
+        (["build-all", "--seed", "many"], "'many' is not a whole number"),
+        (["build-all", "--seed"], "--seed"),
+        (["build-all", "--sft-val-frac", "half"], "'half' is not a number"),
+        (["build-all", "--only", "wikitxt"], "did you mean 'wikitext'?"),
+        (["build-all", "--profile", "quikstart"], "did you mean 'quickstart'?"),
+        (["build-all", "--set", "pretrain.wikitxt.enabled=false"], "did you mean 'wikitext'?"),
+        (["build-all", "--set", "pretrain.wikitext.enabld=false"], "did you mean 'enabled'?"),
+        (["build-all", "--set", "pretran.wikitext.enabled=false"], "did you mean 'pretrain'?"),
+        (["build-all", "--set", "tokenizer.vocab_sise=5"], "did you mean 'vocab_size'?"),
+        (["build-all", "--set", "seed=5"], "is not TABLE.KEY=VALUE"),
+        (["build-all", "--set", "pretrain.wikitext=5"], "is not TABLE.KEY=VALUE"),
+        (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], "train_tokens = -5"),
+        (["build-all", "--vocab-size", "70_000"], "vocab_size = 70000"),
+        (["build-all", "--shard-bytes", "3"], "shard_bytes = 3"),
+        (["build-all", "--special-tokens", "eot=<e>"], "sys=TEXT usr=TEXT asst=TEXT"),
+        (["build-all", "--special-tokens", "end=<e>"], "'end=<e>' is not ROLE=TEXT"),
+        (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], "profile quickstart does not have"),
+        (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], "--set pretrain.NAME.shuffle_buffer=5"),
+        (["build-all", "--config", "none.toml"], "none.toml: cannot be read"),
+        (["build-all", "--config", "bad.toml"], "bad.toml: not valid TOML"),
+        (["build-all", "--cache-dir", "bad.toml"], "choose another --cache-dir"),
+        (["build-all", "--cache-dir", "bad.toml/below"], "choose another --cache-dir"),
+        (["list", "extra"], "unexpected argument 'extra'"),
+        (["show"], "NAME"),
+        (["show", "wikitxt"], "did you mean 'wikitext'?"),
+        (["show", "wikitext"], "not built yet"),
+        (["show", "roam"], "it needs path"),
+        (["verify"], "holds no cache"),
+        (["verify", "wikitxt"], "did you mean 'wikitext'?"),
+        (["sample", "wikitext"], "not built yet"),
+        (["sample", "wikitext", "--split", "vall"], "did you mean 'val'?"),
+        (["sample", "wikitext", "-n", "0"], "must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_way_out(
+    arguments: list[str], expected: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    (empty_folder / "bad.toml").write_text("[build\n")
+    (empty_folder / "cache").mkdir()
+    assert main(arguments) == 2
+    output, errors = capsys.readouterr()
+    assert errors.startswith("niels-cache: error: ")
+    assert errors.count("\n") == 1
+    assert expected in errors
+    assert not output
+    assert launcher.registry is None, "nothing was launched"
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = [line for line in lines if line.startswith("niels-cache ")]
+    assert examples
+    for example in examples:
+        parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
+        assert parsed is not None
+        assert parsed.command == command
+    assert "--cache-dir" in "\n".join(lines)
+
+
+def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    unbuilt = {"meta": None, "directory": None}
+    launcher.results = [
+        result(
+            "tokenizer", "cache_hit", family="tokenizer", meta={"kind": "tokenizer", "vocab_size": 500, "sha256": "f" * 64, "files": {}}
+        ),
+        result("wikitext"),
+        result("fineweb_edu", "failed", message="the hub cannot be reached", **unbuilt),
+        result("roam", "skipped", message="needs a path", **unbuilt),
+        result("gutenberg", "disabled", meta={"kind": "pretrain", "built": False, "files": {}}),
+    ]
+    assert main(["build-all"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[2:7]}
+    assert list(rows) == [entry.name for entry in launcher.results], "in the launcher's order"
+    for cell in ("built", "1,234,567 tokens", "89", "2.0 kB", "0123456789ab", "1.5"):
+        assert cell in rows["wikitext"]
+    assert "cache hit" in rows["tokenizer"]
+    assert "500 pieces" in rows["tokenizer"]
+    assert "fineweb_edu failed: the hub cannot be reached" in lines
+    assert "roam skipped: needs a path" in lines
+    assert any("sample wikitext" in line for line in lines)
+
+
+def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was_built(
+    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher.results = [result("wikitext", "cache_hit")]
+    build(launcher)
+    assert "What to do next" not in capsys.readouterr().out
+    launcher.results = [result("wikitext")]
+    build(launcher, "--cache-dir", "my caches")
+    text = capsys.readouterr().out
+    assert "niels-cache verify --cache-dir 'my caches'" in text
+    assert "NIELS_CACHE_ROOT='my caches' dagster dev" in text
+    assert "T=256" in text
+
+
+def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    listener = LineListener(Console(stderr=True, width=240), clock=lambda: now)
+    listener.started("notes", "pretrain")
+    for second in range(1, 26):
+        now = float(second)
+        listener.progressed("notes", Progress(documents=second * 10, tokens=second * 1_000_000, share=second / 50))
+    listener.finished(result("notes"))  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines() == [
+        "notes: started",
+        "notes: 20%, 100 documents, 10.0M tokens",
+        "notes: 40%, 200 documents, 20.0M tokens, 1.0M tokens/s, 0:30 left",
+        "notes: built in 1.5 s",
+    ]
+
+
+def test_bars_show_what_failed_and_what_was_never_started() -> None:
+    console = Console(force_terminal=True, width=120, record=True)
+    listener = BarListener(console, clock=lambda: 0.0)
+    with listener.bars:
+        listener.started("notes", "pretrain")
+        listener.progressed("notes", Progress(documents=1, tokens=10, share=None))
+        listener.logged("notes", "WARNING: a [bracket] is no markup")
+        listener.progressed("notes", Progress(documents=2, tokens=20, share=0.5))
+        listener.finished(result("notes", "failed"))  # type: ignore[arg-type]
+        listener.finished(result("roam", "skipped"))  # type: ignore[arg-type]
+    text = console.export_text()
+    assert "notes: WARNING: a [bracket] is no markup" in text
+    assert "50%" in text
+    assert "failed" in text
+    assert "roam" not in text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (999, "999"), (12_345, "12.3k"), (4_500_000, "4.5M"), (200e6, "200.0M"), (1.2e9, "1.2G")]
+)
+def test_abbreviated_numbers(number: float, text: str) -> None:
+    assert abbreviated(number) == text
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m niels_cache_assets.cli list --profile default | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, niels_cache_assets.cli as cli\ntry: cli.main(['build-all', '--help'])\nexcept SystemExit: pass\n"
+    code += "print([name for name in ('torch', 'dagster', 'datasets', 'pyarrow', 'pydantic', 'rich', 'numpy') if name in sys.modules])"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "--fineweb-train-tokens" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
