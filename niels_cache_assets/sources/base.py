@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
 from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, SourceReport
@@ -88,15 +88,18 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
 
-    train_tokens: int | None = Field(None, gt=0, description="Token budget of train; the stream ends when it is met")
-    val_tokens: int | None = Field(None, ge=0, description="Token budget of val, met before train starts; 0 for no val")
+    train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
+    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
-    shuffle_buffer: int | None = Field(None, ge=1, description="Documents in the shuffle buffer; None keeps the input order")
+    shuffle_buffer: PositiveInt | None = Field(None, description="Documents in the shuffle buffer; None keeps the input order")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
         if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
             raise ValueError("give token budgets (train_tokens, val_tokens) or val_frac, not both")
+        unused = self.model_fields_set & {"train_tokens", "val_tokens", "val_frac"}
+        if self.has_own_splits and unused:
+            raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
         return self
 
     @property

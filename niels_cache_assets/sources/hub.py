@@ -144,13 +144,34 @@ def _open(
     builder = _builder(datasets, data, path, settings)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns(_fields(dataset))
-    if hasattr(builder.config, "fragment_scan_options"):  # Parquet: other columns are not even downloaded
-        from pyarrow.dataset import ParquetFragmentScanOptions
+    if not hasattr(builder.config, "columns"):
+        return _with_origin(dataset, columns, local_names)
+    builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
+    dataset = _split(builder.as_streaming_dataset(), part, data)
+    return _with_origin(dataset, columns, local_names, _parquet_tables(builder))
 
-        one_group_at_a_time = ParquetFragmentScanOptions(pre_buffer=False)  # pre-buffered, memory grows with the file
-        builder = _builder(datasets, data, path, {**settings, "columns": columns, "fragment_scan_options": one_group_at_a_time})
-        dataset = _split(builder.as_streaming_dataset(), part, data)
-    return _with_origin(dataset, columns, local_names)
+
+def _parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:
+    """What the Parquet loader yields, one row group at a time.
+
+    The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import DownloadConfig
+    from datasets.utils.file_utils import xopen
+
+    download = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
+
+    def tables(files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
+        for index, file in enumerate(files):
+            with xopen(file, "rb", download_config=download) as stream:
+                parquet = pq.ParquetFile(stream, pre_buffer=False)  # pre-buffered, memory grows with the file
+                for group in range(parquet.num_row_groups):
+                    table = parquet.read_row_group(group, columns=builder.config.columns)
+                    yield (index, group), builder._cast_table(table)
+
+    return tables
 
 
 def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) -> Any:
@@ -191,11 +212,13 @@ def _fields(dataset: Any) -> dict[str, bool]:
     return {name: isinstance(value, str) for name, value in first.items()}
 
 
-def _with_origin(dataset: Any, columns: list[str], local_names: dict[str, str]) -> tuple[Any, list[str]]:
+def _with_origin(
+    dataset: Any, columns: list[str], local_names: dict[str, str], read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None
+) -> tuple[Any, list[str]]:
     """The data set with two more columns: index of the file, and row in that file.
 
     Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
-    function that yields a file's Arrow tables is wrapped; the sizes of the tables, and with them the order after a shuffle, stay the same.
+    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the order after a shuffle stays the same.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
@@ -216,7 +239,7 @@ def _with_origin(dataset: Any, columns: list[str], local_names: dict[str, str]) 
         shards = _shard_urls(kwargs)
         current, row = 0, 0
         try:
-            for key, table in inner.generate_tables_fn(**kwargs):
+            for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
                 shard = key[0] if isinstance(key, tuple) else key.original_shard_id
                 if shard != current:
                     current, row = shard, 0

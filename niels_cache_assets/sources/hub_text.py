@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from niels_cache_assets import defaults
 from niels_cache_assets.documents import Document
@@ -19,6 +19,7 @@ class HubText(HubData, PretrainSource):
 
     shuffles_itself: ClassVar[bool] = True
 
+    shuffle_buffer: PositiveInt | None = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer")
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
 
@@ -59,6 +60,5 @@ class FinewebEdu(HubText):
     source: Literal["fineweb_edu"] = "fineweb_edu"
     dataset: str = "HuggingFaceFW/fineweb-edu"
     config: str | None = "CC-MAIN-2024-10"
-    train_tokens: int | None = defaults.FINEWEB_TRAIN_TOKENS
-    val_tokens: int | None = defaults.FINEWEB_VAL_TOKENS
-    shuffle_buffer: int | None = Field(defaults.SHUFFLE_BUFFER, ge=1)
+    train_tokens: PositiveInt | None = defaults.FINEWEB_TRAIN_TOKENS
+    val_tokens: NonNegativeInt | None = defaults.FINEWEB_VAL_TOKENS

@@ -1,0 +1,176 @@
+"""How much of the machine a build uses: the whole path against bare tokenization of the same texts, and its peak memory.
+
+One run measures everything on the same texts, in rounds that take turns, and prints ratios of the rounds' medians:
+
+* the build from Parquet (our reader, and Hugging Face's loading code) and from .jsonl.gz, against `encode_as_numpy` of the same texts
+  already in memory on all cores: 1.0 would mean that reading, shuffling, hashing and writing cost nothing;
+* against the loop everybody writes first: json, `encode`, `np.array(...).tofile`, one thread;
+* peak memory of the build over four times the input against once (a child process each).
+
+Texts: bulk/debian_docs_dev.jsonl.gz below NIELS_CACHE_REAL_DATA, repeated, where that is set; else the standard library's sources.
+
+    python benchmarks/build.py [--megabytes 200] [--rounds 3]
+"""
+
+import argparse
+import gzip
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.sources import PRETRAIN_SOURCES
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.streaming.encode import available_threads
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_training import build_tokenizer
+
+SHUFFLE_BUFFER = 10_000
+
+
+def base_texts() -> list[str]:
+    real = os.environ.get("NIELS_CACHE_REAL_DATA")
+    if real:
+        with gzip.open(Path(real) / "bulk" / "debian_docs_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+            return [json.loads(line)["text"] for line in file]
+    library = Path(sysconfig.get_path("stdlib"))
+    return [path.read_text(encoding="utf-8", errors="replace") for path in sorted(library.glob("[a-z]*/*.py"))]
+
+
+def repeated(texts: list[str], megabytes: int) -> list[str]:
+    """Enough of `texts`, again and again, each time a little different, so that no cache can help."""
+    made: list[str] = []
+    size = 0
+    while size < megabytes * 1_000_000:
+        for text in texts:
+            made.append(f"{len(made)} {text}")
+            size += len(made[-1].encode())
+            if size >= megabytes * 1_000_000:
+                break
+    return made
+
+
+def write_inputs(folder: Path, texts: list[str]) -> None:
+    ids = [str(number) for number in range(len(texts))]
+    pyarrow.parquet.write_table(pyarrow.table({"id": ids, "text": texts}), folder / "texts.parquet", row_group_size=1_000)
+    with gzip.open(folder / "texts.jsonl.gz", "wt", encoding="utf-8", compresslevel=3) as file:
+        file.writelines(json.dumps({"id": number, "text": text}) + "\n" for number, text in zip(ids, texts, strict=True))
+
+
+def sources(folder: Path) -> dict[str, PretrainSource]:
+    def table(kind: str, name: str, **keys: object) -> PretrainSource:
+        return PRETRAIN_SOURCES[kind].model_validate({"source": kind, "files": [str(folder / name)], **keys})
+
+    return {
+        "parquet": table("parquet", "texts.parquet", shuffle_buffer=SHUFFLE_BUFFER),
+        "parquet through Hugging Face": table("huggingface", "texts.parquet", dataset="local/mirror", shuffle_buffer=SHUFFLE_BUFFER),
+        "jsonl.gz": table("jsonl", "texts.jsonl.gz", shuffle_buffer=SHUFFLE_BUFFER),
+    }
+
+
+def build(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Path) -> None:
+    build_pretrain_cache(
+        chain.from_iterable(source.documents(StreamContext(seed=42))),
+        str(folder / "cache"),
+        tokenizer=tokenizer,
+        max_train_tokens=2**62,
+        max_val_tokens=100_000,
+        shard_bytes=2**27,
+        seed=42,
+        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer,
+    )
+
+
+def bare_encode(texts: list[str], tokenizer: SentencePieceTokenizer) -> None:
+    def encode(chunk: list[str]) -> None:
+        for text in chunk:
+            tokenizer._processor.encode_as_numpy(text)
+
+    with ThreadPoolExecutor(available_threads()) as executor:
+        for _ in executor.map(encode, [texts[start : start + 256] for start in range(0, len(texts), 256)]):
+            pass
+
+
+def plain_loop(folder: Path, tokenizer: SentencePieceTokenizer) -> None:
+    eot = tokenizer.special_token_ids()["eot"]
+    with gzip.open(folder / "texts.jsonl.gz", "rt", encoding="utf-8") as lines, open(folder / "plain.bin", "wb") as out:
+        for line in lines:
+            np.array([*tokenizer._processor.encode(json.loads(line)["text"]), eot], dtype=np.uint16).tofile(out)
+
+
+def seconds(job: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    job()
+    return time.perf_counter() - started
+
+
+def peak_megabytes(folder: Path, model: Path, kind: str) -> float:
+    """Peak resident memory of a fresh process that builds from `folder`."""
+    command = [sys.executable, __file__, "--child", str(folder), str(model), kind]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def child(folder: str, model: str, kind: str) -> None:
+    build(sources(Path(folder))[kind], SentencePieceTokenizer(model), Path(folder))
+    status = Path("/proc/self/status").read_text()  # not ru_maxrss: a child starts with its parent's
+    print(int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 1024)  # type: ignore[union-attr]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        return child(*arguments.child)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        texts = repeated(base_texts(), arguments.megabytes)
+        write_inputs(folder, texts)
+        size = sum(len(text.encode()) for text in texts) / 1e6
+        tables = {"tokenizer": {"train_on": ["texts"], "sample_bytes": 10_000_000}}
+        inputs = {"pretrain": {"texts": {"source": "parquet", "files": [str(folder / "texts.parquet")]}}}
+        model = build_tokenizer(load_registry(profile="default", overrides={**tables, **inputs}), root=folder).model
+        tokenizer = SentencePieceTokenizer(str(model))
+        print(f"{len(texts):,} documents, {size:.0f} MB of text, {tokenizer.vocab_size:,} pieces, {available_threads()} cores")
+
+        jobs: dict[str, Callable[[], None]] = {"bare encode_as_numpy": lambda: bare_encode(texts, tokenizer)}
+        for kind, source in sources(folder).items():
+            jobs[kind] = lambda source=source: build(source, tokenizer, folder)  # type: ignore[misc]
+        jobs["plain loop, one thread"] = lambda: plain_loop(folder, tokenizer)
+        rounds = {name: [] for name in jobs}  # type: dict[str, list[float]]
+        for _ in range(arguments.rounds):
+            for name, job in jobs.items():
+                rounds[name].append(seconds(job))
+        medians = {name: statistics.median(times) for name, times in rounds.items()}
+        bare, plain = medians["bare encode_as_numpy"], medians["plain loop, one thread"]
+        print(f"{'':32} {'seconds':>8} {'MB/s':>7} {'x bare':>7} {'x loop':>7}")
+        for name, median in medians.items():
+            print(f"{name:32} {median:8.1f} {size / median:7.1f} {bare / median:7.2f} {plain / median:7.2f}")
+
+        (folder / "four").mkdir()
+        write_inputs(folder / "four", [f"{turn} {text}" for turn in range(4) for text in texts])
+        print(f"{'peak memory':32} {'once':>8} {'4 times':>7} {'ratio':>7}")
+        for kind in sources(folder):
+            once, four = peak_megabytes(folder, model, kind), peak_megabytes(folder / "four", model, kind)
+            print(f"{kind:32} {once:6.0f}MB {four:5.0f}MB {four / once:7.2f}")
+
+
+if __name__ == "__main__":
+    main()
