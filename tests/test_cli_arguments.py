@@ -88,6 +88,11 @@ def test_without_arguments_the_profile_is_built_as_it_is(launcher: FakeLauncher)
     assert (launcher.root, launcher.only, launcher.force) == (Path("cache"), None, False)
 
 
+def test_only_force_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
+    build(launcher, "--only", "wikitext", "tokenizer", "--force", "--cache-dir", "elsewhere")
+    assert (launcher.root, launcher.only, launcher.force) == (Path("elsewhere"), ["wikitext", "tokenizer"], True)
+
+
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     values = {"seed": "7", "shard_bytes": "1_024", "threads": "3", "vocab_size": "1_000", "model_type": "bpe", "character_coverage": "0.5"}
     values |= {"sample_bytes": "12_345", "train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}

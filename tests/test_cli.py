@@ -1,0 +1,252 @@
+"""The command line for real, in processes of its own: build, build again, fail, be interrupted, and look at what is there.
+
+One folder with two small data sets, one whose file is broken and one that is not configured is built once for all tests here.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.console import output
+from niels_cache_assets.cli.sampling import render
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta, write_meta
+from tests.tiny import sentences
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIG = """
+profile = "quickstart"
+[build]
+cache_dir = "cache"
+[tokenizer]
+model = "spm.model"
+[pretrain.notes]
+source = "jsonl"
+files = ["notes.jsonl"]
+[pretrain.broken]
+source = "jsonl"
+files = ["broken.jsonl"]
+[pretrain.roam]
+source = "roam"
+[sft.chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+val_frac = 0
+"""
+ONLY = ("--only", "notes", "broken", "roam", "chats")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NIELS_CACHE_", "DAGSTER_"))}
+    return kept | {"PYTHONPATH": str(REPOSITORY), "DAGSTER_HOME": str(folder / "dagster home"), "COLUMNS": "200"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "niels_cache_assets.cli", *arguments]
+
+
+def niels_cache(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def write_rows(path: Path, rows: Sequence[object]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: data for name, data in files.items() if not name.endswith(".lock")}
+
+
+def states(table: str) -> dict[str, str]:
+    """Data set to state, of the rows of build-all's table."""
+    rows = re.findall(r"^(\w+) +(built|cache hit|disabled|skipped|failed) ", table, flags=re.MULTILINE)
+    return dict(rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("command line")
+    (folder / "niels_cache.toml").write_text(CONFIG)
+    (folder / "spm.model").write_bytes(tiny_model.read_bytes())
+    write_rows(folder / "notes.jsonl", [{"text": text} for text in sentences(300, words=30)])
+    (folder / "broken.jsonl").write_text('{"text": "fine"}\nnot json\n')
+    chats = [[{"role": "user", "content": "a stream?"}, {"role": "assistant", "content": text}] for text in sentences(40, seed=1)]
+    write_rows(folder / "chats.jsonl", [{"messages": messages} for messages in chats])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first_build(folder: Path) -> subprocess.CompletedProcess[str]:
+    return niels_cache(folder, "build-all", *ONLY)
+
+
+@pytest.fixture
+def built(folder: Path, first_build: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with its caches, as the working directory of this process."""
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints that must return `code`."""
+    assert main(arguments) == code
+    output, errors = capsys.readouterr()
+    assert not errors
+    return output
+
+
+def test_a_data_set_that_fails_does_not_stop_the_others(folder: Path, first_build: subprocess.CompletedProcess[str]) -> None:
+    assert first_build.returncode == 1
+    assert states(first_build.stdout) == {"tokenizer": "built", "notes": "built", "broken": "failed", "roam": "skipped", "chats": "built"}
+    assert re.search(r"^broken failed: .*broken\.jsonl: line 2 is not valid JSON", first_build.stdout, flags=re.MULTILINE)
+    assert re.search(r"^roam skipped: .*path", first_build.stdout, flags=re.MULTILINE)
+    assert not (folder / "cache/pretrain/broken").exists()
+    assert "Traceback" not in first_build.stdout + first_build.stderr
+
+
+def test_progress_is_lines_on_stderr_where_it_is_no_terminal(first_build: subprocess.CompletedProcess[str]) -> None:
+    lines = first_build.stderr.splitlines()
+    assert lines[0] == "tokenizer: started"
+    assert any(re.fullmatch(r"notes: built in [0-9.]+ s", line) for line in lines)
+    assert "\x1b" not in first_build.stdout + first_build.stderr
+
+
+def test_the_snippet_that_it_prints_runs(built: Path, first_build: subprocess.CompletedProcess[str]) -> None:
+    snippet = first_build.stdout.partition("Train from it:")[2].strip()
+    variables: dict[str, object] = {}
+    exec("\n".join(line.strip() for line in snippet.splitlines()), variables)
+    assert tuple(getattr(variables["x"], "shape", ())) == (4, 256)
+
+
+def test_a_second_build_finds_it_there_and_exits_0_with_one_that_is_not_configured(folder: Path, built: Path) -> None:
+    before = contents(folder / "cache")
+    again = niels_cache(folder, "build-all", "--only", "notes", "roam")
+    assert again.returncode == 0, again.stderr
+    assert states(again.stdout) == {"tokenizer": "cache hit", "notes": "cache hit", "roam": "skipped"}
+    assert contents(folder / "cache") == before
+    assert "What to do next" not in again.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_build_stops_in_two_seconds_and_leaves_the_last_good_cache(
+    folder: Path, built: Path, number: signal.Signals, code: int
+) -> None:
+    before = contents(folder / "cache")
+    text = " ".join(sentences(2_000))
+    write_rows(folder / "large.jsonl", [{"text": f"{text} {row}"} for row in range(400)])  # 60 MB: longer than this test waits
+    settings = ("--only", "notes", "--set", 'pretrain.notes.files=["large.jsonl"]', "--set", "build.threads=1")
+    build = subprocess.Popen(
+        command("build-all", *settings), cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "cache/pretrain/.notes.partial/train").exists():
+            assert build.poll() is None, build.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        sent = time.monotonic()
+        build.send_signal(number)
+        output, errors = build.communicate(timeout=20)
+        assert time.monotonic() - sent < 2
+    finally:
+        build.kill()
+        (folder / "large.jsonl").unlink()
+    assert build.returncode == code
+    assert [line for line in errors.splitlines() if line.startswith("niels-cache:")] == [errors.splitlines()[-1]]
+    assert "Traceback" not in output + errors
+    assert contents(folder / "cache") == before, "neither the old cache nor anything beside it has changed"
+
+
+def test_force_builds_again(folder: Path, built: Path) -> None:
+    before = contents(folder / "cache")
+    again = niels_cache(folder, "build-all", "--only", "chats", "--force")
+    assert again.returncode == 0, again.stderr
+    assert states(again.stdout) == {"tokenizer": "cache hit", "chats": "built"}
+    assert contents(folder / "cache") == before, "the same input gives the same bytes"
+
+
+def test_list_says_what_is_configured_and_what_is_built(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "list").splitlines()
+    rows = {line.split()[0]: line for line in lines[2:] if line}
+    assert re.search(r"pretrain +jsonl +built +[0-9,]+ tokens", rows["notes"])
+    assert re.search(r"sft +chat_jsonl +built +40 examples +0", rows["chats"])
+    assert "needs path" in rows["roam"]
+    assert "not built" in rows["python_docs"]
+    assert re.search(r"imported +built +400 pieces", rows["tokenizer"])
+
+
+def test_list_marks_what_is_damaged_and_what_has_another_tokenizer(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = shutil.copytree(built / "cache", tmp_path / "cache")
+    (root / "sft/chats" / META_NAME).write_text("{")
+    changed = str(root / "tokenizer" / META_NAME)
+    write_meta(changed, {**read_meta(changed), "sha256": "0" * 64})
+    rows = {line.split()[0]: line for line in printed(capsys, "list", "--cache-dir", str(root)).splitlines() if line}
+    assert "damaged" in rows["chats"]
+    assert "other tokenizer" in rows["notes"]
+    assert main(["sample", "notes", "--cache-dir", str(root)]) == 2
+    assert "built with tokenizer" in capsys.readouterr().err
+
+
+def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta = read_meta(str(built / "cache/pretrain/notes" / META_NAME))
+    text = printed(capsys, "show", "notes")
+    for value in (meta["fingerprint"], meta["dataset_revision"], meta["split_rule"], f"{meta['train_tokens']:,}"):
+        assert value in text
+    assert len(meta["files"]) > 4
+    for path, entry in meta["files"].items():
+        assert re.search(rf"^{re.escape(path)} .*{entry['sha256']}", text, flags=re.MULTILINE)
+    assert "<|ngpt_eot" in printed(capsys, "show", "tokenizer")
+
+
+def test_verify_is_clean_and_finds_a_changed_byte(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no findings" in printed(capsys, "verify")
+    root = shutil.copytree(built / "cache", tmp_path / "cache")
+    shard = root / "pretrain/notes/train/shard_00000.bin"
+    shard.write_bytes(b"\x00\x00" + shard.read_bytes()[2:])
+    assert "train/shard_00000.bin: its sha256" in printed(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
+    assert "no findings" in printed(capsys, "verify", "chats", "--cache-dir", str(root))
+
+
+def test_sample_shows_windows_as_text(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("sample", "notes", "--split", "val", "-n", "2", "--seed", "3", "--tokens", "40")
+    text = printed(capsys, *arguments)
+    assert len(re.findall(r"^--- val window \d of 2, 40 tokens$", text, flags=re.MULTILINE)) == 2
+    assert "<|ngpt_" not in text
+    assert text == printed(capsys, *arguments), "the same seed shows the same"
+    assert text != printed(capsys, *arguments[:-4], "--seed", "4", "--tokens", "40")
+
+
+def test_sample_marks_what_the_assistant_is_trained_to_say(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "sample", "chats", "-n", "2", "--seed", "0", "--tokens", "200")
+    answers = re.findall(r"^<\|usr\|>a stream\?<\|eot\|><\|asst\|>\[\[(.*)<\|eot\|>\]\]$", text, flags=re.MULTILINE)
+    assert len(answers) == 2
+    assert set(answers) <= set(sentences(40, seed=1))
+
+
+def test_sample_spells_out_what_could_drive_a_terminal(built: Path) -> None:
+    tokenizer = SentencePieceTokenizer(str(built / "cache/tokenizer/spm.model"))
+    tokens = np.array(tokenizer.encode("red \x1b[31m alarm\x07\n"), dtype=np.uint16)
+    assert render(tokens, np.zeros(len(tokens), dtype=np.bool_), tokenizer, output()).plain == "red \\x1b[31m alarm\\x07\n"
+
+
+def test_sampling_from_an_empty_split_says_so(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "chats", "--split", "val"]) == 2
+    assert "this split is empty (0 examples)" in capsys.readouterr().err
