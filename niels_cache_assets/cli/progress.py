@@ -88,7 +88,7 @@ class BarListener:
         self._tasks: dict[str, tuple[TaskID, Pace]] = {}
 
     def started(self, name: str, family: str) -> None:
-        self._tasks[name] = (self.bars.add_task(name, total=None, detail="starting"), Pace())
+        self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
 
     def progressed(self, name: str, progress: build_cache.Progress) -> None:
         task, pace = self._tasks[name]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import SHORT_SHA256, content_hash, file_size, new_table, split_counts, total_bytes
+from niels_cache_assets.cli.console import PROGRAM, SHORT_SHA256, content_hash, file_size, new_table, split_counts, total_bytes
 from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_runtime.formats import idx_name, tokens_name
 
@@ -63,12 +66,19 @@ def print_next_steps(console: Console, results: Sequence[LaunchResult], argument
     console.print("\nWhat to do next", style="bold")
     for command, purpose in (
         (_ui_command(arguments), "lineage, counts and history in the Dagster UI"),
-        (f"niels-cache verify{options}", "hash every file again"),
-        (f"niels-cache sample {example.name}{options}", "what training will see"),
+        (f"{_program()} verify{options}", "hash every file again"),
+        (f"{_program()} sample {example.name}{options}", "what training will see"),
     ):
         console.print(f"  {command}  # {purpose}", soft_wrap=True)
     console.print("\nTrain from it:\n", style="bold")
     console.print(_snippet(example), soft_wrap=True)
+
+
+def _program() -> str:
+    """What to type here: `make cache` runs the console script of an environment that is not active."""
+    if shutil.which(PROGRAM):
+        return PROGRAM
+    return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
 
 
 def _options(arguments: argparse.Namespace) -> str:
@@ -101,14 +111,19 @@ def _snippet(result: LaunchResult) -> str:
   import torch
   from niels_cache_runtime import PretrainTokenStreamDataset
 
-  data = PretrainTokenStreamDataset({str(result.directory / "train")!r}, T={window}, device="cpu")
+  data = PretrainTokenStreamDataset({_quoted(result.directory / "train")}, T={window}, device="cpu")
   x, y = data.get_batch(B=4, {draw}"""
     eot = result.meta["special_token_ids"]["eot"]
     return f"""\
   import torch
   from niels_cache_runtime import SFTExampleDataset
 
-  folder = {str(result.directory)!r}
+  folder = {_quoted(result.directory)}
   tokens, idx = f"{{folder}}/{tokens_name("train")}", f"{{folder}}/{idx_name("train")}"
   data = SFTExampleDataset(tokens, idx, T={_WINDOW}, device="cpu", eot_id={eot})
   x, y, y_masked = data.get_batch(B=4, {draw}"""
+
+
+def _quoted(path: Path) -> str:
+    """A Python string in double quotes, like the rest of the snippet."""
+    return json.dumps(str(path), ensure_ascii=False)
