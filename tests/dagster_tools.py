@@ -15,6 +15,8 @@ from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime.formats import Family
 from tests.tiny import sentences
 
+OTHER_TOKENIZER = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure: trained here, in a second
+
 TABLES = """
 [pretrain.notes]
 source = "jsonl"

@@ -16,7 +16,12 @@ import dagster as dg
 LAUNCHER_TAG = "niels_cache/launcher"
 
 _LOCKS = ".launchers"
-_UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_UNFINISHED = [
+    dg.DagsterRunStatus.NOT_STARTED,  # created, then killed before the first event
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """`upstream/pretrain` and `upstream/sft`: what the data sets are read from, as external assets whose data version is upstream's revision.
 
 A revision is observed before a build, never inside it: Dagster reads provenance when a step starts, so a build that observed its own
-upstream would be stale at once.
+upstream would be stale at once. What was built before the family was observed for the first time has nothing to compare with, and
+stays fresh until it is built again.
 """
 
 from collections.abc import Iterator

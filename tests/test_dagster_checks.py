@@ -1,0 +1,156 @@
+"""What the checks find, how grave it is, and that each runs alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.cache_state import cache_state
+from niels_cache_assets.defs.cache_checks import CHECK_NAMES
+from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
+from niels_cache_assets.tokenizer_training import RoundTripLoss
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta, write_meta
+from tests.dagster_tools import OTHER_TOKENIZER, Project, checks, metadata, rows
+
+META = dg.AssetKey(["pretrain", "meta_json"])
+ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    project = Project(tmp_path, tiny_model)
+    assert project.build_tokenizer().success
+    assert project.build("notes").success
+    return project
+
+
+def execute_checks(
+    project: Project, names: Sequence[str], *, asset: dg.AssetKey = META, partition: str | None = "notes"
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """Only these checks, as the UI's Execute button runs them."""
+    run = dg.materialize(
+        [*(project.defs.assets or []), *(project.defs.asset_checks or [])],  # type: ignore[list-item]
+        selection=dg.AssetSelection.checks(*(dg.AssetCheckKey(asset, name) for name in names)),
+        instance=project.instance,
+        resources=project.defs.resources,
+        tags={"dagster/partition": partition} if partition else None,
+        raise_on_error=False,
+    )
+    return checks(run)
+
+
+def test_a_sound_cache_passes_every_check_one_by_one(project: Project) -> None:
+    assert len(CHECK_NAMES) == 3
+    for name in CHECK_NAMES.values():
+        found = execute_checks(project, [name])
+        assert {name: check.passed for name, check in found.items()} == {name: True}
+        assert found[name].partition == "notes"
+
+
+def test_a_changed_byte_is_an_error_of_the_files(project: Project) -> None:
+    shard = project.root / "pretrain/notes/train/shard_00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 1
+    shard.write_bytes(data)
+    found = execute_checks(project, list(CHECK_NAMES.values()))
+    assert {name: check.passed for name, check in found.items()} == {
+        "files_match_meta": False,
+        "invariants_hold": True,
+        "tokenizer_is_current": True,
+    }
+    check = found["files_match_meta"]
+    assert (check.severity, check.blocking) == (ERROR, True)
+    assert check.description == "train/shard_00000.bin: its sha256 is not the one in meta.json"
+    assert [row["file"] for row in rows(check.metadata["problems"].value)] == ["train/shard_00000.bin"]
+
+
+def test_an_id_outside_the_vocabulary_is_an_error_of_the_content(project: Project) -> None:
+    path = project.root / "pretrain/notes" / META_NAME
+    write_meta(str(path), {**read_meta(str(path)), "vocab_size": 10})
+    found = execute_checks(project, list(CHECK_NAMES.values()))
+    assert not found["invariants_hold"].passed
+    assert "the vocabulary has 10" in (found["invariants_hold"].description or "")
+    assert found["files_match_meta"].passed
+
+
+def test_a_cache_of_another_tokenizer_is_an_error_and_shows_on_the_graph(project: Project) -> None:
+    project.configure(tokenizer=OTHER_TOKENIZER)
+    assert project.build_tokenizer().success
+    check = execute_checks(project, ["tokenizer_is_current"])["tokenizer_is_current"]
+    assert (check.passed, check.severity) == (False, ERROR)
+    assert "built with tokenizer" in (check.description or "")
+    assert states(project)["notes"] == "other tokenizer"
+    project.build("notes")
+    assert execute_checks(project, ["tokenizer_is_current"])["tokenizer_is_current"].passed
+
+
+def test_a_blocking_check_fails_the_run_that_built(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niels_cache_assets.defs.cache_checks.verify_dataset", broken_verify)
+    run = project.build("notes")
+    assert not run.success
+    assert len(run.asset_materializations_for_node("stream_pretrain_dataset")) == 3
+
+
+def broken_verify(folder: Path) -> list[object]:
+    from niels_cache_runtime.verify import Finding
+
+    return [Finding(kind="content", folder=str(folder), path="val/", problem="holds 3 EOT tokens for 4 documents")]
+
+
+def states(project: Project) -> dict[str, str]:
+    check = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
+    assert check.severity == WARN
+    assert check.passed == (check.metadata["not_in_sync"].value == 0)
+    return {row["data_set"]: row["state"] for row in rows(check.metadata["states"].value)}
+
+
+def test_caches_in_sync_says_how_each_data_set_stands(project: Project) -> None:
+    assert states(project) == {"notes": "in sync", "books": "missing"}
+    project.configure(extra="enabled = false\n")
+    project.build("books")
+    assert states(project) == {"notes": "in sync", "books": "disabled"}
+    project.configure()
+    assert states(project) == {"notes": "in sync", "books": "other settings"}
+    project.configure(extra='val_frac = 0.5\n[pretrain.later]\nsource = "roam"\n')
+    assert states(project) == {"notes": "in sync", "books": "other settings", "later": "not configured"}
+    (project.root / "pretrain/notes" / META_NAME).write_text("{")
+    assert states(project)["notes"] == "unreadable"
+
+
+def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) -> None:
+    project.build("books")
+    assert states(project) == {"notes": "in sync", "books": "in sync"}
+    project.configure(extra="val_frac = 0.5\n")
+    state = cache_state(project.registry, "books", root=project.root)
+    assert (state.state, state.needs_build) == ("other settings", True)
+    project.build("books")
+    assert states(project) == {"notes": "in sync", "books": "in sync"}
+
+
+LOST = [RoundTripLoss(text="a\tb", decoded="a b")]
+
+
+@pytest.mark.parametrize(("settings", "severity", "success"), [(None, WARN, True), (OTHER_TOKENIZER, ERROR, False)])
+def test_lost_text_is_a_warning_for_an_imported_tokenizer_and_an_error_for_our_own(
+    project: Project, monkeypatch: pytest.MonkeyPatch, settings: str | None, severity: dg.AssetCheckSeverity, success: bool
+) -> None:
+    monkeypatch.setattr("niels_cache_assets.defs.tokenizer_checks.round_trip_losses", lambda tokenizer: LOST)
+    project.configure(tokenizer=settings)
+    run = project.build_tokenizer()
+    assert run.success == success
+    found = checks(run)
+    assert found[SPECIAL_TOKENS].passed
+    check = found[ROUND_TRIP]
+    assert (check.passed, check.severity, check.description) == (False, severity, "1 of 8 texts come back changed")
+    assert rows(metadata(check)["losses"]) == [{"text": "'a\\tb'", "decoded": "'a b'"}]  # type: ignore[arg-type]
+
+
+def test_special_tokens_that_are_not_one_id_each_are_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"sys": 3, "usr": 4, "asst": 5, "eot": 5}
+    monkeypatch.setattr("niels_cache_assets.tokenization.SentencePieceTokenizer.special_token_ids", lambda self: wrong)
+    check = execute_checks(project, [SPECIAL_TOKENS], asset=dg.AssetKey("tokenizer"), partition=None)[SPECIAL_TOKENS]
+    assert (check.passed, check.severity) == (False, ERROR)
+    assert "share an id" in (check.description or "")

@@ -1,0 +1,74 @@
+"""The Dagster home: made once, also by two processes at once, and the user's own afterwards."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.defs.instance import dagster_home, ensure_instance
+from niels_cache_runtime.errors import NielsCacheError
+
+REPOSITORY = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "niels_cache_assets.defs.instance"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that does not exist yet, named relative to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", "state/dagster")
+    return tmp_path / "state/dagster"
+
+
+def test_the_home_is_absolute_and_stands_in_the_environment(home: Path) -> None:
+    with ensure_instance() as instance:
+        assert instance.root_directory == str(home)
+        assert os.environ["DAGSTER_HOME"] == str(home)
+        assert instance.get_settings("telemetry") == {"enabled": False}
+        assert instance.get_settings("nux") == {"enabled": False}
+        assert instance.global_op_concurrency_default_limit == 1
+        assert instance.run_monitoring_enabled
+
+
+def test_without_a_setting_the_home_lies_in_the_working_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME")
+    assert dagster_home() == Path.cwd() / ".dagster"
+
+
+def test_a_dagster_yaml_of_the_users_stays(home: Path) -> None:
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    with ensure_instance() as instance:
+        assert instance.global_op_concurrency_default_limit is None
+    assert (home / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+
+
+def test_overrides_hold_for_this_process_only(home: Path) -> None:
+    with ensure_instance(overrides={"telemetry": {"enabled": True}}) as instance:
+        assert instance.get_settings("telemetry") == {"enabled": True}
+    with ensure_instance() as instance:
+        assert instance.get_settings("telemetry") == {"enabled": False}
+
+
+def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NielsCacheError, match="point DAGSTER_HOME at a folder"):
+        ensure_instance(tmp_path / "file" / "home")
+
+
+def test_first_starts_at_once_leave_one_working_home(home: Path) -> None:
+    """Two processes that create the databases together can leave them broken for good (dagster-io/dagster#27390)."""
+    environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    starts = [
+        subprocess.Popen(COMMAND, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    outputs = [start.communicate(timeout=120)[0] for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], outputs
+    assert outputs == [f"Dagster home: {home}\n"] * 2
+    with ensure_instance() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization("tokenizer"))
+        assert instance.get_latest_materialization_event(dg.AssetKey("tokenizer")) is not None

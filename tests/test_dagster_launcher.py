@@ -1,0 +1,242 @@
+"""Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
+from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
+from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta
+from tests.dagster_tools import Project
+
+
+class Recorder:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.progress: dict[str, Progress] = {}
+
+    def started(self, name: str, family: LaunchFamily) -> None:
+        self.told.append(f"started {name} ({family})")
+
+    def progressed(self, name: str, progress: Progress) -> None:
+        self.progress[name] = progress
+
+    def logged(self, name: str, message: str) -> None:
+        self.told.append(f"{name}: {message}")
+
+    def finished(self, result: LaunchResult) -> None:
+        self.told.append(f"finished {result.name}: {result.state}")
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    return Project(tmp_path, tiny_model)
+
+
+def launch(project: Project, *, only: list[str] | None = None, force: bool = False) -> tuple[dict[str, LaunchResult], Recorder]:
+    recorder = Recorder()
+    results = launch_builds(project.registry, root=project.root, only=only, force=force, listener=recorder)
+    return {result.name: result for result in results}, recorder
+
+
+@pytest.fixture
+def instance(project: Project) -> Iterator[dg.DagsterInstance]:
+    with ensure_instance() as opened:
+        yield opened
+
+
+def states(results: dict[str, LaunchResult]) -> dict[str, str]:
+    return {name: result.state for name, result in results.items()}
+
+
+def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
+    project: Project, instance: dg.DagsterInstance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project.configure(extra='enabled = false\n[pretrain.later]\nsource = "roam"\n')
+    results, recorder = launch(project)
+    assert states(results) == {"tokenizer": "built", "notes": "built", "books": "disabled", "later": "skipped", "chats": "built"}
+    assert "path" in (results["later"].message or "")
+    notes = results["notes"]
+    assert notes.meta == read_meta(str(project.root / "pretrain/notes" / META_NAME))
+    assert (notes.family, notes.directory, notes.message) == ("pretrain", project.root / "pretrain/notes", None)
+    assert recorder.progress["notes"].documents == 60
+    assert recorder.told[:3] == ["started tokenizer (tokenizer)", "finished tokenizer: built", "started notes (pretrain)"]
+    assert recorder.told[-3:] == ["finished later: skipped", "started chats (sft)", "finished chats: built"]
+    runs = [(run.job_name, run.tags.get("dagster/partition"), run.status.value) for run in reversed(instance.get_runs())]
+    assert runs == [
+        ("build_tokenizer", None, "SUCCESS"),
+        ("build_pretrain", "notes", "SUCCESS"),
+        ("build_pretrain", "books", "SUCCESS"),
+        ("build_sft", "chats", "SUCCESS"),
+    ]
+    assert all(run.tags[".dagster/repository"] == "__repository__@niels_cache_assets" for run in instance.get_runs())
+    assert instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes", "books"}
+    assert instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), "files_match_meta")]
+    )
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("", "")
+
+
+def test_upstream_is_observed_before_the_build_that_reads_it(project: Project, instance: dg.DagsterInstance) -> None:
+    results, _ = launch(project, only=["notes"])
+    observed = instance.fetch_observations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
+    built = instance.fetch_materializations(dg.AssetKey(["pretrain", "train_shards"]), limit=5).records
+    assert [record.asset_observation.partition for record in observed if record.asset_observation] == ["notes"]
+    observation, materialization = observed[0].asset_observation, built[0].asset_materialization
+    assert observation is not None
+    assert materialization is not None
+    assert results["notes"].meta is not None
+    assert observation.tags["dagster/data_version"] == results["notes"].meta["dataset_revision"]
+    assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(observed[0].storage_id)
+
+
+def test_a_second_launch_finds_everything_and_force_builds_it_again(project: Project) -> None:
+    launch(project)
+    assert states(launch(project)[0]) == {"tokenizer": "cache_hit", "notes": "cache_hit", "books": "cache_hit", "chats": "cache_hit"}
+    assert states(launch(project, only=["notes"], force=True)[0]) == {"tokenizer": "cache_hit", "notes": "built"}
+    assert states(launch(project, only=["tokenizer"], force=True)[0]) == {"tokenizer": "built"}
+
+
+def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(project: Project) -> None:
+    project.write_notes(["", ""])
+    results, recorder = launch(project)
+    assert states(results) == {"tokenizer": "built", "notes": "failed", "books": "built", "chats": "built"}
+    assert results["notes"].message == (
+        f"{project.root / 'pretrain/notes'}: the source gave no usable document (dropped: empty 2); nothing was written"
+    )
+    assert "finished notes: failed" in recorder.told
+
+
+def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Jsonl, context: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(Jsonl, "documents", broken)
+    results, _ = launch(project)
+    assert states(results) == {"tokenizer": "built", "notes": "failed", "books": "built", "chats": "built"}
+    assert results["notes"].message == "ZeroDivisionError: division by zero"
+
+
+def test_a_check_that_fails_fails_its_data_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.test_dagster_checks import broken_verify
+
+    monkeypatch.setattr("niels_cache_assets.defs.cache_checks.verify_dataset", broken_verify)
+    results, _ = launch(project, only=["notes"])
+    assert results["notes"].state == "failed"
+    assert results["notes"].message == "the check invariants_hold failed: val/: holds 3 EOT tokens for 4 documents"
+
+
+def test_without_a_tokenizer_the_others_are_skipped_with_the_reason(project: Project) -> None:
+    project.configure(tokenizer='model = "none.model"')
+    results, _ = launch(project)
+    assert states(results) == {"tokenizer": "failed", "notes": "skipped", "books": "skipped", "chats": "skipped"}
+    assert "none.model: no such tokenizer model" in (results["tokenizer"].message or "")
+    assert (results["chats"].message or "").startswith("there is no tokenizer: ")
+
+
+def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
+    with pytest.raises(NielsCacheError, match="no data set 'note'; did you mean 'notes'"):
+        launch(project, only=["note"])
+    assert not project.root.exists()
+
+
+def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = instance.event_log_storage
+    storage.set_concurrency_slots(STREAM_POOL, 1)
+    storage.claim_concurrency_slot(STREAM_POOL, "another-run", "step")
+    freed = []
+
+    class Freeing(Recorder):
+        def logged(self, name: str, message: str) -> None:
+            if message.startswith("waiting"):
+                freed.append(message)
+                storage.free_concurrency_slots_for_run("another-run")
+
+    launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
+    assert freed == ["waiting for the pool source_stream: run another-run is streaming"]
+
+
+def test_runs_of_a_killed_launcher_are_ended_and_free_their_place(project: Project, instance: dg.DagsterInstance) -> None:
+    def begun_run(identity: str) -> str:
+        return instance.create_run_for_job(project.defs.resolve_job_def("build_tokenizer"), tags={LAUNCHER_TAG: identity}).run_id
+
+    home = Path(os.environ["DAGSTER_HOME"])
+    with launcher_identity(instance, home) as alive:
+        kept = begun_run(alive)
+        abandoned = begun_run("0" * 32)
+        instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
+        instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, abandoned, "step")
+        with launcher_identity(instance, home):
+            pass
+        status = {run.run_id: run.status for run in instance.get_runs()}
+        assert (status[kept].value, status[abandoned].value) == ("NOT_STARTED", "FAILURE")
+        assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 0
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from niels_cache_assets.defs import launcher
+from niels_cache_assets.sources.row_files import Jsonl
+from tests.dagster_tools import Project
+from tests.test_dagster_launcher import Recorder
+
+passes = []
+
+def documents(self, context):
+    passes.append(context)  # the first only counts
+    for batch in real(self, context):
+        yield batch
+        if len(passes) == 2:
+            print("writing", flush=True)
+            time.sleep(60)
+
+real, Jsonl.documents = Jsonl.documents, documents
+project = Project(Path(sys.argv[1]), Path(sys.argv[2]))
+try:
+    launcher.launch_builds(project.registry, root=project.root, only=["notes"], listener=Recorder())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_cancels_the_run_within_two_seconds_and_leaves_nothing_half_written(
+    project: Project, instance: dg.DagsterInstance, tiny_model: Path
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(project.folder), str(tiny_model)],
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == "writing\n"
+        child.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert child.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - began < 2
+    child.wait(timeout=60)
+    assert [(run.job_name, run.status.value) for run in instance.get_runs()] == [
+        ("build_pretrain", "CANCELED"),
+        ("build_tokenizer", "SUCCESS"),
+    ]
+    assert [path.name for path in (project.root / "pretrain").iterdir()] == [".notes.lock"]

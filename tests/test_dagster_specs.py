@@ -1,0 +1,115 @@
+"""The definitions as a whole, as literal data: a change of a key, a dependency or a check is a decision, and shows here."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.registry import load_registry
+from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
+
+# key: (group, kinds, code version, partitions, dependencies, checks)
+ASSETS = {
+    "tokenizer": ("tokenizer", {"sentencepiece"}, "1", None, [], ["special_tokens_are_one_id_each", "text_survives_a_round_trip"]),
+    "upstream/pretrain": ("upstream", {"huggingface", "file"}, None, ["notes", "books"], [], []),
+    "upstream/sft": ("upstream", {"huggingface", "file"}, None, ["chats"], [], []),
+    "pretrain/train_shards": ("pretrain", {"numpy"}, "1", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
+    "pretrain/val_shards": ("pretrain", {"numpy"}, "1", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
+    "pretrain/meta_json": (
+        "pretrain",
+        {"json"},
+        "1",
+        ["notes", "books"],
+        ["pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"],
+        ["caches_in_sync", "files_match_meta", "invariants_hold", "tokenizer_is_current"],
+    ),
+    "sft/train_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
+    "sft/val_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
+    "sft/meta_json": (
+        "sft",
+        {"json"},
+        "1",
+        ["chats"],
+        ["sft/train_pair", "sft/val_pair", "tokenizer", "upstream/sft"],
+        ["caches_in_sync", "files_match_meta", "invariants_hold", "tokenizer_is_current"],
+    ),
+}
+BLOCKING = {
+    "special_tokens_are_one_id_each": True,
+    "text_survives_a_round_trip": True,
+    "files_match_meta": True,
+    "invariants_hold": True,
+    "tokenizer_is_current": True,
+    "caches_in_sync": False,
+}
+JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream"}
+
+
+@pytest.fixture
+def defs(tmp_path: Path, tiny_model: Path) -> dg.Definitions:
+    return Project(tmp_path, tiny_model).defs
+
+
+def test_assets_are_these(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    found = {}
+    for key in graph.get_all_asset_keys():
+        node = graph.get(key)
+        partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
+        parents = sorted(parent.to_user_string() for parent in node.parent_keys)
+        checks = sorted(check.name for check in node.check_keys)
+        found[key.to_user_string()] = (node.group_name, node.kinds, node.code_version, partitions, parents, checks)
+    assert found == ASSETS
+
+
+def test_checks_block_where_a_cache_would_be_used(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    assert {key.name: graph.get_check_spec(key).blocking for key in graph.asset_check_keys} == BLOCKING
+
+
+def test_jobs_are_these_and_say_what_they_do(defs: dg.Definitions) -> None:
+    jobs = {job.name: job for job in defs.resolve_all_job_defs() if not job.name.startswith("__")}
+    assert set(jobs) == JOBS
+    assert all(job.description for job in jobs.values())
+
+
+def test_streams_share_a_pool_and_are_not_retried(defs: dg.Definitions) -> None:
+    for key in (["pretrain", "meta_json"], ["sft", "meta_json"]):
+        definition = defs.resolve_assets_def(dg.AssetKey(key))
+        op = definition.op
+        assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == ("source_stream", None, False, None)
+
+
+def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Definitions) -> None:
+    specs = [spec for spec in defs.resolve_all_asset_specs() if spec.group_name != "upstream"]
+    assert len(specs) == 7
+    for spec in specs:
+        code = (spec.description or "").split("```python\n")[1].removesuffix("```")
+        compile(code, spec.key.to_user_string(), "exec")
+        folder = "/".join([spec.group_name or "", *([] if spec.group_name == "tokenizer" else ["<data set>"])])
+        assert folder in (spec.description or "")
+
+
+def test_the_code_location_is_what_the_environment_configures(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project(tmp_path, tiny_model)
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", str(project.folder / "niels_cache.toml"))
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", "quickstart")
+    monkeypatch.delitem(sys.modules, "niels_cache_assets.definitions", raising=False)
+    loaded = importlib.import_module("niels_cache_assets.definitions").defs
+    dg.Definitions.validate_loadable(loaded)
+    partitions = loaded.resolve_assets_def(dg.AssetKey(["pretrain", "meta_json"])).partitions_def
+    assert partitions.get_partition_keys() == load_registry().partition_keys("pretrain") == ["python_docs", "notes", "books"]
+
+
+def test_a_configuration_that_cannot_be_read_stops_loading_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text('[pretrain.notes]\nsorce = "jsonl"\n')
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", str(config))
+    monkeypatch.delitem(sys.modules, "niels_cache_assets.definitions", raising=False)
+    with pytest.raises(NielsCacheError, match=r"niels_cache.toml: \[pretrain.notes\] has no source") as caught:
+        importlib.import_module("niels_cache_assets.definitions")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__
