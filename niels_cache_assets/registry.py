@@ -112,7 +112,7 @@ def load_registry(*, profile: str | None = None, config: str | None = None, over
     profile = profile or user.get("profile") or PROFILES[0]
     user.pop("profile", None)
     if profile not in PROFILES:
-        refuse_choice(origin or PROFILE_VARIABLE, "no profile", profile, PROFILES)
+        refuse_choice(origin or "the profile", "no profile", profile, PROFILES)
     shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{profile}.toml").read_text())
     where = origin or f"profile {profile}"
     base_dir = str(Path(origin).parent) if origin else "."

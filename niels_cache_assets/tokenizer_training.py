@@ -245,9 +245,12 @@ def _run_child(spec: dict[str, Any]) -> None:
 
 
 def _training_advice(errors: str, spec: dict[str, Any]) -> str:
-    last = errors.strip().splitlines()[-1] if errors.strip() else "the child process was killed"
-    if "ocabulary size" in last:
-        return f"{last.split(') ')[-1]} The sample is too small for vocab_size = {spec['vocab_size']}; lower it (--vocab-size) or add text"
+    """SentencePiece's last line without where in its code it was written, and what to do about it."""
+    last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
+    if "size too high" in last:
+        return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it (--vocab-size) or add text"
+    if "required_chars" in last:
+        return f"{last.split('Increase')[0]}The text has more characters than that: raise --vocab-size or lower --character-coverage"
     return last
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from niels_cache_runtime.verify import verify_dataset
 
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.defaults import SPECIAL_TOKENS
@@ -16,6 +15,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 
 PLENTY = 10**9

@@ -81,9 +81,9 @@ def launch_builds(
         for name in chosen:
             family, missing = registry.family_of(name), registry.source(name).missing_setting()
             if missing is not None:
-                results.append(launcher.skip(name, family, missing))
+                results.append(launcher.skip(name, family, f"needs {missing}"))
             elif tokenizer.state == "failed":
-                results.append(launcher.skip(name, family, f"there is no tokenizer: {tokenizer.message}"))
+                results.append(launcher.skip(name, family, "there is no tokenizer"))
             else:
                 results.append(launcher.build(name, family, force=force))
         return results

@@ -6,6 +6,7 @@ source is one module and one line in `sources/__init__.py`. Nothing here opens a
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +28,13 @@ class SourceUnavailable(NielsCacheError):
 
 
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Paths in a table are relative to the TOML file that holds it (validation context: `base_dir`). URLs stay as they are."""
+    """Paths are relative to the TOML file that holds them (validation context: `base_dir`); ~ and $VARIABLES are expanded.
+
+    URLs stay as they are.
+    """
     if not isinstance(value, str) or "://" in value:
         return value
-    return str(Path(info.context["base_dir"] if info.context else ".") / Path(value).expanduser())
+    return str(Path(info.context["base_dir"] if info.context else ".") / Path(os.path.expandvars(value)).expanduser())
 
 
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]

@@ -11,6 +11,9 @@ from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
 
+_TRY_AGAIN = {429, 500, 502, 503, 504}  # HTTP statuses that say "later"
+
+
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
     """A sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
@@ -32,7 +35,6 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
 
 
 def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
-    import httpx
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors
 
@@ -56,13 +58,8 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
         return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; unset HF_HUB_OFFLINE, or set files to a local copy")
-    if caused_by(httpx.TransportError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or statuses & {
-        429,
-        500,
-        502,
-        503,
-        504,
-    }:
+    unreachable = caused_by(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or any(map(_is_transport_error, chain))
+    if unreachable or statuses & _TRY_AGAIN:
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return SourceUnavailable(f"{dataset}: the hub cannot be reached now ({detail}); try again, or set files to a local copy")
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
@@ -75,6 +72,11 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     lines = str(error).strip().splitlines() or [""]
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {_without_secrets(lines[0])}")
+
+
+def _is_transport_error(error: BaseException) -> bool:
+    """Whether the HTTP client of huggingface_hub could not talk to the server; which client that is (httpx, httpx2) is its own affair."""
+    return any(base.__name__ == "TransportError" and base.__module__.startswith("httpx") for base in type(error).__mro__)
 
 
 def _without_secrets(text: str) -> str:

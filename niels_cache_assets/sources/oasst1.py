@@ -50,6 +50,10 @@ class Oasst1(HubData, SftSource):
     max_messages: int = Field(32, ge=2, description="Longer threads keep their first messages, up to this many")
     split_by: Literal["example", "tree"] = Field("example", description="`tree` keeps all threads of a tree in one split")
 
+    @property
+    def split_unit(self) -> Literal["example", "group"]:
+        return "group" if self.split_by == "tree" else "example"
+
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         return valid_batches(self._conversations(context), context.report)
 

@@ -1,0 +1,80 @@
+"""Writes docs/configuration.md from the classes that read the tables, so that it cannot differ from them.
+
+python docs/configuration.py            (a test fails while the file is out of date)
+"""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from niels_cache_assets.registry import BuildSettings, TokenizerSettings
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.base import PretrainSource, SftSource
+
+TARGET = Path(__file__).with_suffix(".md")
+
+INTRODUCTION = """\
+# Configuration
+
+<!-- Made by docs/configuration.py from the code; edit that. -->
+
+A profile that ships with the package (`default`, or `quickstart` for `make cache`) and your `niels_cache.toml` together say what can be built. The file is found in the working
+directory, or where `NIELS_CACHE_CONFIG` or `--config` point; the quickstart profile reads it only when one of these names it. Later wins, key by key: profile, file, `--set` and flags.
+A table with the name of a shipped one changes that data set (`[pretrain.roam]` with a `path` turns it on); a new name adds one, and "Reload definitions" in the UI shows its partition.
+
+* `profile = "default"` at the top of the file, `NIELS_CACHE_PROFILE`, or `--profile` choose the profile.
+* `NIELS_CACHE_ROOT` or `--cache-dir` move the caches.
+* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are.
+* Names become directories: letters, digits, `_`, `-`, `.`, no leading dot.
+
+Splits, first match wins: a document that carries upstream's split keeps it; token budgets (`val_tokens`, then `train_tokens`) cut a stream; otherwise a seeded `val_frac` of the documents goes to val
+(the source is then read twice: once to count).
+"""
+
+
+def shown_default(model: type[BaseModel], name: str) -> str:
+    value = model.model_fields[name].get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "**required**"
+    return "" if value is None else "`" + json.dumps(value).replace("|", "\\|") + "`"
+
+
+def description(model: type[BaseModel], name: str) -> str:
+    """Of the nearest class that describes the key: a subclass may change the default alone."""
+    described = (base.model_fields[name].description for base in model.__mro__ if name in getattr(base, "model_fields", {}))
+    return next((text for text in described if text), "")
+
+
+def table(model: type[BaseModel], without: type[BaseModel] | None = None) -> list[str]:
+    """Rows of a model's keys; those that are as in `without` are told there."""
+    inherited: dict[str, Any] = without.model_fields if without else {}
+    rows = []
+    for name in model.model_fields:
+        same = name in inherited and shown_default(model, name) == shown_default(without, name)  # type: ignore[arg-type]
+        if name == "source" or same:
+            continue
+        rows.append(f"| `{name}` | {shown_default(model, name)} | {description(model, name)} |")
+    return ["| key | default | |", "| --- | --- | --- |", *rows] if rows else ["No keys of its own."]
+
+
+def first_paragraph(thing: type) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def reference() -> str:
+    lines = [INTRODUCTION]
+    for title, model in (("[build]", BuildSettings), ("[tokenizer]", TokenizerSettings)):
+        lines += [f"## {title}", "", first_paragraph(model).partition(": ")[2].capitalize(), "", *table(model), ""]
+    for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):
+        lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
+        for kind, source in kinds.items():
+            lines += [f'### source = "{kind}"', "", first_paragraph(source), "", *table(source, without=base), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")
