@@ -15,7 +15,7 @@ from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime.formats import Family
 from tests.tiny import sentences
 
-OTHER_TOKENIZER = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure: trained here, in a second
+TRAIN_HERE = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure
 
 TABLES = """
 [pretrain.notes]
@@ -65,6 +65,12 @@ class Project:
         settings = f'model = "{self.tokenizer_model}"' if tokenizer is None else tokenizer
         text = f"[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
         (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
+
+    def import_other_tokenizer(self) -> None:
+        """Configure a model of other bytes that encodes the same: the old one with a field that SentencePiece does not know."""
+        other = self.folder / "other.model"
+        other.write_bytes(self.tokenizer_model.read_bytes() + b"\x78\x01")
+        self.configure(tokenizer=f'model = "{other}"')
 
     @property
     def registry(self) -> Registry:

@@ -13,7 +13,7 @@ from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer_training import RoundTripLoss
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta, write_meta
-from tests.dagster_tools import OTHER_TOKENIZER, Project, checks, metadata, rows
+from tests.dagster_tools import TRAIN_HERE, Project, checks, metadata, rows
 
 META = dg.AssetKey(["pretrain", "meta_json"])
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -77,7 +77,7 @@ def test_an_id_outside_the_vocabulary_is_an_error_of_the_content(project: Projec
 
 
 def test_a_cache_of_another_tokenizer_is_an_error_and_shows_on_the_graph(project: Project) -> None:
-    project.configure(tokenizer=OTHER_TOKENIZER)
+    project.import_other_tokenizer()
     assert project.build_tokenizer().success
     check = execute_checks(project, ["tokenizer_is_current"])["tokenizer_is_current"]
     assert (check.passed, check.severity) == (False, ERROR)
@@ -133,7 +133,7 @@ def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) ->
 LOST = [RoundTripLoss(text="a\tb", decoded="a b")]
 
 
-@pytest.mark.parametrize(("settings", "severity", "success"), [(None, WARN, True), (OTHER_TOKENIZER, ERROR, False)])
+@pytest.mark.parametrize(("settings", "severity", "success"), [(None, WARN, True), (TRAIN_HERE, ERROR, False)])
 def test_lost_text_is_a_warning_for_an_imported_tokenizer_and_an_error_for_our_own(
     project: Project, monkeypatch: pytest.MonkeyPatch, settings: str | None, severity: dg.AssetCheckSeverity, success: bool
 ) -> None:

@@ -14,10 +14,13 @@ from tests.dagster_tools import Project
 
 
 @pytest.mark.slow
-def test_dagster_asset_materialize_builds_and_checks_one_partition(tmp_path: Path, tiny_model: Path) -> None:
+def test_dagster_asset_materialize_builds_and_checks_one_partition(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     project = Project(tmp_path, tiny_model)
     assert project.build_tokenizer().success
-    with ensure_instance(tmp_path / "home"):
+    with ensure_instance():
         pass
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"]
     run = subprocess.run(
@@ -25,7 +28,6 @@ def test_dagster_asset_materialize_builds_and_checks_one_partition(tmp_path: Pat
         cwd=Path(__file__).parent.parent,
         env={
             **os.environ,
-            "DAGSTER_HOME": str(tmp_path / "home"),
             "NIELS_CACHE_CONFIG": str(tmp_path / "niels_cache.toml"),
             "NIELS_CACHE_PROFILE": "quickstart",
             "NIELS_CACHE_ROOT": str(project.root),
@@ -35,7 +37,7 @@ def test_dagster_asset_materialize_builds_and_checks_one_partition(tmp_path: Pat
     )
     assert run.returncode == 0, run.stderr
     assert verify_cache(project.root) == []
-    with ensure_instance(tmp_path / "home") as instance:
+    with ensure_instance() as instance:
         assert instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes"}
         checks = [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), name) for name in ("files_match_meta", "caches_in_sync")]
         assert len(instance.event_log_storage.get_latest_asset_check_execution_by_key(checks)) == 2

@@ -8,7 +8,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver  #
 from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from tests.dagster_tools import OTHER_TOKENIZER, Project, failure
+from tests.dagster_tools import Project, failure
 from tests.tiny import sentences
 
 META = dg.AssetKey(["pretrain", "meta_json"])
@@ -57,7 +57,7 @@ def test_the_same_tokenizer_again_makes_nothing_stale_and_another_one_does(proje
     project.build("notes")
     project.build_tokenizer(force=True)
     assert status(project, "notes") == "FRESH"
-    project.configure(tokenizer=OTHER_TOKENIZER)
+    project.import_other_tokenizer()
     project.build_tokenizer()
     assert status(project, "notes") == "STALE"
     project.build("notes")

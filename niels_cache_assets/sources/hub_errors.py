@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
-
 _TRY_AGAIN = {429, 500, 502, 503, 504}  # HTTP statuses that say "later"
 
 
