@@ -7,14 +7,14 @@ Randomness is torch's, drawn in blocks because one call per document would cost 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 _DRAWS_PER_BLOCK = 8192
 
 
 def shuffled(items: Iterable[Item], *, buffer_size: int, seed: int) -> Iterator[Item]:
     """Yield every item of `items` once, in an order that depends on `seed`, `buffer_size` and the input order alone."""
+    import torch  # a second and a half, which no process of a pipeline pays that draws nothing
+
     generator = torch.Generator().manual_seed(seed)
     stream = iter(items)
     buffer: list[Item] = []

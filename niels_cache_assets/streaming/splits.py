@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.encode import EncodedDocuments
@@ -24,6 +23,8 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
     mask = np.zeros(count, dtype=bool)
     if count > 1 and val_frac > 0:
+        import torch  # see shuffle.py
+
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         mask[order[: max(1, int(count * val_frac))].numpy()] = True
     return mask
