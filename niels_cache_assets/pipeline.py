@@ -211,7 +211,7 @@ def _build_pretrain(source: PretrainSource, run: _Run) -> None:
         max_val_tokens=source.val_tokens or 0,
         shard_bytes=run.build.shard_bytes,
         seed=run.build.seed,
-        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer,
+        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
         threads=run.build.threads,
         provenance=run.provenance,
         report=run.context.report,

@@ -124,7 +124,7 @@ def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     assert (roam["path"], roam["val_frac"]) == (str(Path.cwd() / "given"), 0.25)
     assert (gutenberg["path"], gutenberg["enabled"]) == (str(Path.cwd() / "given"), True)
     assert [source.val_frac for source in registry.sft.values()] == [0.2, 0.2]
-    assert registry.pretrain["wikitext"].shuffle_buffer is None, "only what shuffles takes --shuffle-buffer"
+    assert registry.pretrain["wikitext"].shuffle_buffer == 0, "only what shuffles takes --shuffle-buffer"
 
 
 def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loop
     wide = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
     hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(wide, row_group_size=20)}
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "huggingface", "dataset": "example/wide"}]
+    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}]
     yield hub, read_from(hub, *tables, *more)
     hub.close()
 
@@ -173,11 +173,11 @@ def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path)
     rows = [fineweb_row(0, row) for row in range(5)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
     (tmp_path / "b.txt").write_text("first\nsecond\n\nthird")
-    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")]))
+    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")], shuffle_buffer=0))
     assert [(document.text, document.file, document.row) for document in documents] == [
         (row["text"], "a.jsonl.gz", index) for index, row in enumerate(rows)
     ]
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")]))
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=0))
     assert [(document.text, document.row) for document in documents] == [("first", 0), ("second", 1), ("third", 3)]
     assert context.report.dropped == {"empty": 1}
     shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
@@ -198,7 +198,7 @@ def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
 
 def test_null_text_is_dropped_and_counted_and_the_first_string_field_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")]))
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=0))
     assert [(document.text, document.source_id) for document in documents] == [("one", "a.parquet#0")]
     assert context.report.dropped == {"null_text": 1, "empty": 1}
 

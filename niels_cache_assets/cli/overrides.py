@@ -152,7 +152,7 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
         overrides["pretrain"]["gutenberg"].setdefault("enabled", True)
     for path, value in _parse_settings(arguments.settings, registry):
         _put(overrides, path[:-1], path[-1], value)
-    _spread(overrides, SHUFFLE_BUFFER, arguments, [name for name, source in registry.pretrain.items() if source.shuffle_buffer is not None])
+    _spread(overrides, SHUFFLE_BUFFER, arguments, [name for name, source in registry.pretrain.items() if source.shuffle_buffer])
     _spread(overrides, SFT_VAL_FRAC, arguments, registry.sft)
     return overrides
 

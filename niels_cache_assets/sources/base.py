@@ -95,7 +95,7 @@ class PretrainSource(Source):
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
-    shuffle_buffer: PositiveInt | None = Field(None, description="Documents in the shuffle buffer; None keeps the input order")
+    shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:

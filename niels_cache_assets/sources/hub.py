@@ -89,7 +89,7 @@ class HubData(Source):
         context: StreamContext,
         choose_columns: Callable[[dict[str, bool]], list[str]],
         *,
-        shuffle_buffer: int | None = None,
+        shuffle_buffer: int = 0,
         keep_linebreaks: bool = False,
     ) -> Iterator[HubRows]:
         """Rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
@@ -98,7 +98,7 @@ class HubData(Source):
         """
         with hub_errors(self.files[0] if self.files else self.dataset, context.revision):
             dataset, names = _open(self, part, context, choose_columns, keep_linebreaks)
-            if shuffle_buffer is not None:
+            if shuffle_buffer:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             # Arrow where the schema is known: plain iteration does the same inside, so the order is the same at a quarter of the cost.
             batches = (dataset.with_format("arrow") if dataset.features is not None else dataset).iter(ITER_ROWS)

@@ -19,7 +19,7 @@ class HubText(HubData, PretrainSource):
 
     shuffles_itself: ClassVar[bool] = True
 
-    shuffle_buffer: PositiveInt | None = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer")
+    shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
 
