@@ -61,6 +61,13 @@ def instance(project: Project) -> Iterator[dg.DagsterInstance]:
         yield opened
 
 
+@pytest.fixture
+def in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at results only: an instance without files is three times as fast."""
+    Path(os.environ["DAGSTER_HOME"]).mkdir()
+    monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: dg.DagsterInstance.ephemeral())
+
+
 def states(results: dict[str, LaunchResult]) -> dict[str, str]:
     return {name: result.state for name, result in results.items()}
 
@@ -107,6 +114,7 @@ def test_upstream_is_observed_before_the_build_that_reads_it(project: Project, i
     assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(observed[0].storage_id)
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_a_second_launch_finds_everything_and_force_builds_it_again(project: Project) -> None:
     launch(project, only=["notes"])
     assert states(launch(project, only=["notes"])[0]) == {"tokenizer": "cache_hit", "notes": "cache_hit"}
@@ -114,6 +122,7 @@ def test_a_second_launch_finds_everything_and_force_builds_it_again(project: Pro
     assert states(launch(project, only=["tokenizer"], force=True)[0]) == {"tokenizer": "built"}
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(project: Project) -> None:
     project.write_notes(["", ""])
     results, recorder = launch(project)
@@ -124,6 +133,7 @@ def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(project: Pr
     assert "finished notes: failed" in recorder.told
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Jsonl, context: object) -> None:
         raise ZeroDivisionError("division by zero")
@@ -134,6 +144,7 @@ def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch
     assert results["notes"].message == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_a_check_that_fails_fails_its_data_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.test_dagster_checks import broken_verify
 
@@ -143,6 +154,7 @@ def test_a_check_that_fails_fails_its_data_set(project: Project, monkeypatch: py
     assert results["notes"].message == "the check invariants_hold failed: val/: holds 3 EOT tokens for 4 documents"
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_without_a_tokenizer_the_others_are_skipped_with_the_reason(project: Project) -> None:
     project.configure(tokenizer='model = "none.model"')
     results, _ = launch(project)
