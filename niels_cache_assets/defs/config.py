@@ -30,7 +30,7 @@ class PretrainConfig(_FamilyConfig):
 
     train_tokens: int | None = Field(None, description=f"Token budget of train; the stream ends when it is met. {_REGISTRY}")
     val_tokens: int | None = Field(None, description=f"Token budget of val, met before train starts; 0 for no val. {_REGISTRY}")
-    shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer. {_REGISTRY}")
+    shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer; 0 keeps the input order. {_REGISTRY}")
     shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, an even number. {_REGISTRY}")
 
 
