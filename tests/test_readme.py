@@ -51,7 +51,7 @@ def test_the_configuration_of_the_readme_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
-    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    links = re.findall(r'(?:\]\(|src=")(?!http)([^)"]+)', README)
     assert len(links) >= 5
     for link in links:
         assert (ROOT / link).exists(), link
