@@ -120,6 +120,21 @@ def test_caches_in_sync_says_how_each_data_set_stands(project: Project) -> None:
     assert states(project)["notes"] == "unreadable"
 
 
+def test_executed_alone_it_reads_every_file_and_in_a_build_it_does_not(project: Project) -> None:
+    project.build("books")
+    shard = project.root / "pretrain/notes/train/shard_00000.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    alone = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
+    assert (alone.passed, alone.severity, alone.description) == (False, ERROR, "damaged: notes")
+    assert metadata_of(alone)["verified"] == 2
+    in_a_build = checks(project.build("books"))[IN_SYNC]
+    assert (in_a_build.passed, metadata_of(in_a_build)["verified"]) == (True, 0)
+
+
+def metadata_of(check: dg.AssetCheckEvaluation) -> dict[str, object]:
+    return {key: value.value for key, value in check.metadata.items()}
+
+
 def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) -> None:
     project.build("books")
     assert states(project) == {"notes": "in sync", "books": "in sync"}

@@ -1,7 +1,8 @@
-"""Checks of a data set's cache, by reading all of it again: the runtime's `verify`, as the UI's "Execute" button.
+"""Checks of a data set's cache, by reading all of it again: the runtime's `verify`, with every materialization.
 
-One partitioned op per family, so that one read of the files answers all of its checks. They stand on meta_json, which is what consumers
-depend on, and they block: a cache that fails them stops what would use it.
+Dagster 1.13 can run partitioned checks alone through its API, but its UI says that this is not yet supported; the button that verifies is
+that of `caches_in_sync` (sync_checks.py). One partitioned op per family, so that one read of the files answers all of its checks. They
+stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it.
 """
 
 import warnings

@@ -1,0 +1,110 @@
+"""The Dagster UI in a real browser: one click builds everything from the tokenizer down, another checks the caches again."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.asset_graph import BROWSER_ARGUMENTS, browser_path, open_asset_graph
+from niels_cache_runtime.verify import verify_cache
+from tests.dagster_tools import Project
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine"),
+]
+
+
+def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} after {seconds} s"
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def graphql(url: str, query: str) -> dict:
+    request = urllib.request.Request(f"{url}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        answer: dict = json.load(response)["data"]
+        return answer
+
+
+@pytest.fixture
+def ui(tmp_path: Path, tiny_model: Path) -> Iterator[tuple[Project, str]]:
+    """A small project and the address of `dagster dev` on it; what the quickstart profile adds is switched off."""
+    project = Project(tmp_path / "project", tiny_model)
+    config = project.folder / "niels_cache.toml"
+    config.write_text(config.read_text() + "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n")
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(tmp_path / "home"),
+        "NIELS_CACHE_CONFIG": str(config),
+        "NIELS_CACHE_PROFILE": "quickstart",
+        "NIELS_CACHE_ROOT": str(project.root),
+    }
+    port = free_port()
+    subprocess.run([sys.executable, "-m", "niels_cache_assets.defs.instance"], env=environment, check=True, capture_output=True)
+    command = [sys.executable, "-m", "dagster", "dev", "-m", "niels_cache_assets.definitions", "-h", "127.0.0.1", "-p", str(port)]
+    with open(tmp_path / "dev.log", "wb") as log:
+        server = subprocess.Popen(command, env=environment, cwd=project.folder, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return bool(
+                graphql(url, "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }")["repositoriesOrError"]["nodes"]
+            )
+        except OSError:
+            return False
+
+    try:
+        wait_until(answers, seconds=90, what="the UI does not answer")
+        yield project, url
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def test_one_click_builds_everything_and_a_check_verifies_by_its_button(ui: tuple[Project, str]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    project, url = ui
+    built = [project.root / "pretrain/notes", project.root / "pretrain/books", project.root / "sft/chats"]
+
+    def statuses() -> list[str]:
+        return [run["status"] for run in graphql(url, "{ runsOrError { ... on Runs { results { status } } } }")["runsOrError"]["results"]]
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=BROWSER_ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        open_asset_graph(page, url)
+        page.get_by_role("button", name="Materialize all").click()
+        page.get_by_role("button", name="Launch backfill").click()
+        wait_until(lambda: all((folder / "meta.json").exists() for folder in built), seconds=150, what="not everything is built")
+        wait_until(lambda: statuses().count("SUCCESS") == 6, seconds=60, what="the six runs have not succeeded")
+        assert verify_cache(project.root) == []
+
+        page.goto(f"{url}/assets/pretrain/meta_json?view=checks&checkDetail=caches_in_sync")
+        page.get_by_role("button", name="Execute", exact=True).click()
+        wait_until(lambda: statuses().count("SUCCESS") == 7, seconds=60, what="the check alone has not succeeded")
+        assert len(statuses()) == 7
+        browser.close()
