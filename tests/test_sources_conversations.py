@@ -229,6 +229,46 @@ def test_long_threads_keep_their_first_messages_and_deep_trees_do_not_recurse(tm
     assert ids(conversations) == ["t1"], "three messages end with a question, so two are kept"
 
 
+def test_messages_without_an_id_or_with_one_again_neither_loop_nor_multiply(tmp_path: Path) -> None:
+    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("", None, "prompter") | {"message_id": None}]
+    conversations, dropped = oasst(tmp_path, rows)
+    assert (ids(conversations), dropped) == (["a"], {"missing_message_id": 1})
+    (tmp_path / "x.jsonl").write_bytes(json_lines(chain(60)))
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(json_lines(chain(60))))
+    conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl*")]))
+    assert (len(conversations), context.report.dropped) == (1, {"duplicate_message": 60})
+
+
+def test_tree_rows_that_are_no_trees_are_counted(tmp_path: Path) -> None:
+    question = {"message_id": "q", "text": "Why?", "role": "prompter"}
+    nameless = {"text": "So.", "role": "assistant", "replies": [question | {"message_id": "below"}]}
+    answer = {"message_id": "a", "text": "So.", "role": "assistant", "replies": None}
+    rows: list[dict[str, Any]] = [
+        {"message_tree_id": "q", "prompt": {**question, "replies": [answer, nameless, "text", answer]}},
+        {"message_tree_id": "r", "prompt": None},
+        {"message_tree_id": "s"},
+        {"message_tree_id": "u", "prompt": {"text": "no id", "role": "prompter"}},
+    ]
+    (tmp_path / "x.trees.jsonl").write_bytes(json_lines(rows))
+    conversations, context = read(Oasst1(files=[str(tmp_path / "x.trees.jsonl")]))
+    assert ids(conversations) == ["a"]
+    assert context.report.dropped == {
+        "missing_prompt": 2,
+        "missing_message_id": 2,
+        "without_parent": 1,
+        "malformed_message": 1,
+        "duplicate_message": 1,
+    }
+
+
+def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> None:
+    depth = 200_000
+    line = '{"prompt": ' + '{"message_id": "m", "replies": [' * depth + "]}" * depth + "}"
+    (tmp_path / "x.trees.jsonl").write_text(line)
+    with pytest.raises(NielsCacheError, match=r"x\.trees\.jsonl: line 1 is nested too deep"):
+        read(Oasst1(files=[str(tmp_path / "x.trees.jsonl")]))
+
+
 def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(NielsCacheError, match="rows have no message_id and no parent_id"):
         oasst(tmp_path, [{"text": "x"}])

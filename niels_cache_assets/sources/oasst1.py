@@ -30,7 +30,7 @@ _OPTIONAL = ("lang", "deleted")
 class Node(NamedTuple):
     """One message of a tree."""
 
-    message_id: str
+    message_id: str  # as read: rows may lack it
     parent_id: str | None
     tree_id: str
     text: str | None
@@ -84,7 +84,10 @@ class Oasst1(HubData, SftSource):
         if tree_files:
             for file in tree_files:
                 for row, tree in json_rows(file):
-                    yield list(_flattened(tree, file.name, row))
+                    if isinstance(tree.get("prompt"), dict):
+                        yield list(_flattened(tree, file.name, row, context.report.dropped))
+                    else:
+                        context.report.dropped["missing_prompt"] += 1
             return
         grouped: dict[str, list[Node]] = {}
         for columns, names, rows in self.stream(part, context, self._columns):
@@ -107,28 +110,39 @@ def _holds_trees(file: SourceFile) -> bool:
     return "prompt" in first
 
 
-def _flattened(tree: dict[str, Any], file: str, row: int) -> Iterator[Node]:
+def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> Iterator[Node]:
     tree_id = str(tree.get("message_tree_id"))
-    stack = [(tree["prompt"], None)]
+    stack: list[tuple[Any, str | None]] = [(tree["prompt"], None)]
     while stack:
         message, parent_id = stack.pop()
-        message_id = message["message_id"]
+        if not isinstance(message, dict):
+            dropped["malformed_message"] += 1
+            continue
+        message_id = message.get("message_id") or ""  # None would make roots of its replies
         lang, deleted = message.get("lang"), message.get("deleted")
         yield Node(message_id, parent_id, tree_id, message.get("text"), message.get("role"), lang, deleted, file, row)
-        stack.extend((reply, message_id) for reply in reversed(message.get("replies") or []))
+        replies = message.get("replies")
+        stack.extend((reply, message_id) for reply in reversed(replies if isinstance(replies, list) else []))
 
 
 def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
     """All root-to-leaf paths of one tree, depth first, replies in row order.
 
     A path keeps its first `max_messages` messages and ends with an assistant's; empty messages are passed over. Paths that are the same
-    after cutting are written once.
+    after cutting are written once. Messages without an id, or with the id of an earlier one, are left out: a loop, or a tree in each tree.
     """
     children: dict[str | None, list[Node]] = {}
     total = 0
+    seen: set[str] = set()
     for node in nodes:
-        children.setdefault(node.parent_id, []).append(node)
-        total += 1
+        if not isinstance(node.message_id, str) or not node.message_id:
+            dropped["missing_message_id"] += 1
+        elif node.message_id in seen:
+            dropped["duplicate_message"] += 1
+        else:
+            seen.add(node.message_id)
+            children.setdefault(node.parent_id, []).append(node)
+            total += 1
     reached = 0
     written: set[str] = set()
     stack: list[tuple[Node, tuple[Node, ...]]] = [(root, ()) for root in reversed(children.get(None, []))]

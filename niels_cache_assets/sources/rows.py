@@ -55,7 +55,9 @@ def json_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = json.loads(line.decode("utf-8", errors="replace"))
-            except (ValueError, RecursionError) as error:
+            except RecursionError as error:
+                raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
+            except ValueError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
