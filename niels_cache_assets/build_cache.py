@@ -5,7 +5,7 @@ about a megabyte, whatever the size of the input. The same input, settings and s
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import (
     COLLISION,
     available_threads,
+    describe_item,
     encode_documents,
     encode_texts,
     has_special,
@@ -90,14 +91,22 @@ def build_pretrain_cache(
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
     Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`; the one that
-    overruns a budget is cut there. A Document with a `split` goes there and uses no budget. Each document ends with one EOT (`append_eot`).
-    `shuffle_buffer` documents are shuffled at a time (None: input order). `tokenizer` is duck-typed: see `view_tokenizer`.
-    `report` brings the source's own dropped counts; `progress` is called after every chunk, with a share of `expected_documents` where
-    that is known. `out_dir` is replaced in one step at the end.
+    overruns a budget is cut there, and the stream is read no further when both are met. A Document with a `split` goes there and uses no
+    budget. Each document ends with one EOT (`append_eot`). `shuffle_buffer` documents are shuffled at a time (None: input order).
+    `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts; `progress` is called after every
+    chunk, with a share of `expected_documents` where that is known. `out_dir` is replaced in one step at the end.
 
     Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
     text with a special token where `on_collision="raise"`, and for what the disk refuses. The last good cache then stays as it was.
     """
+    _require_whole_numbers(
+        max_train_tokens=max_train_tokens,
+        max_val_tokens=max_val_tokens,
+        shard_bytes=shard_bytes,
+        seed=seed,
+        shuffle_buffer=shuffle_buffer,
+        threads=threads,
+    )
     require_shard_bytes(shard_bytes)
     if shuffle_buffer is not None and shuffle_buffer < 1:
         raise NielsCacheError(f"shuffle_buffer is {shuffle_buffer}; give at least 1, or None to keep the input order")
@@ -109,9 +118,10 @@ def build_pretrain_cache(
     if shuffle_buffer is not None:
         documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
     encoded = encode_documents(
-        documents, view, threads=threads or available_threads(), append_eot=append_eot, raise_on_collision=on_collision == "raise"
+        documents, view, report, threads=threads or available_threads(), append_eot=append_eot, raise_on_collision=on_collision == "raise"
     )
     dropped: Counter[str] = Counter()
+    source_dropped = report.dropped  # of the whole stream, unless the budgets end it early
     with (
         atomic_directory(out_dir) as partial,
         PretrainWriter(partial, shard_bytes=shard_bytes) as writer,
@@ -127,9 +137,10 @@ def build_pretrain_cache(
                 share = seen / expected_documents if expected_documents else splitter.share
                 progress(Progress(seen, tokens, share))
             if splitter.met:
+                source_dropped = batch.source_dropped
                 break
         if not writer.tokens("train"):
-            raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + report.dropped))
+            raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + source_dropped))
         writer.seal()
         settings = {
             "max_train_tokens": max_train_tokens,
@@ -145,7 +156,7 @@ def build_pretrain_cache(
             "append_eot": append_eot,
             "shard_bytes": shard_bytes,
             "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
-            "dropped": dict(dropped + report.dropped),
+            "dropped": dict(dropped + source_dropped),
             "facts": report.facts,
             "files": writer.files,
             "content_sha256": content_sha256(writer.files),
@@ -176,6 +187,7 @@ def build_sft_cache(
     Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
     """
+    _require_whole_numbers(seed=seed, threads=threads)
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
     view = view_tokenizer(tokenizer)
@@ -257,20 +269,32 @@ def _common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenanc
 
 
 def _as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
+    """Every item as a Document, checked: what is wrong with one is said here and not by a library far below."""
+    if isinstance(texts, str):
+        raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
     for position, item in enumerate(texts):
-        if isinstance(item, Document):
-            yield item
-        elif isinstance(item, str):
+        if isinstance(item, str):
             yield Document(item, source_id=str(position), row=position)
-        else:
+            continue
+        if not isinstance(item, Document):
             raise NielsCacheError(f"item {position} of the source is a {type(item).__name__}; the builder takes str or Document")
+        if not isinstance(item.text, str):
+            raise NielsCacheError(f"{describe_item(item, position)}: the text is a {type(item.text).__name__}, not str")
+        _require_lineage(item, position)
+        yield item
 
 
 def _valid_conversations(
     examples: Iterable[list[Message] | Conversation], dropped: Counter[str], *, raise_on_invalid: bool
 ) -> Iterator[Conversation]:
     for position, item in enumerate(examples):
-        conversation = item if isinstance(item, Conversation) else Conversation(list(item), source_id=str(position), row=position)
+        if not isinstance(item, list | Conversation):
+            kind = type(item).__name__
+            raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
+        conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
+        if not all(isinstance(message, Mapping) for message in conversation.messages):
+            raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
+        _require_lineage(conversation, position)
         problem = conversation_problem(conversation.messages)
         if problem is None:
             yield conversation
@@ -278,6 +302,25 @@ def _valid_conversations(
             raise NielsCacheError(f"example {conversation.source_id or position}: {problem}; correct it, or pass on_invalid='drop'")
         else:
             dropped[problem] += 1
+
+
+def _require_lineage(item: Document | Conversation, position: int) -> None:
+    if item.split not in (None, *SPLITS):
+        raise NielsCacheError(f"{describe_item(item, position)}: split is {item.split!r}; it must be 'train', 'val' or None")
+    if not (isinstance(item.source_id, str) and isinstance(item.file, str) and isinstance(item.row, int)):
+        raise NielsCacheError(f"{describe_item(item, position)}: source_id and file must be str, and row an int")
+
+
+def _require_whole_numbers(**settings: int | None) -> None:
+    """Refuse what Python would carry along until a library far below chokes on it."""
+    for name, value in settings.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise NielsCacheError(f"{name} is {value!r}; it must be a whole number")
+    seed, threads = settings["seed"], settings["threads"]
+    if seed is None or not 0 <= seed < 2**63:
+        raise NielsCacheError(f"seed is {seed}; it must be at least 0 and below 2**63")
+    if threads is not None and threads < 1:
+        raise NielsCacheError(f"threads is {threads}; give at least 1, or None for every core")
 
 
 def _encode_conversations(

@@ -29,7 +29,7 @@ from niels_cache_assets.streaming.splits import split_by_fraction
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta, sha256_file
+from niels_cache_runtime.meta import Meta, read_meta
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]
@@ -91,12 +91,14 @@ def build_dataset(
     old = _finished_meta(directory)
     if not source.enabled:
         fingerprint = fingerprint_of({"enabled": False, "source": source.source})
+        if old is not None and old.get("built") and not force:
+            return outcome("disabled", warning=f"{name} is switched off; its finished cache is kept as it is (force replaces it)")
         if force or old is None or old.get("fingerprint") != fingerprint:
             write_unbuilt_cache(str(directory), family=family, provenance=provenance(None, fingerprint))
         return outcome("disabled")
 
     tokenizer = load_tokenizer(registry, root)
-    tokenizer_sha256 = sha256_file(tokenizer.model_path)
+    tokenizer_sha256 = tokenizer.model_sha256
 
     def fingerprint_at(revision: str | None) -> str:
         return cache_fingerprint(registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision)

@@ -6,6 +6,7 @@ SentencePiece releases the GIL while it encodes, so threads scale. Training is i
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class SentencePieceTokenizer:
     def __init__(self, model_path: str, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         self.model_path = str(model_path)
         self.special_tokens = dict(special_tokens)
+        self.model_sha256: str | None = None  # of the bytes that were loaded
         self._special_ids = _lookup_special_ids(self._processor, self.special_tokens, self.model_path)
 
     @cached_property
@@ -46,10 +48,15 @@ class SentencePieceTokenizer:
         if not Path(self.model_path).is_file():
             raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
         try:
-            processor = sentencepiece.SentencePieceProcessor(model_file=self.model_path)
+            model = Path(self.model_path).read_bytes()
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError) as error:
             raise NielsCacheError(f"{self.model_path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
         require_vocab_fits(processor.get_piece_size(), self.model_path)
+        loaded = hashlib.sha256(model).hexdigest()
+        if self.model_sha256 not in (None, loaded):
+            raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; make it anew")
+        self.model_sha256 = loaded
         return processor
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,7 +92,7 @@ class SentencePieceTokenizer:
         """The ids of each text as int32 arrays, special ids included where a text spells one: for callers that check themselves."""
         try:
             return self._processor.encode_as_numpy(list(texts), num_threads=1)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # which of the two depends on the version
             raise NielsCacheError("the text holds a lone surrogate, which no UTF-8 file can; replace or drop it") from error
 
     def encode_torch(self, text: str) -> torch.Tensor:
@@ -96,7 +103,10 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; a special id becomes its string."""
-        return self._processor.decode([int(token) for token in ids])
+        try:
+            return self._processor.decode([int(token) for token in ids])
+        except (IndexError, RuntimeError) as error:
+            raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +152,12 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     for key, token in special_ids.items():
         if token is not None and not 0 <= token < size:
             raise NielsCacheError(f"the tokenizer's {key} id {token} is not below its vocab_size {size}")
-    model_path = getattr(tokenizer, "model_path", None)
+    model_path, loaded_sha256 = getattr(tokenizer, "model_path", None), getattr(tokenizer, "model_sha256", None)
     view = BuildTokenizer(
         encode_texts=_encode_texts_of(tokenizer),
         vocab_size=size,
         special_ids=special_ids,
-        model_sha256=sha256_file(str(model_path)) if model_path else None,
+        model_sha256=loaded_sha256 or (sha256_file(str(model_path)) if model_path else None),
     )
     view.require(["eot"])
     return view

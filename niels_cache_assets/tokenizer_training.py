@@ -181,6 +181,7 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
     used: dict[str, int] = {}
+    revisions: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
     digest = hashlib.sha256()
     with open(sample, "wb") as file:
@@ -188,9 +189,10 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
             source = registry.source(name)
             if settings.train_on is None and not source.enabled:
                 continue
-            context = StreamContext(seed=registry.build.seed, log=log, siblings=registry.pretrain)
             written = 0
             try:
+                revisions[name] = source.revision(registry.pretrain)
+                context = StreamContext(seed=registry.build.seed, revision=revisions[name], log=log, siblings=registry.pretrain)
                 for line in _lines(_texts(source, context)):
                     data = line.encode() + b"\n"
                     file.write(data)
@@ -202,13 +204,14 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
                 if not written:
                     log(f"WARNING: the tokenizer is trained without {name}: {error}")
                     skipped[name] = "unavailable"
+                    revisions.pop(name, None)
                     continue
                 raise
             used[name] = written
     if not sum(used.values()):
         reason = "; none could be reached" if skipped else ""
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
-    return {"sources": used, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
+    return {"sources": used, "revisions": revisions, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
 
 
 def _texts(source: Any, context: StreamContext) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """What cannot be built says what, where and what to do; whatever happens, the last good cache stays byte for byte."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming import directories
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -44,6 +44,10 @@ def good(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Iterator[Path]:
         ({"shard_bytes": 3}, "shard_bytes is 3"),
         ({"shard_bytes": 0}, "shard_bytes is 0"),
         ({"shuffle_buffer": 0}, "shuffle_buffer is 0"),
+        ({"shard_bytes": 1e6}, "shard_bytes is 1000000.0; it must be a whole number"),
+        ({"seed": 2**70}, "seed is"),
+        ({"seed": -1}, "seed is -1"),
+        ({"threads": 0}, "threads is 0"),
         ({"max_val_tokens": 10**8}, "all of them for val.*max_val_tokens=100,000,000"),
     ],
 )
@@ -62,6 +66,30 @@ def test_an_empty_source_and_one_that_drops_everything(good: Path, tokenizer: Se
 def test_something_that_is_no_text(good: Path, tokenizer: SentencePieceTokenizer) -> None:
     with pytest.raises(NielsCacheError, match="item 1 of the source is a NoneType"):
         build(good, ["text", None], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (Document(None, file="a.jsonl", row=7), "a.jsonl row 7: the text is a NoneType"),  # type: ignore[arg-type]
+        (Document("x", split="test"), "split is 'test'"),  # type: ignore[arg-type]
+        (Document("x", source_id=5), "source_id and file must be str"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_document_that_is_not_one(good: Path, tokenizer: SentencePieceTokenizer, item: Document, message: str) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        build(good, [item], tokenizer)
+
+
+def test_one_text_in_place_of_many(good: Path, tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(NielsCacheError, match="put it into a list"):
+        build(good, "hello", tokenizer)
+
+
+@pytest.mark.parametrize("example", [{"messages": []}, "hello", ["hello"]])
+def test_an_example_that_is_no_list_of_messages(tmp_path: Path, tokenizer: SentencePieceTokenizer, example: object) -> None:
+    with pytest.raises(NielsCacheError, match="message"):
+        build_sft_cache([example], str(tmp_path / "x"), tokenizer=tokenizer, val_frac=0.1, seed=1)  # type: ignore[list-item]
 
 
 def test_a_source_that_fails_half_way(good: Path, tokenizer: SentencePieceTokenizer) -> None:
@@ -121,7 +149,20 @@ def test_a_folder_of_somebody_elses_files_is_never_replaced(tmp_path: Path, toke
     (tmp_path / "photos" / "one.jpg").write_bytes(b"precious")
     with pytest.raises(NielsCacheError, match="not a cache to replace"):
         build(tmp_path / "photos", sentences(5), tokenizer)
+    (tmp_path / "photos" / "meta.json").write_text("{}")
+    with pytest.raises(NielsCacheError, match=r"holds 'one\.jpg'"):
+        build(tmp_path / "photos", sentences(5), tokenizer)
     assert (tmp_path / "photos" / "one.jpg").read_bytes() == b"precious"
+
+
+def test_a_cache_that_is_a_link_to_another_disk_stays_one(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    (tmp_path / "big" / "x").mkdir(parents=True)
+    (tmp_path / "x").symlink_to(tmp_path / "big" / "x")
+    for _ in range(2):
+        build(tmp_path / "x", sentences(5), tokenizer)
+        assert (tmp_path / "x").is_symlink()
+        assert (tmp_path / "big" / "x" / "meta.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
 def test_a_cache_directory_that_cannot_be_written(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
@@ -132,9 +173,11 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path: Path, tokenizer: Sen
         build(tmp_path / "file", sentences(5), tokenizer)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_cache_directory(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    tmp_path.chmod(0o500)
+def test_a_read_only_cache_directory(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(directories, "open", refused, raising=False)  # a chmod would not keep root out
     with pytest.raises(NielsCacheError, match="cannot write there"):
         build(tmp_path / "x", sentences(5), tokenizer)
 

@@ -1,15 +1,21 @@
 """The same input and seed give the same bytes: on any number of threads, for str and Document, again and again."""
 
 import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.documents import Document, Message
+from niels_cache_assets.documents import Document, Message, SourceReport
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.meta import read_meta
 from tests.tiny import sentences
+
+ROOT = Path(__file__).parent.parent
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -49,6 +55,43 @@ def test_a_pretrain_cache_is_byte_identical_when_built_twice(tmp_path: Path, tok
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_the_number_of_threads_does_not_show_in_the_bytes(tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int) -> None:
     assert build_pretrain(tmp_path / "one" / "x", tokenizer) == build_pretrain(tmp_path / "two" / "x", tokenizer, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_neither_do_the_documents_that_a_source_drops_after_the_budget_is_met(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int
+) -> None:
+    def reporting(report: SourceReport) -> Iterator[Document]:
+        for text in sentences(5_000):
+            report.dropped["null_text"] += 1
+            yield Document(text)
+
+    built = []
+    for folder, count in (("one", 1), ("many", threads)):
+        report = SourceReport()
+        settings = {"max_train_tokens": 9_000, "max_val_tokens": 0, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None}
+        build_pretrain_cache(
+            reporting(report),
+            str(tmp_path / folder / "x"),
+            tokenizer=tokenizer,
+            report=report,
+            threads=count,
+            **settings,  # type: ignore[arg-type]
+        )
+        built.append(digests(tmp_path / folder / "x"))
+    assert built[0] == built[1]
+
+
+def test_neither_do_hash_seed_and_locale_of_the_process(tmp_path: Path, tiny_model: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom niels_cache_assets.tokenization import SentencePieceTokenizer\n"
+        "from tests.test_cache_determinism import build_pretrain\n"
+        f"build_pretrain(Path(sys.argv[1]), SentencePieceTokenizer({str(tiny_model)!r}))"
+    )
+    for name, seed, locale in (("a", "1", "C"), ("b", "2", "C.UTF-8")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": f"UTC{seed}"}
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / name / "x")], env=environment, cwd=ROOT, check=True)
+    assert digests(tmp_path / "a" / "x") == digests(tmp_path / "b" / "x")
 
 
 def test_rebuilding_over_an_old_cache_gives_the_same_bytes_and_leaves_nothing_else(

@@ -61,6 +61,11 @@ def test_without_eot_the_stream_is_the_texts_alone(tmp_path: Path, tokenizer: Se
     assert meta["append_eot"] is False
 
 
+def test_without_eot_a_document_of_no_tokens_is_dropped_and_counted(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    meta = build(tmp_path / "x", ["a", "", "b"], tokenizer, append_eot=False)
+    assert (meta["documents"]["train"], meta["dropped"]) == (2, {"empty": 1})
+
+
 def test_val_fills_its_budget_first_and_each_split_holds_exactly_its_budget(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     texts = sentences(300)
     meta = build(tmp_path / "x", texts, tokenizer, max_val_tokens=101, max_train_tokens=1_003)

@@ -81,6 +81,12 @@ def test_a_sampled_example_is_one_that_was_written_and_its_targets_are_the_answe
         assert targets == [token for answer in answers for token in (*tokenizer.encode(answer), ids["eot"])]
 
 
+def test_blocks_of_the_spool_do_not_show(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(tmp_path / "whole", chats(60), tokenizer)
+    monkeypatch.setattr("niels_cache_assets.streaming.sft_spool._TOKENS_PER_BLOCK", 37)
+    assert build(tmp_path / "blocks", chats(60), tokenizer)["content_sha256"] == whole["content_sha256"]
+
+
 def test_by_group_no_group_straddles_the_splits(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     examples = [Conversation(messages, group=f"tree{index // 4}") for index, messages in enumerate(chats(80))]
     assert build(tmp_path / "example", examples, tokenizer)["facts"]["straddling_groups"] > 0

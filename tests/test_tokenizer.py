@@ -68,6 +68,13 @@ def test_text_that_spells_a_special_token_is_refused(tokenizer: SentencePieceTok
             encode(f"before{SPECIAL_TOKENS[key]}after")
 
 
+def test_an_id_of_another_tokenizer_and_half_a_character_are_one_line_each(tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(NielsCacheError, match="not in 0"):
+        tokenizer.decode([tokenizer.vocab_size])
+    with pytest.raises(NielsCacheError, match="lone surrogate"):
+        tokenizer.encode("\ud800")
+
+
 def test_a_batch_is_uint16_in_order_on_any_number_of_threads(tokenizer: SentencePieceTokenizer) -> None:
     texts = sentences(500)
     expected = [tokenizer.encode(text) for text in texts]

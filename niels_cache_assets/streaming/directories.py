@@ -14,10 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.formats import (
+    META_NAME,
+    SPLITS,
+    TOKENIZER_MODEL_NAME,
+    doc_ends_name,
+    documents_name,
+    examples_name,
+    idx_name,
+    tokens_name,
+)
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
+_LAYOUT = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 
 @contextmanager
@@ -25,9 +36,9 @@ def atomic_directory(target: str | Path) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `target` when the block ends well, and vanishes when it does not.
 
     Raises NielsCacheError if another build of `target` runs, if the parent is not writable, or if `target` is a directory that is
-    not ours (it has files but no meta.json). A partial directory left by a killed build is cleared by the next one.
+    not ours (it holds something that no cache holds). A partial directory left by a killed build is cleared by the next one.
     """
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))  # a link to a larger disk stays one
     partial = target.parent / f".{target.name}.partial"
     _refuse_foreign_directory(target)
     try:
@@ -56,10 +67,9 @@ def atomic_directory(target: str | Path) -> Iterator[Path]:
 def _refuse_foreign_directory(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
-    if target.is_dir() and not (target / META_NAME).exists() and any(target.iterdir()):
-        raise NielsCacheError(
-            f"{target}: holds files but no {META_NAME}, so it is not a cache to replace; move it away or choose another place"
-        )
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in _LAYOUT) if target.is_dir() else []
+    if foreign:
+        raise NielsCacheError(f"{target}: holds {foreign[0]!r}, so it is not a cache to replace; move it away or choose another place")
 
 
 def _sync_tree(root: Path) -> None:

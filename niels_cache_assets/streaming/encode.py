@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenization import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE
 
 COLLISION = "special_token_collision"
 INVALID_UNICODE = "invalid_unicode"
+EMPTY = "empty"
 
 _CHUNK_ITEMS = 256
 _CHUNK_CHARACTERS = 1_000_000
@@ -38,7 +39,8 @@ class EncodedDocuments:
     """Documents that survived encoding with their tokens back to back.
 
     `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
-    `characters`: int64 per document. `dropped`: reasons of those left out.
+    `characters`: int64 per document. `dropped`: reasons of those left out here. `source_dropped`: what the source had left out when it
+    gave the last of these documents; a source is read ahead of what is written, by more on more threads, so its own counter will not do.
     """
 
     documents: list[Document]
@@ -46,6 +48,7 @@ class EncodedDocuments:
     lengths: np.ndarray
     characters: np.ndarray
     dropped: Counter[str]
+    source_dropped: Counter[str]
 
 
 def normalize_newlines(text: str) -> str:
@@ -83,14 +86,26 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, t
 
 
 def encode_documents(
-    documents: Iterable[Document], tokenizer: BuildTokenizer, *, threads: int, append_eot: bool, raise_on_collision: bool
+    documents: Iterable[Document],
+    tokenizer: BuildTokenizer,
+    report: SourceReport,
+    *,
+    threads: int,
+    append_eot: bool,
+    raise_on_collision: bool,
 ) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents; see EncodedDocuments. Raises NielsCacheError on a collision where the caller asks for that."""
+    """Encode a stream of documents; see EncodedDocuments. `report` is what the source fills while it is read.
 
-    def encode(chunk: list[Document]) -> EncodedDocuments:
-        return _encode_chunk(chunk, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+    Without EOT a document of no tokens would leave no trace, and is dropped and counted. Raises NielsCacheError on a collision where the
+    caller asks for that.
+    """
 
-    return map_in_order(encode, in_chunks(documents, lambda document: len(document.text)), threads=threads)
+    def encode(task: tuple[list[Document], Counter[str]]) -> EncodedDocuments:
+        chunk, source_dropped = task
+        return _encode_chunk(chunk, source_dropped, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+
+    chunks = in_chunks(documents, lambda document: len(document.text))
+    return map_in_order(encode, ((chunk, report.dropped.copy()) for chunk in chunks), threads=threads)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
@@ -120,7 +135,9 @@ def describe_item(item: Any, position: int) -> str:
     return f"document {item.source_id or position}"
 
 
-def _encode_chunk(chunk: list[Document], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool) -> EncodedDocuments:
+def _encode_chunk(
+    chunk: list[Document], source_dropped: Counter[str], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+) -> EncodedDocuments:
     dropped: Counter[str] = Counter()
     encoded = encode_texts([document.text for document in chunk], tokenizer)
     arrays = [ids for ids in encoded if not isinstance(ids, str)]
@@ -140,12 +157,16 @@ def _encode_chunk(chunk: list[Document], tokenizer: BuildTokenizer, *, append_eo
         arrays = [ids for ids, keep in zip(arrays, clean, strict=True) if keep]
         tokens = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    if not append_eot and not lengths.all():
+        dropped[EMPTY] += int((lengths == 0).sum())
+        documents = [document for document, length in zip(documents, lengths.tolist(), strict=True) if length]
+        lengths = lengths[lengths > 0]
     tokens = tokens.astype(TOKEN_DTYPE)
     if append_eot:
         tokens = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)) if len(lengths) else tokens
         lengths = lengths + 1
     characters = np.fromiter((len(document.text) for document in documents), np.int64, len(documents))
-    return EncodedDocuments(documents, tokens, lengths, characters, dropped)
+    return EncodedDocuments(documents, tokens, lengths, characters, dropped, source_dropped)
 
 
 def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:

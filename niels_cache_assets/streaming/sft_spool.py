@@ -16,7 +16,7 @@ from niels_cache_runtime.formats import IDX_DTYPE, SPLITS, TOKEN_DTYPE, Split, e
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
-_EXAMPLES_PER_BLOCK = 65_536
+_TOKENS_PER_BLOCK = 1 << 21
 _NO_GROUP = -1
 _UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of its own
 
@@ -122,8 +122,10 @@ class SftSpool:
         spooled = np.fromfile if not self.tokens else np.memmap
         stream = spooled(self._folder / "tokens.bin", dtype=TOKEN_DTYPE)
         read = written = 0
-        for start in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
-            block, keep = lengths[start : start + _EXAMPLES_PER_BLOCK], chosen[start : start + _EXAMPLES_PER_BLOCK]
+        blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # of examples that end in the same stretch of tokens
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True):
+            block, keep = lengths[start:stop], chosen[start:stop]
             kept = block[keep]
             idx.write(written + np.cumsum(kept) - kept)
             tokens = stream[read : read + int(block.sum())]
@@ -138,12 +140,13 @@ class SftSpool:
         import pyarrow.parquet
 
         writers = {split: LineageWriter(self._root, examples_name(split), LINEAGE, files) for split in SPLITS}
-        for batch in pyarrow.parquet.ParquetFile(self._folder / "lineage.parquet").iter_batches():
-            val_rows = is_val[batch.column("ordinal").to_numpy()]
-            for split, writer in writers.items():
-                rows = batch.filter(pyarrow.array(val_rows if split == "val" else ~val_rows)).select(list(LINEAGE))
-                if len(rows):
-                    writer.write(rows.to_pydict())
+        with pyarrow.parquet.ParquetFile(self._folder / "lineage.parquet", pre_buffer=False) as lineage:
+            for batch in lineage.iter_batches():
+                val_rows = is_val[batch.column("ordinal").to_numpy()]
+                for split, writer in writers.items():
+                    rows = batch.filter(pyarrow.array(val_rows if split == "val" else ~val_rows)).select(list(LINEAGE))
+                    if len(rows):
+                        writer.write(rows.to_pydict())
         for writer in writers.values():
             writer.seal()
 
