@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
@@ -260,3 +262,45 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
         _, errors = reader.communicate(timeout=60)
     assert time.monotonic() - begin < 2
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_json_column_of_mixed_types_keeps_its_strings_as_they_are(tmp_path: Path) -> None:
+    rows = [{"text": "plain", "id": "x"}, {"text": 5, "id": 7}, {"text": 'line one\nline "two" \u00e9', "id": "y"}, {"text": None}]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(rows))
+    for shuffle_buffer in (0, 3):
+        documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "a.jsonl")], shuffle_buffer=shuffle_buffer))
+        found = sorted((document.text, document.source_id) for document in documents)
+        assert found == [('line one\nline "two" \u00e9', "y"), ("plain", "x")]
+        assert context.report.dropped == {"non_string_text": 1, "null_text": 1}
+
+
+def test_types_that_mix_only_in_a_later_file_or_in_an_array_keep_their_strings_too(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": "plain"}, {"text": 5}, {"text": 'a "b"\nc'}]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(rows[:1]))
+    (tmp_path / "b.jsonl").write_bytes(json_lines(rows))
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "?.jsonl")], shuffle_buffer=0))
+    assert [document.text for document in documents] == ["plain", "plain", 'a "b"\nc']
+    assert context.report.dropped == {"null_text": 1}
+    (tmp_path / "array.json").write_text(json.dumps(rows))
+    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "array.json")], shuffle_buffer=0))
+    assert [document.text for document in documents] == ["plain", 'a "b"\nc']
+    assert context.report.dropped == {"null_text": 1}
+
+
+def test_large_row_groups_are_read_in_batches_in_the_order_of_load_dataset(tmp_path: Path) -> None:
+    import datasets
+
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in paths:
+        pq.write_table(pa.Table.from_pylist([{"text": f"{path.stem}{row}"} for row in range(2500)]), path, row_group_size=2400)
+    documents, _ = read(Huggingface(dataset="a/b", files=[str(path) for path in paths], shuffle_buffer=500))
+    plain = datasets.load_dataset("parquet", data_files=[str(path) for path in paths], split="train", streaming=True)
+    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=500)]
+    assert all(document.text == f"{document.file[0]}{document.row}" for document in documents)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.arrow", "a.csv.gz"])
+def test_files_of_another_kind_are_an_error_that_names_the_kinds(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"text\nwords\n")
+    with pytest.raises(NielsCacheError, match=r"not read; name files that end in \.parquet, \.jsonl"):
+        read(Huggingface(dataset="a/b", files=[str(tmp_path / name)]))

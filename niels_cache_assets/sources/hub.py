@@ -2,16 +2,18 @@
 
 `HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches, with the file and row that each
 came from, also through Hugging Face's shuffle. What rows mean belongs to the sources. Cost: about 8 µs a row of 2 KB, shuffled; memory is
-the shuffle buffer, plus one row group of each of up to ten files.
+the shuffle buffer, plus a compressed row group's columns and a thousand rows of each of up to ten files.
 """
 
 from __future__ import annotations
 
 import glob
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -24,6 +26,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
 ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
+_LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
+_LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 _FILE, _ROW = "__niels_cache_file", "__niels_cache_row"
 
 
@@ -104,7 +108,7 @@ class HubData(Source):
             batches = (dataset.with_format("arrow") if dataset.features is not None else dataset).iter(ITER_ROWS)
             try:
                 for batch in batches:
-                    columns = batch if isinstance(batch, dict) else {name: column_values(batch[name]) for name in batch.column_names}
+                    columns = batch if isinstance(batch, dict) else {name: _values(batch[name]) for name in batch.column_names}
                     files = [names[index] for index in columns.pop(_FILE)]
                     yield HubRows(columns, files, columns.pop(_ROW))
             finally:
@@ -144,6 +148,8 @@ def _open(
     builder = _builder(datasets, data, path, settings)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns(_fields(dataset))
+    if hasattr(builder.config, "on_mixed_types"):
+        _decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
         return _with_origin(dataset, columns, local_names)
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
@@ -151,8 +157,50 @@ def _open(
     return _with_origin(dataset, columns, local_names, _parquet_tables(builder))
 
 
+def _values(column: Any) -> list[Any]:
+    """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
+
+    The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
+    """
+    import pyarrow as pa
+
+    if isinstance(column.type, pa.JsonType):
+        return [_decoded(value) for value in column.to_pylist()]
+    return column_values(column)
+
+
+def _decoded(value: str | None) -> Any:
+    try:
+        return None if value is None else json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _decode_late_json(builder: Any) -> None:
+    """Decode columns whose types turn out to be mixed after the first 10 MB, when the schema says string already.
+
+    The loader hands them on JSON-encoded and unmarked. Strings are kept; the schema has no place for the rest, which become null.
+    """
+    import pyarrow as pa
+    from datasets import Json
+
+    cast = builder._cast_table
+
+    def decoding(table: Any, json_field_paths: Any = ()) -> Any:
+        for name in {path[0] for path in json_field_paths if len(path) == 1} & set(table.column_names):
+            if not isinstance((builder.info.features or {}).get(name), Json):
+                values = [_decoded(value) for value in table[name].to_pylist()]
+                strings = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
+                table = table.set_column(table.column_names.index(name), name, strings)
+        if builder.info.features is None:
+            json_field_paths = [path for path in json_field_paths if len(path) > 1]
+        return cast(table, json_field_paths=json_field_paths)
+
+    builder._cast_table = decoding
+
+
 def _parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """What the Parquet loader yields, one row group at a time.
+    """What the Parquet loader yields, a thousand rows at a time: row groups may be large.
 
     The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow.
     """
@@ -167,9 +215,11 @@ def _parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:
         for index, file in enumerate(files):
             with xopen(file, "rb", download_config=download) as stream:
                 parquet = pq.ParquetFile(stream, pre_buffer=False)  # pre-buffered, memory grows with the file
+                number = 0
                 for group in range(parquet.num_row_groups):
-                    table = parquet.read_row_group(group, columns=builder.config.columns)
-                    yield (index, group), builder._cast_table(table)
+                    for batch in parquet.iter_batches(ITER_ROWS, row_groups=[group], columns=builder.config.columns):
+                        yield (index, number), builder._cast_table(pa.Table.from_batches([batch]))
+                        number += 1
 
     return tables
 
@@ -199,9 +249,10 @@ def _format_of(names: list[str]) -> str:
 
 
 def _loader(name: str) -> str:
-    if name.endswith(".parquet"):
-        return "parquet"
-    return "json" if name.endswith((".jsonl", ".json", ".ndjson")) else "text"
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix not in _LOADERS:
+        raise NielsCacheError(f"{name}: files of this kind are not read; name files that end in {', '.join(filter(None, _LOADERS))}")
+    return _LOADERS[suffix]
 
 
 def _fields(dataset: Any) -> dict[str, bool]:

@@ -149,7 +149,9 @@ def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], spl
     while stack:
         node, path = stack.pop()
         reached += 1
-        if node.text is None or not node.text.strip():
+        if node.text is not None and not isinstance(node.text, str):
+            dropped["non_string_content"] += 1
+        elif node.text is None or not node.text.strip():
             dropped["empty_message"] += 1
         elif len(path) < max_messages:
             path = (*path, node)
@@ -164,7 +166,7 @@ def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], spl
 def _thread(path: tuple[Node, ...], written: set[str], dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
     length = next((length for length in range(len(path), 0, -1) if path[length - 1].role == "assistant"), 0)
     path = path[:length] or path
-    roles = [_ROLES.get(node.role or "") for node in path]
+    roles = [_ROLES.get(str(node.role)) for node in path]
     last = path[-1] if path else None
     if last is None or length == 0:
         dropped["no_assistant"] += 1
