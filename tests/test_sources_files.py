@@ -2,7 +2,9 @@
 
 import gzip
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +12,8 @@ import pytest
 import zstandard
 
 from niels_cache_assets.sources.base import PretrainSource
-from niels_cache_assets.sources.files import files_digest, find_files
+from niels_cache_assets.sources.files import files_digest, find_files, walk_folder
+from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
@@ -225,3 +228,37 @@ def test_the_revision_follows_names_and_content_and_not_the_place(tmp_path: Path
     assert revisions[0] == revisions[1]
     assert len(set(revisions)) == 3
     assert Text(files=[str(tmp_path / "a/*.txt")]).identity() == Text(files=[str(tmp_path / "b/*.txt")]).identity()
+
+
+def test_moving_a_file_between_keys_changes_what_identifies_the_data(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    a, b, c = (str(tmp_path / f"{name}.txt") for name in "abc")
+    tables = [
+        {"files": [a, b, c]},
+        {"files": [b, c], "val_files": [a]},
+        {"files": [c], "val_files": [a, b]},
+        {"path": str(tmp_path)},
+        {"path": str(tmp_path), "files": [a, b, c]},
+    ]
+    sources = [Gutenberg(**table) for table in tables]
+    keys = {repr((source.identity(), source.revision({}))) for source in sources}
+    assert len(keys) == len(sources)
+    assert Gutenberg(files=[a]).identity() == Gutenberg(files=[b]).identity(), "where the files lie is not part of it"
+
+
+def test_the_order_of_a_walk_is_not_that_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root/zoo").mkdir(parents=True)
+    (tmp_path / "root/zoo/a.md").write_text("a")
+    (tmp_path / "root/b").symlink_to(tmp_path / "root/zoo")
+    (tmp_path / "root/c").symlink_to(tmp_path / "root/zoo")
+    walk = os.walk
+    for backwards in (False, True):
+
+        def ordered(*args: Any, reverse: bool = backwards, **keys: Any) -> Iterator[Any]:
+            for folder, subfolders, names in walk(*args, **keys):
+                subfolders.sort(reverse=reverse)
+                yield folder, subfolders, names
+
+        monkeypatch.setattr(os, "walk", ordered)
+        assert [file.name for file in walk_folder(str(tmp_path / "root"), (".md",))] == ["zoo/a.md"]

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub_text import FinewebEdu
@@ -43,10 +44,27 @@ def test_members_are_drawn_by_weight_in_their_own_order(siblings: dict[str, Pret
 
 
 def test_all_exhausted_repeats_short_members(siblings: dict[str, PretrainSource]) -> None:
-    documents, _ = read(Interleave(members={"mirror": 1, "poem": 1}, stopping_strategy="all_exhausted"), siblings=siblings)
+    documents, _ = read(Interleave(members={"mirror": 1, "poem": 1}, stopping_strategy="all_exhausted", val_frac=0), siblings=siblings)
     drawn = Counter(document.source_id for document in documents)
     assert len(drawn) == 60
     assert max(drawn[f"poem.txt#{row}"] for row in range(20)) > 1
+
+
+@pytest.mark.parametrize("keys", [{}, {"val_frac": 0.1}, {"train_tokens": 5}, {"train_tokens": 5, "val_tokens": 2}])
+def test_repeated_documents_cannot_have_a_val_split(keys: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="in both train and val; set val_"):
+        Interleave(members={"web": 1}, stopping_strategy="all_exhausted", **keys)
+    Interleave(members={"web": 1}, stopping_strategy="all_exhausted", train_tokens=5, val_tokens=0)
+
+
+def test_what_members_keep_for_val_is_left_out_and_their_splits_do_not_count(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
+    rows = [fineweb_row(2, row) for row in range(5)]
+    (tmp_path / "val.parquet").write_bytes(parquet(rows))
+    split = FinewebEdu(files=[str(tmp_path / "mirror.parquet")], val_files=[str(tmp_path / "val.parquet")], shuffle_buffer=0)
+    documents, context = read(Interleave(members={"split": 1}), siblings={"split": split})
+    assert {(document.file, document.split) for document in documents} == {("split/mirror.parquet", None)}
+    assert len(documents) == 40
+    assert context.report.dropped == {"member_val": 5}
 
 
 def test_closing_a_mixed_stream_early_is_clean(siblings: dict[str, PretrainSource]) -> None:

@@ -81,9 +81,10 @@ class Source(BaseModel):
         return {"kind": self.source, "streaming": True}
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the bytes, for the fingerprint. Where the files lie is not among them."""
+        """The settings that decide the bytes, for the fingerprint. Which keys name files is among them; where the files lie is not."""
         settings = self.model_dump(mode="json", exclude=set(PATH_KEYS))
-        return {**settings, "code_version": self.code_version}
+        given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
+        return {**settings, "given": given, "code_version": self.code_version}
 
 
 class PretrainSource(Source):

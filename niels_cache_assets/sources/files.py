@@ -95,7 +95,8 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skip]
+        entered = [name for name in subfolders if not name.startswith(".") and name not in skip]
+        subfolders[:] = sorted(entered, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))  # a real folder keeps its name
         for name in names:
             if not name.startswith(".") and name.lower().endswith(suffixes):
                 full = os.path.join(folder, name)

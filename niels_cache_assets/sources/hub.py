@@ -63,7 +63,8 @@ class HubData(Source):
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.files:
-            return files_digest([file for part in self.parts() for file in find_files(part.files or [])])
+            parts = [(part.split or "all", find_files(part.files or [])) for part in self.parts()]
+            return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
         from huggingface_hub import HfApi
 
         with hub_errors(self.dataset, self.pinned_revision):

@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub_errors import nearest
 from niels_cache_assets.sources.rows import batched
@@ -24,12 +24,22 @@ from niels_cache_runtime.errors import NielsCacheError
 class Interleave(PretrainSource):
     """Documents of the members, drawn with the given weights until one (or all) of them end.
 
-    `all_exhausted` starts members that ended early again, so their documents repeat.
+    `all_exhausted` starts members that ended early again, so their documents repeat: it cannot have a val split. What a member keeps for
+    val is left out; its train documents are split by this table's rule.
     """
 
     source: Literal["interleave"] = "interleave"
     members: dict[str, float] = Field(min_length=1, description="Weight of each member, a name of another pretrain table")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field("first_exhausted", description="When the mixed stream ends")
+
+    @model_validator(mode="after")
+    def _no_val_of_repeated_documents(self) -> Self:
+        if self.stopping_strategy == "all_exhausted":
+            budgets = self.train_tokens is not None or self.val_tokens is not None
+            if self.val_tokens != 0 if budgets else self.val_frac != 0:
+                setting = "val_tokens = 0" if budgets else "val_frac = 0, or train_tokens with val_tokens = 0"
+                raise ValueError(f"all_exhausted repeats documents, which would be in both train and val; set {setting}")
+        return self
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         digest = hashlib.sha256()
@@ -88,6 +98,7 @@ class _Member:
         self._source = source
         self._context = context
         self._keys = count()
+        self._started = False
         self.waiting: dict[int, Document] = {}
 
     # The library pickles a generator for a fingerprint that is not used, and copies it: neither may touch what the context holds.
@@ -98,9 +109,15 @@ class _Member:
         return self
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
-        context = replace(self._context, revision=self._source.revision(self._context.siblings))
+        # The library starts a member again when it ends, even at the end of the mix: what is left out counts once.
+        report = SourceReport() if self._started else self._context.report
+        self._started = True
+        context = replace(self._context, revision=self._source.revision(self._context.siblings), report=report)
         for batch in self._source.documents(context):
             for document in batch:
+                if document.split == "val":
+                    report.dropped["member_val"] += 1
+                    continue
                 key = next(self._keys)
-                self.waiting[key] = document._replace(file=f"{self._name}/{document.file}")
+                self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)
                 yield {"member": member, "key": key}
