@@ -3,15 +3,44 @@
 Costs one small read and one `stat` per file. Content is not hashed here: that is `verify`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
 FileEntries = dict[str, dict[str, Any]]
+_Opened = TypeVar("_Opened")
+_TRIES = 5
+
+
+def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
+    """What `open_files` returns, with all that it opens in the data set's folder from one build.
+
+    A rebuild exchanges the folder in one step, `open_files` opens its files one after the other. Where meta.json is another one
+    afterwards, all is opened again, also if opening failed; an error with the same meta.json before and after is the caller's.
+    """
+    for _ in range(_TRIES):
+        build = _read_build(folder)
+        try:
+            opened = open_files()
+        except (NielsCacheError, OSError):
+            if _read_build(folder) == build:
+                raise
+        else:
+            if _read_build(folder) == build:
+                return opened
+    raise NielsCacheError(f"{folder}: was rebuilt {_TRIES} times while it was being opened; open it again when the build is done")
+
+
+def _read_build(folder: str | Path) -> bytes | None:
+    """The bytes of meta.json, which hold its meta_sha256 and with it the sha256 of every file; None where there is none to read."""
+    try:
+        return (Path(folder) / META_NAME).read_bytes()
+    except OSError:
+        return None
 
 
 def open_meta(folder: str | Path) -> Meta | None:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import PairMaker, WindowReader, check_positive, draw, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, list_shards, shard_name
+from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta
+from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta, open_one_build
 
 
 class PretrainTokenStreamDataset:
@@ -30,6 +31,7 @@ class PretrainTokenStreamDataset:
     device: where batches go. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
 
     `total_windows` is how many different windows there are. Picklable: a copy maps the files again, and refuses another build.
+    All is of one build, also where a rebuild replaces the data set while it is being opened.
 
     Raises NielsCacheError if the folder or its shards are missing, empty, of odd length or not those of meta.json, if the data set
     was never built or belongs to another tokenizer, or if T is below 1 or larger than any shard.
@@ -39,21 +41,7 @@ class PretrainTokenStreamDataset:
         self.T = check_positive("T", T)
         self.shards_dir = os.path.abspath(shards_dir)
         self.device = resolve_device(device)
-        folder = Path(self.shards_dir)
-        if not folder.is_dir():
-            raise NielsCacheError(f"{shards_dir}: no such folder; build this data set first, or check the path")
-        self.meta = open_meta(folder.parent)
-        shards = list_shards(folder)
-        if self.meta is not None:
-            prefix = f"{folder.name}/"
-            listed = {path: entry for path, entry in listed_files(self.meta, folder.parent).items() if path.startswith(prefix)}
-            check_sizes(folder.parent, listed, {prefix + shard.name: shard.stat().st_size for shard in shards})
-        elif not shards:
-            splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
-            hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
-            raise NielsCacheError(f"{shards_dir}: no shards here; {hint}")
-
-        mapped = MappedTokens(shards)
+        self.meta, mapped = open_one_build(Path(self.shards_dir).parent, self._open)
         longest = int(mapped.shard_lengths.max(initial=0))
         if not longest:
             raise NielsCacheError(f"{shards_dir}: this split is empty (0 tokens); nothing can be sampled from it")
@@ -77,6 +65,22 @@ class PretrainTokenStreamDataset:
         """
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
+
+    def _open(self) -> tuple[Meta | None, MappedTokens]:
+        folder = Path(self.shards_dir)
+        if not folder.is_dir():
+            raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
+        meta = open_meta(folder.parent)
+        shards = list_shards(folder)
+        if meta is not None:
+            prefix = f"{folder.name}/"
+            listed = {path: entry for path, entry in listed_files(meta, folder.parent).items() if path.startswith(prefix)}
+            check_sizes(folder.parent, listed, {prefix + shard.name: shard.stat().st_size for shard in shards})
+        elif not shards:
+            splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
+            hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
+            raise NielsCacheError(f"{folder}: no shards here; {hint}")
+        return meta, MappedTokens(shards)
 
     def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Window numbers (below total_windows, counted through the shards in order) -> positions in the mapped range."""

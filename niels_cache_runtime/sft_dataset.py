@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta
+from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta, open_one_build
 
 _SCAN_TOKENS = 1 << 22
 
@@ -52,7 +52,7 @@ class SFTExampleDataset:
 
     Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled.
     `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
-    another build.
+    another build. All is of one build, also where a rebuild replaces the data set while it is being opened.
 
     Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or asst_id is
     unknown, if the data set was never built or belongs to another tokenizer, if T is below 1, or if there is no example to sample.
@@ -63,11 +63,10 @@ class SFTExampleDataset:
         self.tokens_path = os.path.abspath(tokens_path)
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
-        self._open()
+        starts = self._open()
         self.eot_id = eot_id
         self.asst_id = self._resolve_ids(eot_id, asst_id)
 
-        starts = np.array(map_example_starts(self.idx_path, token_count=len(self._tokens)))
         if not len(starts):
             raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
         kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
@@ -103,16 +102,22 @@ class SFTExampleDataset:
         targets = send(np.ascontiguousarray(mask), self.device)
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
-    def _open(self) -> None:
-        folder = Path(self.tokens_path).parent
-        self.meta = open_meta(folder)
-        self._tokens = MappedTokens([self.tokens_path]).shards[0]
+    def _open(self) -> NDArray[np.int64]:
+        """Open or reopen meta and tokens; returns the start of each example."""
         self._pairs = PairMaker(self.device)
-        if self.meta is not None:
+        self.meta, self._tokens, starts = open_one_build(Path(self.tokens_path).parent, self._open_files)
+        return starts
+
+    def _open_files(self) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+        folder = Path(self.tokens_path).parent
+        meta = open_meta(folder)
+        tokens = MappedTokens([self.tokens_path]).shards[0]
+        if meta is not None:
             paths = [Path(path) for path in (self.tokens_path, self.idx_path) if Path(path).parent == folder]
             names = {path.name for path in paths}
-            listed = {path: entry for path, entry in listed_files(self.meta, folder).items() if path in names}
+            listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
             check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()})
+        return meta, tokens, np.array(map_example_starts(self.idx_path, token_count=len(tokens)))
 
     def _resolve_ids(self, eot_id: int, asst_id: int | None) -> int:
         meta: Meta = self.meta or {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from niels_cache_runtime.formats import (
     DOC_ENDS_DTYPE,
@@ -108,6 +109,27 @@ def write_cache(root: Path) -> Path:
     (root / "pretrain" / "off" / "train").mkdir(parents=True)
     write_meta_of(root / "pretrain" / "off", kind="pretrain", built=False)
     return root
+
+
+def exchange(first: Path, second: Path) -> None:
+    """What the end of a rebuild does to the folder of a data set."""
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
+def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypatch: pytest.MonkeyPatch, *, times: int = 1) -> None:
+    """Exchange the folders before each of the first `times` calls of a step that `module` takes."""
+    original, left = getattr(module, step), [None] * times
+
+    def after_exchange(*args: Any, **keywords: Any) -> Any:
+        if left:
+            left.pop()
+            exchange(first, second)
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(module, step, after_exchange)
 
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:

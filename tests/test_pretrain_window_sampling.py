@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, batches, mmap
+from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, batches, mmap, pretrain_dataset
 from niels_cache_runtime.mmap import MappedTokens
-from tests.hand_made import rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
+from tests.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
 PAGE_TOKENS = mmap.mmap.PAGESIZE // 2
 # A page and a bit, exactly two pages (so that the next lies back to back), too short for any window, one window, empty, high ids.
@@ -151,6 +151,42 @@ def test_an_open_data_set_keeps_reading_the_build_it_opened(tmp_path: Path, read
     dataset = PretrainTokenStreamDataset(str(tmp_path / "old"), T=3, device="cpu")
     (tmp_path / "new" / "shard_00000.bin").replace(tmp_path / "old" / "shard_00000.bin")
     assert dataset.get_batch(B=2, generator=generator())[0].unique().tolist() == [1]
+
+
+def two_builds(tmp_path: Path, *, same_sizes: bool) -> tuple[Path, Path]:
+    """Data sets whose train tokens are all 11 and all 22, in as many shards or not."""
+    folders = tmp_path / "notes", tmp_path / ".notes.partial"
+    for folder, token in zip(folders, (11, 22), strict=True):
+        write_shards(folder / "train", [[token] * 8] * (2 if same_sizes or token == 11 else 3))
+        write_meta_of(folder, kind="pretrain", token=token)
+    return folders
+
+
+@pytest.mark.parametrize("same_sizes", [True, False])
+@pytest.mark.parametrize("step", ["open_meta", "list_shards", "listed_files", "check_sizes", "MappedTokens"])
+def test_a_rebuild_while_opening_leaves_one_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: str, step: str, same_sizes: bool
+) -> None:
+    folder, other = two_builds(tmp_path, same_sizes=same_sizes)
+    exchange_before(pretrain_dataset, step, folder, other, monkeypatch)
+    dataset = PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
+    assert dataset.meta is not None
+    assert dataset.meta["token"] == 22
+    assert dataset.get_batch(B=40, generator=generator())[0].unique().tolist() == [22]
+    assert dataset.total_windows == 5 * (2 if same_sizes else 3)
+
+
+def test_rebuilds_without_end_are_an_error_and_a_broken_build_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = two_builds(tmp_path, same_sizes=True)
+    with monkeypatch.context() as patch:
+        exchange_before(pretrain_dataset, "MappedTokens", folder, other, patch, times=99)
+        with pytest.raises(NielsCacheError, match="was rebuilt 5 times while it was being opened"):
+            PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
+    for path in (folder, other):
+        (path / "train" / "shard_00001.bin").unlink()
+    exchange_before(pretrain_dataset, "MappedTokens", folder, other, monkeypatch)
+    with pytest.raises(NielsCacheError, match=r"shard_00001.bin: missing, though meta.json lists it"):
+        PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
 
 
 def test_files_stay_mapped_exactly_as_long_as_something_refers_to_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask, sft_dataset
 from niels_cache_runtime.formats import IDX_DTYPE, IGNORE_INDEX
-from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_meta_of, write_pair, write_sft
+from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 
 A, B, S, U = 30, 31, 20, 21
 PAD = IGNORE_INDEX
@@ -217,6 +217,26 @@ def test_a_pair_that_is_not_what_meta_says_is_refused(tmp_path: Path) -> None:
     rewrite_meta(folder, built=False)
     with pytest.raises(NielsCacheError, match="never built"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
+
+
+@pytest.mark.parametrize("step", ["open_meta", "MappedTokens", "listed_files", "check_sizes", "map_example_starts"])
+def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    folder, other = tmp_path / "chats", tmp_path / ".chats.partial"
+    for path, answers in ((folder, [[A], [A, A, A]]), (other, [[B, B, B], [B]])):  # files of equal sizes, other offsets
+        write_pair(path, "train", [[USR, U, EOT, ASST, *answer, EOT] for answer in answers])
+        write_meta_of(path, kind="sft", answer=answers[0][0])
+    paths = str(folder / "train_tokens.bin"), str(folder / "train_idx.npy")
+    stored = pickle.dumps(SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT))
+    exchange_before(sft_dataset, step, folder, other, monkeypatch)
+    dataset = SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT)
+    assert dataset.meta is not None
+    assert dataset.meta["answer"] == B
+    _, _, y_masked = dataset.get_batch(B=40, generator=generator())
+    assert y_masked.unique().tolist() == [PAD, EOT, B]
+    assert {(row != PAD).sum().item() for row in y_masked} == {2, 4}
+    assert dataset._starts.tolist() == [0, 8]
+    with pytest.raises(NielsCacheError, match="rebuilt since"):
+        pickle.loads(stored)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
