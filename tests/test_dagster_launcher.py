@@ -133,12 +133,13 @@ def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(project: Pr
     assert "finished notes: failed" in recorder.told
 
 
+@pytest.mark.parametrize("method", ["documents", "revision"])
 @pytest.mark.usefixtures("in_memory")
-def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Jsonl, context: object) -> None:
+def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    def broken(self: Jsonl, argument: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(Jsonl, "documents", broken)
+    monkeypatch.setattr(Jsonl, method, broken)
     results, _ = launch(project, only=["notes", "chats"])
     assert states(results) == {"tokenizer": "built", "notes": "failed", "chats": "built"}
     assert results["notes"].message == "ZeroDivisionError: division by zero"
@@ -151,7 +152,21 @@ def test_a_check_that_fails_fails_its_data_set(project: Project, monkeypatch: py
     monkeypatch.setattr("niels_cache_assets.defs.cache_checks.verify_dataset", broken_verify)
     results, _ = launch(project, only=["notes"])
     assert results["notes"].state == "failed"
-    assert results["notes"].message == "the check invariants_hold failed: val/: holds 3 EOT tokens for 4 documents"
+    assert results["notes"].message == (
+        "the check invariants_hold failed: val/: holds 3 EOT tokens for 4 documents; build it again with force (--force)"
+    )
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_an_id_that_the_tokenizer_has_not_is_found_by_the_checks(project: Project) -> None:
+    assert states(launch(project, only=["notes"])[0])["notes"] == "built"
+    shard = project.root / "pretrain/notes/train/shard_00000.bin"
+    shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
+    results, _ = launch(project, only=["notes"])
+    message = results["notes"].message or ""
+    assert message.startswith("the check files_match_meta failed: train/shard_00000.bin: its sha256")
+    assert message.endswith("; build it again with force (--force)")
+    assert states(launch(project, only=["notes"], force=True)[0])["notes"] == "built"
 
 
 @pytest.mark.usefixtures("in_memory")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     DOC_ENDS_DTYPE,
     IDX_DTYPE,
@@ -24,7 +25,17 @@ EXCERPT_TOKENS = 300
 
 
 def first_item(folder: Path, family: Family, split: Split, tokenizer: SentencePieceTokenizer) -> str | None:
-    """Markdown: the start of the first document or example, special tokens visible. None where the split is empty."""
+    """Markdown: the start of the first document or example, special tokens visible. None where the split is empty.
+
+    A damaged cache gives a line that says so: what is wrong with it is the checks' to report, and they run after this.
+    """
+    try:
+        return _decoded(folder, family, split, tokenizer)
+    except (NielsCacheError, OSError) as error:
+        return f"cannot be shown: {error}"
+
+
+def _decoded(folder: Path, family: Family, split: Split, tokenizer: SentencePieceTokenizer) -> str | None:
     if family == "pretrain":
         ends = map_offsets(folder / doc_ends_name(split), DOC_ENDS_DTYPE)
         length = int(ends[0]) if len(ends) else 0
@@ -33,7 +44,7 @@ def first_item(folder: Path, family: Family, split: Split, tokenizer: SentencePi
         starts = map_offsets(folder / idx_name(split), IDX_DTYPE)
         paths = [folder / tokens_name(split)]
         length = int(starts[1]) if len(starts) > 1 else paths[0].stat().st_size // TOKEN_DTYPE.itemsize
-    if not length:
+    if length < 1:
         return None
     shown = min(length, EXCERPT_TOKENS)
     note = f"{length:,} tokens" if shown == length else f"the first {shown} of {length:,} tokens"

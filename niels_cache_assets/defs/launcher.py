@@ -22,7 +22,6 @@ from niels_cache_assets.defs.metadata import STATE
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
@@ -161,11 +160,11 @@ class _Launcher:
         return result
 
     def _observe_upstream(self, name: str) -> None:
-        """Before the run, so that the build is not stale at once. A revision that cannot be asked is the build's to report."""
+        """Before the run, so that the build is not stale at once. What goes wrong here, the build meets in its own step."""
         try:
             for observation in observe_revision(self._registry, self._registry.family_of(name), name):
                 self._instance.report_runless_asset_event(observation)
-        except NielsCacheError:
+        except Exception:  # a source may be anyone's: a bug in it fails its data set, not the launch
             return
 
     def _say_if_waiting(self, name: str) -> None:
@@ -183,7 +182,7 @@ def _why_failed(run: dg.ExecuteInProcessResult) -> str:
     """One line: what a check found, else what the step that failed first said."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
-            return f"the check {evaluation.check_name} failed: {evaluation.description}"
+            return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"
     for event in run.all_events:
         if event.is_step_failure:
             failure = event.step_failure_data
