@@ -25,7 +25,7 @@ from niels_cache_assets.build_cache import (
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
-from niels_cache_assets.streaming.splits import split_by_fraction
+from niels_cache_assets.streaming.splits import UNLIMITED, split_by_fraction
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
@@ -33,8 +33,6 @@ from niels_cache_runtime.meta import Meta, read_meta
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]
-
-_NO_BUDGET = 2**62  # documents that carry a split use no budget; this one is never met
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +207,7 @@ def _build_pretrain(source: PretrainSource, run: _Run) -> None:
         documents,
         str(run.directory),
         tokenizer=run.tokenizer,
-        max_train_tokens=_NO_BUDGET if source.train_tokens is None else source.train_tokens,
+        max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
         max_val_tokens=source.val_tokens or 0,
         shard_bytes=run.build.shard_bytes,
         seed=run.build.seed,

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from niels_cache_assets import defaults
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -42,7 +42,7 @@ class BuildSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
-    seed: int = Field(defaults.SEED, ge=0, description="Seed of shuffles and splits")
+    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
     threads: int | None = Field(None, ge=1, description="Encoding threads; None uses every core. Never changes the bytes")
 
@@ -58,6 +58,13 @@ class TokenizerSettings(BaseModel):
     train_on: tuple[str, ...] | None = Field(None, description="Data sets to sample; None: every configured one")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
     special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
+        if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
+            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}, each a string of its own")
+        return {key: value[key] for key in defaults.ROLE_KEYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +116,11 @@ def load_registry(*, profile: str | None = None, config: str | None = None, over
         user, origin = _read_toml(Path(named)), named
     elif profile != "quickstart" and Path(CONFIG_NAME).exists():
         user, origin = _read_toml(Path(CONFIG_NAME)), CONFIG_NAME
-    profile = profile or user.get("profile") or PROFILES[0]
+    profile = str(profile or user.get("profile") or PROFILES[0])
     user.pop("profile", None)
     if profile not in PROFILES:
         refuse_choice(origin or "the profile", "no profile", profile, PROFILES)
-    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{profile}.toml").read_text())
+    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{profile}.toml").read_text(encoding="utf-8"))
     where = origin or f"profile {profile}"
     base_dir = str(Path(origin).parent) if origin else "."
     tables = _merge(_merge(shipped, user, where), _absolute_paths(dict(overrides or {})), "the command line")
@@ -129,8 +136,13 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
-    """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT, else [build] cache_dir."""
-    return Path(flag or os.environ.get(ROOT_VARIABLE) or registry.build.cache_dir)
+    """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
+    if flag:
+        return Path(flag).expanduser()
+    root = os.environ.get(ROOT_VARIABLE)
+    if root and registry.profile == "quickstart":
+        root = os.path.join(root, "quickstart")  # it must never share a tokenizer with the real caches
+    return Path(root or registry.build.cache_dir).expanduser()
 
 
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
@@ -188,8 +200,12 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
     for family in FAMILIES:
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
-            if not _NAME.fullmatch(name):
-                raise NielsCacheError(f"{where}: [{label}] is not a valid name; use letters, digits, _ - . and no leading dot")
+            if not _NAME.fullmatch(name) or ".." in name:
+                raise NielsCacheError(
+                    f"{where}: [{label}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
+                )
+            if name == "tokenizer":
+                raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
             if not isinstance(table, dict) or not isinstance(table.get("source"), str):
                 raise NielsCacheError(f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}")
             if table["source"] not in _SOURCES[family]:

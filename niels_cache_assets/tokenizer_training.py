@@ -200,13 +200,14 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
                     written += len(data)
                     if written >= settings.sample_bytes:
                         break
-            except SourceUnavailable as error:
+            except NielsCacheError as error:
+                unavailable = isinstance(error, SourceUnavailable)
+                if settings.train_on is not None and not unavailable:
+                    raise NielsCacheError(f"[tokenizer] train_on {name}: {error}") from error
+                log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {error}")
+                skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
-                    log(f"WARNING: the tokenizer is trained without {name}: {error}")
-                    skipped[name] = "unavailable"
-                    revisions.pop(name, None)
                     continue
-                raise
             used[name] = written
     if not sum(used.values()):
         reason = "; none could be reached" if skipped else ""

@@ -85,6 +85,8 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NIELS_CACHE_ROOT", "elsewhere")
     assert cache_root(registry) == Path("elsewhere")
     assert cache_root(registry, "flag") == Path("flag")
+    assert cache_root(registry, "~/flag") == Path("~/flag").expanduser()
+    assert cache_root(load_registry(profile="quickstart")) == Path("elsewhere/quickstart"), "never shares a tokenizer with the real caches"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,12 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\nval_tokens = -1\n', ["val_tokens", "-1"]),
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\ntrain_tokens = 5\nval_frac = 0.1\n', ["[pretrain.x]", "not both"]),
         ('[pretrain.".hidden"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain..hidden", "not a valid name"]),
+        ('[pretrain."a...b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a...b", "not a valid name"]),
+        ('[pretrain.tokenizer]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.tokenizer", "choose another"]),
+        ('[pretrain.x]\nsource = "jsonl"\nfiles = [""]\n', ["[pretrain.x]", "files.0", "is empty"]),
+        ("[build]\nseed = 10000000000000000000000\n", ["[build]", "seed"]),
+        ('[tokenizer]\nspecial_tokens = {eot = "x"}\n', ["[tokenizer]", "special_tokens", "sys, usr, asst, eot"]),
+        ("profile = 3\n", ["no profile", "'3'"]),
         ('[pretrain."a/b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a/b", "not a valid name"]),
         ('[pretrian.x]\nsource = "jsonl"\n', ["unknown table", "'pretrian'", "did you mean 'pretrain'"]),
         ("[build]\nshard_bytes = 3\n", ["[build]", "shard_bytes", "3"]),

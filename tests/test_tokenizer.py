@@ -164,6 +164,16 @@ def test_a_source_that_cannot_be_reached_is_left_out_loudly_and_recorded(tmp_pat
     assert any("trained without sample" in line for line in said)
 
 
+def test_a_broken_source_does_not_stop_the_tokenizer_unless_it_was_asked_for(tmp_path: Path) -> None:
+    tables = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["nowhere.jsonl"]\n'
+    quiet = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + quiet))
+    assert build_tokenizer(registry, root=tmp_path).meta["trained_on"]["skipped"] == {"broken": "failed"}
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + quiet + 'train_on = ["broken"]\n'))
+    with pytest.raises(NielsCacheError, match=r"train_on broken: .*nowhere\.jsonl"):
+        build_tokenizer(registry, root=tmp_path)
+
+
 def test_long_lines_are_split_not_skipped() -> None:
     line = "word " * 5_000 + "日本" * 5_000
     pieces = list(split_long_line(line))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -103,8 +104,9 @@ def test_one_click_builds_everything_and_a_check_verifies_by_its_button(ui: tupl
         wait_until(lambda: statuses().count("SUCCESS") == 6, seconds=60, what="the six runs have not succeeded")
         assert verify_cache(project.root) == []
 
-        page.goto(f"{url}/assets/pretrain/meta_json?view=checks&checkDetail=caches_in_sync")
-        page.get_by_role("button", name="Execute", exact=True).click()
+        page.goto(f"{url}/assets/pretrain/meta_json?view=checks")
+        page.get_by_text("caches_in_sync").first.click()
+        page.locator("button", has_text=re.compile("^Execute$")).click()
         wait_until(lambda: statuses().count("SUCCESS") == 7, seconds=60, what="the check alone has not succeeded")
         assert len(statuses()) == 7
         browser.close()

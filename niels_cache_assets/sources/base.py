@@ -34,6 +34,8 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """
     if not isinstance(value, str) or "://" in value:
         return value
+    if not value:
+        raise ValueError("is empty; give a path, or leave the key out")
     return str(Path(info.context["base_dir"] if info.context else ".") / Path(os.path.expandvars(value)).expanduser())
 
 

@@ -13,6 +13,8 @@ from niels_cache_assets.streaming.encode import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, Split
 
+UNLIMITED = 2**62  # a budget that no stream meets
+
 
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
     """Bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
@@ -80,7 +82,9 @@ class BudgetSplitter:
 
     @property
     def share(self) -> float | None:
-        """Share of the budgets that is used, 0 to 1; None while no document has drawn on them."""
+        """Share of the budgets that is used, 0 to 1; None while no document has drawn on them, or where there is no end to them."""
+        if self._budget >= UNLIMITED:
+            return None
         return 1 - sum(self.remaining.values()) / self._budget or None
 
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
