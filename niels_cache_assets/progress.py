@@ -1,8 +1,11 @@
 """How fast a build is and how long it will take: arithmetic on what it reports, for the command line and for Dagster alike."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
-from niels_cache_assets.build_cache import Progress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache import Progress
 
 
 class Estimate(NamedTuple):

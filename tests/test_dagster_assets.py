@@ -222,14 +222,14 @@ def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always() -> Non
     reporter = BuildReporter(context, sink, name="notes", observed=key, clock=lambda: now[0])  # type: ignore[arg-type]
     for second in range(26):
         now[0] = float(second)
-        reporter.progress(Progress(documents=second, tokens=1000 * second, share=second / 100))
+        reporter.progress(Progress(documents=second, tokens=1000 * second, share=0.5 + second / 100))
     assert sink.calls == 26
     assert [event.partition for event in context.events] == ["notes", "notes"]
     assert {name: value.value for name, value in context.events[0].metadata.items()} == {
         "tokens": 10_000,
         "documents": 10,
         "tokens_per_second": 1000,
-        "share": 0.1,
-        "eta_seconds": 90,
+        "share": 0.6,
+        "eta_seconds": 40,
     }
-    assert context.lines[0] == "notes: 10,000 tokens, 1,000 tokens/s, 10%, 90 s left"
+    assert context.lines[0] == "notes: 10,000 tokens, 1,000 tokens/s, 60%, 40 s left"

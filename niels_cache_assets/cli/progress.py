@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.progress import Pace
 
 if TYPE_CHECKING:
     from niels_cache_assets import build_cache
@@ -30,22 +31,15 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
         yield listener
 
 
-class Pace:
-    """Speed of one build, measured from its first chunk: resolving the upstream and counting documents are not encoding."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int, float] | None = None  # time, tokens and share of the first chunk
-
-    def describe(self, progress: build_cache.Progress, now: float) -> str:
-        """`1,234 documents, 5.6M tokens, 1.2M tokens/s, 0:42 left`; the last where the share is known."""
-        first_time, first_tokens, first_share = self._first = self._first or (now, progress.tokens, progress.share or 0.0)
-        elapsed = now - first_time
-        parts = [f"{progress.documents:,} documents", f"{abbreviated(progress.tokens)} tokens"]
-        if elapsed > 0 and progress.tokens > first_tokens:
-            parts.append(f"{abbreviated((progress.tokens - first_tokens) / elapsed)} tokens/s")
-        if elapsed > 0 and progress.share and progress.share > first_share:
-            parts.append(f"{_duration(elapsed * (1 - progress.share) / (progress.share - first_share))} left")
-        return ", ".join(parts)
+def describe(progress: build_cache.Progress, pace: Pace, now: float) -> str:
+    """`1,234 documents, 5.6M tokens, 1.2M tokens/s, 0:42 left`; the last where the share is known."""
+    rate, seconds_left = pace.estimate(progress, now)
+    parts = [f"{progress.documents:,} documents", f"{abbreviated(progress.tokens)} tokens"]
+    if rate is not None:
+        parts.append(f"{abbreviated(rate)} tokens/s")
+    if seconds_left is not None:
+        parts.append(f"{_duration(seconds_left)} left")
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:
@@ -92,7 +86,7 @@ class BarListener:
 
     def progressed(self, name: str, progress: build_cache.Progress) -> None:
         task, pace = self._tasks[name]
-        detail = pace.describe(progress, self._clock())
+        detail = describe(progress, pace, self._clock())
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
@@ -131,7 +125,7 @@ class LineListener:
         if now - self._printed[name] >= PROGRESS_SECONDS:
             self._printed[name] = now
             share = "" if progress.share is None else f"{progress.share:.0%}, "
-            self._print(name, share + self._paces[name].describe(progress, now))
+            self._print(name, share + describe(progress, self._paces[name], now))
 
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)

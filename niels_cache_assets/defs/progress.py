@@ -10,6 +10,7 @@ import dagster as dg
 
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.progress import Estimate, Pace
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
 
@@ -41,8 +42,8 @@ class BuildReporter:
         self._name = name
         self._observed = observed
         self._clock = clock
-        self._first: tuple[float, int] | None = None  # time and tokens of the first chunk
-        self._last_report = 0.0
+        self._pace = Pace()
+        self._last_report: float | None = None  # or when the first chunk came
 
     def log(self, message: str) -> None:
         if message.startswith(_WARNING):
@@ -57,21 +58,23 @@ class BuildReporter:
     def progress(self, progress: Progress) -> None:
         self._sink.progressed(self._name, progress)
         now = self._clock()
-        if self._first is None:
-            self._first = (now, progress.tokens)
+        estimate = self._pace.estimate(progress, now)
+        if self._last_report is None:
             self._last_report = now
         elif now - self._last_report >= PROGRESS_SECONDS:
             self._last_report = now
-            self._report(progress, since_first=now - self._first[0], tokens_at_first=self._first[1])
+            self._report(progress, estimate)
 
-    def _report(self, progress: Progress, *, since_first: float, tokens_at_first: int) -> None:
-        rate = (progress.tokens - tokens_at_first) / since_first
+    def _report(self, progress: Progress, estimate: Estimate) -> None:
+        rate = estimate.tokens_per_second or 0.0
         metadata: dict[str, int | float] = {"tokens": progress.tokens, "documents": progress.documents, "tokens_per_second": round(rate)}
         line = f"{self._name}: {progress.tokens:,} tokens, {rate:,.0f} tokens/s"
         if progress.share:
-            eta = since_first * (1 - progress.share) / progress.share
-            metadata |= {"share": round(progress.share, 4), "eta_seconds": round(eta)}
-            line += f", {progress.share:.0%}, {eta:,.0f} s left"
+            metadata["share"] = round(progress.share, 4)
+            line += f", {progress.share:.0%}"
+        if estimate.seconds_left is not None:
+            metadata["eta_seconds"] = round(estimate.seconds_left)
+            line += f", {estimate.seconds_left:,.0f} s left"
         self._context.log.info(line)
         if self._observed is not None:
             self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._name, metadata=metadata))
