@@ -59,6 +59,16 @@ def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
         ensure_instance(tmp_path / "file" / "home")
 
 
+@pytest.mark.parametrize("text", ["telemetry: [", "telemetri: {enabled: false}\n", "- telemetry\n", "\xff"])
+def test_a_dagster_yaml_that_is_not_valid_is_said_in_one_line(home: Path, text: str) -> None:
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(NielsCacheError) as raised:
+        ensure_instance()
+    assert str(raised.value).startswith(f"{home / 'dagster.yaml'}: not valid: ")
+    assert "\n" not in str(raised.value)
+
+
 def test_first_starts_at_once_leave_one_working_home(home: Path) -> None:
     """Two processes that create the databases together can leave them broken for good (dagster-io/dagster#27390)."""
     environment = {**os.environ, "DAGSTER_HOME": str(home)}

@@ -30,7 +30,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
     """Open the instance of a home that is made where it is missing, and point DAGSTER_HOME at it.
 
     `overrides` replace top-level tables of its dagster.yaml for this process. Close it by `with`. Raises NielsCacheError where the
-    home cannot be written.
+    home cannot be written, or its dagster.yaml is not valid.
     """
     home = dagster_home(home)
     try:
@@ -39,8 +39,8 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
             fcntl.flock(lock, fcntl.LOCK_EX)
             config = home / CONFIG_NAME
             if not config.exists():
-                config.write_text(resources.files(__package__).joinpath(CONFIG_NAME).read_text())
-            instance = dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(overrides or {})))
+                config.write_text(resources.files(__package__).joinpath(CONFIG_NAME).read_text(encoding="utf-8"), encoding="utf-8")
+            instance = dg.DagsterInstance.from_ref(_read_config(home, overrides or {}))
             instance.get_runs_count()  # the storages make their tables when first asked
             instance.get_asset_keys(limit=1)
     except OSError as error:
@@ -49,6 +49,16 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
         ) from error
     os.environ[HOME_VARIABLE] = str(home)
     return instance
+
+
+def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
+    try:
+        return InstanceRef.from_dir(str(home), overrides=dict(overrides))
+    except OSError:
+        raise
+    except Exception as error:  # of the YAML parser, the decoder, and several of Dagster's: this call only reads and checks the file
+        reason = " ".join(str(error).split())
+        raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 
 
 if __name__ == "__main__":
