@@ -216,6 +216,8 @@ def test_set_values(text: str, value: Any) -> None:
         (["sample", "wikitext"], "not built yet"),
         (["sample", "wikitext", "--split", "vall"], "did you mean 'val'?"),
         (["sample", "wikitext", "-n", "0"], "must be at least 1"),
+        (["sample", "wikitext", "--seed", "-1"], "--seed must be from 0 to 9223372036854775807, not -1"),
+        (["sample", "wikitext", "--seed", str(2**63)], "--seed must be from 0 to"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(

@@ -40,6 +40,7 @@ from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
 from niels_cache_runtime.sft_dataset import assistant_target_mask
 
+MAX_SEED = 2**63 - 1
 TARGET_STYLE = "underline green"
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_choice(f"{WHERE}: --split", "no split", arguments.split, SPLITS)
     if arguments.count < 1 or arguments.tokens < 1:
         raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
+    if arguments.seed is not None and not 0 <= arguments.seed <= MAX_SEED:
+        raise NielsCacheError(f"{WHERE}: --seed must be from 0 to {MAX_SEED}, not {arguments.seed}")
     place = find_place(registry, root, arguments.name)
     if place.kind == TOKENIZER:
         raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
@@ -61,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"]
     )
     generator = torch.Generator()
-    seed = generator.seed() if arguments.seed is None else generator.manual_seed(arguments.seed).initial_seed()
+    seed = generator.seed() & MAX_SEED if arguments.seed is None else arguments.seed
+    generator.manual_seed(seed)
     draw = _windows if place.kind == "pretrain" else _examples
     console = output()
     for title, tokens, is_target in draw(
