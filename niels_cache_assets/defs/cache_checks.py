@@ -38,7 +38,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             for kind, name in CHECK_NAMES.items()
         ]
 
-        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each has its button
+        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
         def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
