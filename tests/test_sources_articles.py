@@ -181,6 +181,20 @@ def test_the_frame_of_a_book_is_cut(style: str) -> None:
     assert strip_project_gutenberg(HEADER + start + BODY + end) == ("Oak Trees", BODY)
 
 
+def test_the_end_phrase_counts_only_near_the_end_of_the_book() -> None:
+    quoted = "End of the Project Gutenberg sample\n" + "words and words\n" * 2000
+    assert strip_project_gutenberg(quoted) == (None, quoted.strip("\n"))
+    phrase = "\nEnd of Project Gutenberg's Oak Trees\n"
+    assert strip_project_gutenberg(quoted + phrase + "Licence") == (None, quoted.strip("\n"))
+    assert strip_project_gutenberg(f"Oaks.\n{phrase}{'words ' * 200}{phrase}")[1].startswith(f"Oaks.\n{phrase}words")
+
+
+def test_a_start_line_that_is_not_closed_does_not_eat_the_book() -> None:
+    body = "Oaks grow.\r\n\r\n***\r\n\r\nThey fall."
+    assert strip_project_gutenberg(f"*** START OF THE PROJECT GUTENBERG EBOOK OAKS\r\n\r\n{body}") == (None, body)
+    assert strip_project_gutenberg(f"*** START OF THE PROJECT GUTENBERG EBOOK OAKS\r\n \r\n{body}") == (None, f" \r\n{body}")
+
+
 def test_a_book_without_markers_is_kept_whole(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_bytes(("\ufeff" + BODY).encode())
     (tmp_path / "framed.txt").write_bytes((HEADER + FRAMES["the"][0] + BODY + FRAMES["the"][1]).encode())

@@ -98,6 +98,32 @@ def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path
         chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
 
 
+@pytest.mark.parametrize("key", ["input_field", "output_field", "system_field"])
+def test_every_field_that_no_row_has_is_an_error(tmp_path: Path, key: str) -> None:
+    keys = {"instruction_field": "q", "output_field": "a"} | {key: "mispelt"}
+    with pytest.raises(NielsCacheError, match=rf"no field 'mispelt'.*set {key} to one of: q, a, x"):
+        chat(tmp_path, [{"q": "Hi", "a": "Hello", "x": "y"}] * 3, **keys)
+    assert "instruction_field" in (ChatJsonl(files=["x"], **{key: "q"}).missing_setting() or "")  # type: ignore[arg-type]
+
+
+def test_values_that_are_no_strings_are_counted_and_not_converted(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"q": "Add", "x": 5, "a": "5"},
+        {"q": 3, "x": "y", "a": "4"},
+        {"q": "Say", "a": "hi"},
+        {"q": "Say", "x": 0, "a": "a"},
+    ]
+    conversations, dropped = chat(tmp_path, rows, instruction_field="q", input_field="x", output_field="a")
+    assert [conversation.messages[0]["content"] for conversation in conversations] == ["Say"]
+    assert dropped == {"non_string_content": 3}
+    (tmp_path / "dolly.jsonl").write_bytes(
+        json_lines([*dolly_rows(1), *({**dolly_rows(1)[0], key: 7} for key in ("context", "instruction", "response"))])
+    )
+    conversations, context = read(Dolly15k(files=[str(tmp_path / "dolly.jsonl")]))
+    assert [conversation.messages[0]["content"][:4] for conversation in conversations] == ["What"]
+    assert context.report.dropped == {"non_string_content": 3}
+
+
 def test_chats_are_read_from_parquet_too(tmp_path: Path) -> None:
     (tmp_path / "chats.parquet").write_bytes(parquet([{"messages": [USER, ASSISTANT]}] * 3))
     conversations, _ = read(ChatJsonl(files=[str(tmp_path / "*.parquet")]))

@@ -37,9 +37,18 @@ def valid_batches(conversations: Iterable[Conversation], report: SourceReport) -
         yield batch
 
 
-def instruction_messages(system: str | None, user: Any, assistant: Any) -> list[Message]:
+def joined(instruction: Any, extra: Any, between: str) -> Any:
+    """The user's message of an instruction and further input. Of what is no string the value itself comes back, to be counted."""
+    if extra is None or not isinstance(instruction, str):
+        return instruction
+    if not isinstance(extra, str):
+        return extra
+    return f"{instruction}{between}{extra}" if extra.strip() else instruction
+
+
+def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """A one-turn conversation; values are not checked here."""
-    messages: list[Any] = [{"role": "system", "content": system}] if system else []
+    messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
     return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
@@ -58,7 +67,10 @@ class ChatJsonl(SftSource):
     system_field: str | None = Field(None, description="Field of a system message")
 
     def missing_setting(self) -> str | None:
-        return "output_field (instruction_field needs it)" if self.instruction_field and not self.output_field else None
+        if self.instruction_field and not self.output_field:
+            return "output_field (instruction_field needs it)"
+        unused = [key for key in ("input_field", "output_field", "system_field") if getattr(self, key)]
+        return f"instruction_field ({unused[0]} needs it)" if unused and not self.instruction_field else None
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(find_files(self.files))
@@ -68,30 +80,31 @@ class ChatJsonl(SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         field = self.instruction_field or self.messages_field
-        seen, first = False, None
+        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
+        unseen = {key: name for key in keys if (name := getattr(self, key))}  # configured, and in no row until now
+        first = None
         for file in find_files(self.files):
             for row, values in file_rows(file):
+                first = first or (file.name, row, values)
+                if unseen:
+                    unseen = {key: name for key, name in unseen.items() if name not in values}
                 if field not in values:
                     context.report.dropped["missing_messages_field"] += 1
-                    first = first or (file.name, row, values)
                     continue
-                seen = True
                 messages = self._mapped(values) if self.instruction_field else _messages(values[field])
                 if messages is None:
                     context.report.dropped["malformed_messages"] += 1
                     continue
                 source_id = values.get("id")
                 yield Conversation(messages, f"{file.name}#{row}" if source_id is None else str(source_id), file.name, row)
-        if first is not None and not seen:
+        if first is not None and unseen:
             name, row, values = first
-            key = "instruction_field" if self.instruction_field else "messages_field"
+            key, field = next(iter(unseen.items()))
             raise NielsCacheError(f"{name}: row {row}: no field {field!r}, and no row has it; set {key} to one of: {', '.join(values)}")
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
-        user = values.get(self.instruction_field or "")
         extra = values.get(self.input_field) if self.input_field else None
-        if isinstance(user, str) and isinstance(extra, str) and extra.strip():
-            user = f"{user}\n\n{extra}"
+        user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
         system = values.get(self.system_field) if self.system_field else None
         return instruction_messages(system, user, values.get(self.output_field or ""))
 
@@ -104,7 +117,7 @@ def _messages(value: Any) -> list[Message] | None:
     for message in value:
         role = message.get("role", message.get("from"))
         content = message.get("content", message.get("value"))
-        if role == "system" and not content:
+        if role == "system" and content in (None, ""):
             continue
         messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content})
     return cast(list[Message], messages)
@@ -124,7 +137,7 @@ class Dolly15k(HubData, SftSource):
         for part in self.parts():
             for columns, files, rows in self.stream(part, context, self._columns):
                 for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
-                    user = f"{instruction}\n\ncontext:\n{extra}" if instruction and extra and extra.strip() else instruction
+                    user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
                     messages = instruction_messages(self.system_message, user, response)
                     file, row = files[index], rows[index]
                     yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)

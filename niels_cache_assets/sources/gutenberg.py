@@ -19,12 +19,15 @@ from niels_cache_assets.sources.rows import batched, choose_text_field
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
-_START = re.compile(rf"^[ \t]*\*{{3}}\s*START OF {_NAME}(?:[^*]{{0,400}}\*{{3}})?[^\n]*\n?", _FLAGS)  # a long title may take several lines
+_START = re.compile(
+    rf"^[ \t]*\*{{3}}\s*START OF {_NAME}(?:[^*\n]*(?:\n(?![ \t\r]*\n)[^*\n]*){{0,5}}\*{{3}})?[^\n]*\n?", _FLAGS
+)  # a long title takes lines
 _SMALL_PRINT = re.compile(r"^\*END[ *]*THE SMALL PRINT[^\n]*\n?", _FLAGS)  # before about 2003
 _END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
 _END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
 _TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*?)[ \t]*\r?$", _FLAGS)
 _HEADER_CHARACTERS = 20_000  # the small print of the 1990s is 10,000 characters long
+_FOOTER_CHARACTERS = 20_000  # without an end marker the phrase counts only near the end: books may quote it
 _PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
 
 
@@ -74,8 +77,9 @@ def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
     title = _TITLE.search(text, 0, begin or _HEADER_CHARACTERS)
     end = _END.search(text, begin)
     stop = end.start() if end else len(text)
-    for phrase in _END_PHRASE.finditer(text, begin, stop):
-        if not end or stop - phrase.end() < _PHRASE_DISTANCE:
-            stop = phrase.start()
+    distance = _PHRASE_DISTANCE if end else _FOOTER_CHARACTERS
+    for phrase in reversed([*_END_PHRASE.finditer(text, max(begin, stop - _FOOTER_CHARACTERS), stop)]):
+        if stop - phrase.end() >= distance:
             break
+        stop, distance = phrase.start(), _PHRASE_DISTANCE  # old books say it twice
     return title[1] if title else None, text[begin:stop].strip("\r\n")
