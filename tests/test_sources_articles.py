@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
+from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows
@@ -146,11 +148,47 @@ def test_a_roam_export_becomes_one_outline_per_page(tmp_path: Path) -> None:
     assert [document.file for document in from_folder] == ["graph.json", "graph.json", "note.md"]
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", '[{"children": []}]', "[{"])
-def test_json_that_is_no_roam_export_is_an_error(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["{}", "[1]", '[{"children": []}]', "[{", '{"a":' * 100_000 + "1" + "}" * 100_000])
+def test_json_that_is_no_roam_export_is_an_error_where_it_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "graph.json").write_text(content)
     with pytest.raises(NielsCacheError, match=r"graph\.json: not"):
-        read(Roam(path=str(tmp_path)))
+        read(Roam(path=str(tmp_path / "graph.json")))
+
+
+def test_other_json_among_the_notes_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"theme": "dark"}')
+    (tmp_path / "note.md").write_text("a note")
+    documents, context = read(Roam(path=str(tmp_path)))
+    assert [document.text for document in documents] == ["a note"]
+    assert context.report.dropped == {"not_a_roam_export": 1}
+
+
+def test_roam_blocks_that_are_none_are_counted(tmp_path: Path) -> None:
+    blocks = [{"string": "good", "children": {"string": "x"}}, "text", None, {"string": "also", "children": "abc"}]
+    (tmp_path / "graph.json").write_text(json.dumps([{"title": "A", "children": blocks}, {"title": "B", "children": "abc"}]))
+    documents, context = read(Roam(path=str(tmp_path / "graph.json")))
+    assert [document.text for document in documents] == ["A\n\n- good\n- also"]
+    assert context.report.dropped == {"malformed_block": 5, "empty": 1}
+
+
+def test_names_and_ids_that_utf8_cannot_hold_are_repaired(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.md", "w") as stream:
+        stream.write("coffee")
+    (tmp_path / "graph.json").write_text(json.dumps([{"title": "T\ud800", "uid": "u\ud800", "children": [{"string": "s"}]}]))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "words", "id": "r\ud800"}))
+    (tmp_path / "chat.jsonl").write_text(
+        json.dumps({"id": "c\ud800", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
+    )
+    source = Roam(path=str(tmp_path))
+    assert source.revision({})
+    documents, _ = read(source)
+    assert [(document.source_id, document.title) for document in documents] == [("caf?.md", "caf?"), ("u?", "T?")]
+    sources = (
+        Text(files=[str(tmp_path / "*.md")]),
+        Jsonl(files=[str(tmp_path / "rows.jsonl")]),
+        ChatJsonl(files=[str(tmp_path / "chat.jsonl")]),
+    )
+    assert [read(one)[0][0].source_id for one in sources] == ["caf?.md#0", "r?", "c?"]
 
 
 HEADER = "\ufeffThe Project Gutenberg eBook of Oak Trees, by A. Writer\r\n\r\nTitle: Oak Trees\r\n\r\nLanguage: English\r\n\r\n"

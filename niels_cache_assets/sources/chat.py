@@ -15,7 +15,7 @@ from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.rows import file_rows
+from niels_cache_assets.sources.rows import file_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 _BATCH_CONVERSATIONS = 256
@@ -95,8 +95,7 @@ class ChatJsonl(SftSource):
                 if messages is None:
                     context.report.dropped["malformed_messages"] += 1
                     continue
-                source_id = values.get("id")
-                yield Conversation(messages, f"{file.name}#{row}" if source_id is None else str(source_id), file.name, row)
+                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
         if first is not None and unseen:
             name, row, values = first
             key, field = next(iter(unseen.items()))

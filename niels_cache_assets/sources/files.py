@@ -33,6 +33,11 @@ class SourceFile(NamedTuple):
     name: str
 
 
+def writable(text: str) -> str:
+    """The text as UTF-8 can hold it: names that are not UTF-8, and JSON with half a surrogate pair, become strings with question marks."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def find_files(patterns: Sequence[str]) -> list[SourceFile]:
     """The files that match any of the globs, each once, sorted by name. A glob that matches nothing is an error.
 
@@ -51,7 +56,8 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
         found.update(matches)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
     root = posixpath.commonpath(roots)
-    return sorted((SourceFile(url, posixpath.relpath(path, root)) for path, url in found.items()), key=lambda file: file.name)
+    named = sorted((posixpath.relpath(path, root), url) for path, url in found.items())
+    return [SourceFile(url, writable(name)) for name, url in named]
 
 
 def _local_matches(pattern: str) -> tuple[str, dict[str, str]]:
@@ -100,8 +106,8 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
         for name in names:
             if not name.startswith(".") and name.lower().endswith(suffixes):
                 full = os.path.join(folder, name)
-                files.append(SourceFile(full, Path(os.path.relpath(full, path)).as_posix()))
-    return sorted(files, key=lambda file: file.name)
+                files.append((Path(os.path.relpath(full, path)).as_posix(), full))
+    return [SourceFile(full, writable(name)) for name, full in sorted(files)]
 
 
 def _raise(error: OSError) -> None:
@@ -119,7 +125,9 @@ def reading(file: SourceFile) -> Iterator[None]:
         raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except OSError as error:
         detail = error.strerror or str(error)
-        raise NielsCacheError(f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({file.url})") from error
+        raise NielsCacheError(
+            f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(file.url)})"
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -14,8 +15,8 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder
-from niels_cache_assets.sources.rows import batched
+from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder, writable
+from niels_cache_assets.sources.rows import batched, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -45,53 +46,73 @@ class Roam(PretrainSource):
         return files_digest(self._files())
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return batched(_notes(self._files(), context))
+        files = self._files()
+        return batched(_notes(files, context, named=len(files) == 1 and files[0].url == self.path))
 
     def _files(self) -> list[SourceFile]:
         if self.path is None:
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
-            return [SourceFile(self.path, os.path.basename(self.path))]
+            return [SourceFile(self.path, writable(os.path.basename(self.path)))]
         return walk_folder(self.path, (".md", ".json"))
 
 
-def _notes(files: list[SourceFile], context: StreamContext) -> Iterator[Document]:
+def _notes(files: list[SourceFile], context: StreamContext, *, named: bool = False) -> Iterator[Document]:
     for file in files:
         text = read_text(file)
         if not text.strip():
             context.report.dropped["empty"] += 1
         elif file.name.lower().endswith(".json"):
-            yield from _pages(file, text, context)
+            yield from _pages(file, text, context, named=named)
         else:
             title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
             yield Document(text, file.name, file.name, 0, title)
 
 
-def _pages(file: SourceFile, text: str, context: StreamContext) -> Iterator[Document]:
+def _pages(file: SourceFile, text: str, context: StreamContext, *, named: bool) -> Iterator[Document]:
+    """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
+    dropped = context.report.dropped
     try:
         pages = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
+    except ValueError as error:
         raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON") from error
     if not isinstance(pages, list) or not all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages):
-        raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); move it out of the folder")
+        if named:
+            raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
+        dropped["not_a_roam_export"] += 1
+        return
     for row, page in enumerate(pages):
-        outline = _outline(page)
+        outline = _outline(page, dropped)
         if not outline:
-            context.report.dropped["empty"] += 1
+            dropped["empty"] += 1
         else:
             title = page["title"]
-            yield Document(f"{title}\n\n{outline}", page.get("uid") or f"{file.name}#{row}", file.name, row, title)
+            yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 
 
-def _outline(page: dict[str, Any]) -> str:
+def _outline(page: dict[str, Any], dropped: Counter[str]) -> str:
     """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep."""
     lines = []
-    stack = [(0, block) for block in reversed(page.get("children") or [])]
+    stack = [(0, block) for block in reversed(_blocks(page, dropped))]
     while stack:
         level, block = stack.pop()
         indent = "  " * level
         text = str(block.get("string") or "").replace("\r\n", "\n").strip("\n")
         if text.strip():
             lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
-        stack.extend((level + 1, child) for child in reversed(block.get("children") or []))
+        stack.extend((level + 1, child) for child in reversed(_blocks(block, dropped)))
     return "\n".join(lines)
+
+
+def _blocks(parent: dict[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
+    """The children of a page or block; what is no block is counted."""
+    children = parent.get("children") or []
+    if not isinstance(children, list):
+        dropped["malformed_block"] += 1
+        return []
+    blocks = [child for child in children if isinstance(child, dict)]
+    if len(blocks) < len(children):
+        dropped["malformed_block"] += len(children) - len(blocks)
+    return blocks

@@ -11,7 +11,7 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
-from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, text_problem
+from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
 
 
 class HubText(HubData, PretrainSource):
@@ -43,7 +43,7 @@ class HubText(HubData, PretrainSource):
                 if problem := text_problem(text):
                     dropped[problem] += 1
                 else:
-                    batch.append(Document(text, f"{file}#{row}" if source_id is None else str(source_id), file, row, None, part.split))
+                    batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):
                 yield batch[start : start + BATCH_DOCUMENTS]
 

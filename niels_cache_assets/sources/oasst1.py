@@ -17,7 +17,7 @@ from niels_cache_assets.sources.base import SftSource, StreamContext
 from niels_cache_assets.sources.chat import valid_batches
 from niels_cache_assets.sources.files import SourceFile, find_files
 from niels_cache_assets.sources.hub import HubData, Part
-from niels_cache_assets.sources.rows import json_rows
+from niels_cache_assets.sources.rows import json_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
@@ -179,4 +179,4 @@ def _thread(path: tuple[Node, ...], written: set[str], dropped: Counter[str], sp
     else:
         written.add(last.message_id)
         messages: list[Message] = [{"role": _ROLES[node.role or ""], "content": node.text or ""} for node in path]
-        yield Conversation(messages, last.message_id, last.file, last.row, group=last.tree_id, split=split)
+        yield Conversation(messages, row_id(last.message_id, last.file, last.row), last.file, last.row, group=last.tree_id, split=split)

@@ -58,7 +58,7 @@ class Jsonl(RowFileSource):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
                 continue
             source_id = values.get(id_field)
-            yield Document(text, f"{name}#{row}" if source_id is None else str(source_id), name, row)  # type: ignore[arg-type]
+            yield Document(text, rows.row_id(source_id, name, row), name, row)  # type: ignore[arg-type]
 
 
 class Parquet(RowFileSource):
@@ -94,7 +94,7 @@ class Parquet(RowFileSource):
                     if problem := rows.text_problem(text):
                         context.report.dropped[problem] += 1
                     else:
-                        batch.append(Document(text, f"{name}#{row}" if source_id is None else str(source_id), name, row))
+                        batch.append(Document(text, rows.row_id(source_id, name, row), name, row))
                     row += 1
                 if batch:
                     yield batch

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def row_id(value: Any, file: str, row: int) -> str:
+    """A row's own id as text, or file#row where it has none."""
+    return f"{file}#{row}" if value is None else writable(str(value))
 
 
 def text_problem(text: Any) -> str | None:
