@@ -5,6 +5,7 @@ that is numpy on the calling thread: measured as fast as torch on two idle cores
 a container limits them, torch's pool of threads stalled for 16 ms at a time. Which rows to take is the samplers' business.
 """
 
+import operator
 import weakref
 from collections import deque
 from typing import Any
@@ -14,15 +15,32 @@ import torch
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.mmap import MappedTokens
 
 
 def check_positive(name: str, value: int) -> int:
-    """`value` as it is, or a NielsCacheError that names the setting."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """`value` as an int (also from numpy's integers), or a NielsCacheError that names the setting."""
+    number = as_int(value)
+    if number is None or number < 1:
         raise NielsCacheError(f"{name}={value!r}: must be a whole number of at least 1")
-    return value
+    return number
+
+
+def check_token_id(name: str, value: int) -> int:
+    """`value` as an int that a token can have, or a NielsCacheError that names the setting."""
+    number = as_int(value)
+    if number is None or not 0 <= number < MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"{name}={value!r}: must be a token id, a whole number from 0 to {MAX_VOCAB_SIZE - 1}")
+    return number
+
+
+def as_int(value: Any) -> int | None:
+    """The int that `value` is, None if it is none; True and False are none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def resolve_device(device: str) -> torch.device:
@@ -31,8 +49,16 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise NielsCacheError(f"device={device!r}: torch knows no such device; use for example 'cpu' or 'cuda'") from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise NielsCacheError(f"device={device!r}: torch finds no CUDA here; use device='cpu'")
+    if resolved.type == "cuda":  # asked without starting CUDA, which would forbid processes forked later to use it
+        if not torch.cuda.is_available():
+            raise NielsCacheError(f"device={device!r}: torch finds no CUDA here; use device='cpu'")
+        if (resolved.index or 0) >= torch.cuda.device_count():
+            raise NielsCacheError(f"device={device!r}: there are {torch.cuda.device_count()} CUDA devices here, counted from 0")
+        return resolved
+    try:
+        torch.empty(0, device=resolved)
+    except Exception as error:  # RuntimeError, NotImplementedError, AssertionError, ImportError: by device and version of torch
+        raise NielsCacheError(f"device={device!r}: this machine or this torch does not have it; use device='cpu'") from error
     return resolved
 
 

@@ -70,6 +70,8 @@ def read_meta(path: str) -> Meta:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
+    except RecursionError as error:
+        raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
     if not isinstance(meta, dict) or not isinstance(meta.get("schema_version"), int):
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
     if meta["schema_version"] > SCHEMA_VERSION:
@@ -77,6 +79,10 @@ def read_meta(path: str) -> Meta:
             f"{path}: schema_version {meta['schema_version']} is newer than {SCHEMA_VERSION}, the newest this version reads; "
             "upgrade niels-cache or rebuild this data set"
         )
-    if meta.get("meta_sha256") != sha256_text(canonical_json({**meta, "meta_sha256": ""})):
+    try:
+        own_sha256 = sha256_text(canonical_json({**meta, "meta_sha256": ""}))
+    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: parsed, but never written by us
+        raise NielsCacheError(f"{path}: holds a value that no meta.json can hold: {error}; rebuild this data set") from error
+    if meta.get("meta_sha256") != own_sha256:
         raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
     return meta

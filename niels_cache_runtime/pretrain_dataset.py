@@ -38,7 +38,7 @@ class PretrainTokenStreamDataset:
     """
 
     def __init__(self, shards_dir: str, *, T: int, device: str) -> None:
-        self.T = check_positive("T", T)
+        self.T = T = check_positive("T", T)
         self.shards_dir = os.path.abspath(shards_dir)
         self.device = resolve_device(device)
         self.meta, mapped = open_one_build(Path(self.shards_dir).parent, self._open)

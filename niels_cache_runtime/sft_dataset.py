@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import PairMaker, check_positive, draw, resolve_device, send
+from niels_cache_runtime.batches import PairMaker, check_positive, check_token_id, draw, resolve_device, send
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME
 from niels_cache_runtime.meta import Meta
@@ -54,17 +54,19 @@ class SFTExampleDataset:
     `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
     another build. All is of one build, also where a rebuild replaces the data set while it is being opened.
 
-    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or asst_id is
-    unknown, if the data set was never built or belongs to another tokenizer, if T is below 1, or if there is no example to sample.
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or are no token
+    ids, if asst_id is unknown, if the data set was never built or belongs to another tokenizer, if this machine lacks the device, if
+    T is below 1, or if there is no example to sample.
     """
 
     def __init__(self, tokens_path: str, idx_path: str, *, T: int, device: str, eot_id: int, asst_id: int | None = None) -> None:
-        self.T = check_positive("T", T)
+        self.T = T = check_positive("T", T)
+        self.eot_id = eot_id = check_token_id("eot_id", eot_id)
+        asst_id = None if asst_id is None else check_token_id("asst_id", asst_id)
         self.tokens_path = os.path.abspath(tokens_path)
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
         starts = self._open()
-        self.eot_id = eot_id
         self.asst_id = self._resolve_ids(eot_id, asst_id)
 
         if not len(starts):
@@ -131,7 +133,7 @@ class SFTExampleDataset:
             raise NielsCacheError(f"{where}: gives no asst id; pass asst_id=, the id of the assistant sentinel")
         if resolved == eot_id:
             raise NielsCacheError(f"{self.tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
-        return int(resolved)
+        return check_token_id(f"{where}: asst", resolved)
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""

@@ -9,6 +9,7 @@ from niels_cache_runtime import NielsCacheError, read_meta, sha256_file, write_m
 from niels_cache_runtime.formats import SCHEMA_VERSION, list_shards, shard_name
 from niels_cache_runtime.meta import content_sha256, sha256_text
 from niels_cache_runtime.opening import listed_files
+from niels_cache_runtime.verify import verify_dataset
 
 META: dict[str, Any] = {"dataset_name": "notes", "seed": 42, "source": {"kind": "text", "größe": None}, "dropped": {}}
 
@@ -51,12 +52,20 @@ def test_meta_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         ('{"schema_version": 99}', "newer than 1"),
         ('{"schema_version": 1}', "does not match its meta_sha256"),
         ("\xff", "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema_version": 1, "x": NaN}', "holds a value that no meta.json can hold"),
+        ('{"schema_version": 1, "x": "\\ud800"}', "holds a value that no meta.json can hold"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_what_is_not_our_meta_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "meta.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(NielsCacheError, match=message):
+    with pytest.raises(NielsCacheError, match=message) as caught:
         read_meta(str(tmp_path / "meta.json"))
+    assert len(str(caught.value).splitlines()) == 1
+    (finding,) = verify_dataset(tmp_path)
+    assert finding.path == "meta.json"
+    assert message in str(finding)
 
 
 def test_an_edited_value_is_noticed(tmp_path: Path) -> None:

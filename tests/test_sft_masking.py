@@ -156,6 +156,27 @@ def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=EOT)
 
 
+@pytest.mark.parametrize("token", [70_000, 65_536, -1, True, 2.0])
+def test_an_id_that_no_token_can_have_is_refused_when_opened(tmp_path: Path, token: int) -> None:
+    paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
+    with pytest.raises(NielsCacheError, match=f"eot_id={token}: must be a token id"):
+        SFTExampleDataset(*paths, T=4, device="cpu", eot_id=token, asst_id=ASST)
+    with pytest.raises(NielsCacheError, match=f"asst_id={token}: must be a token id"):
+        SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=token)
+    write_meta_of(tmp_path, kind="sft", special_token_ids={"asst": token})
+    with pytest.raises(NielsCacheError, match=f"asst={token}: must be a token id"):
+        SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
+
+
+def test_numbers_from_numpy_are_numbers(tmp_path: Path) -> None:
+    paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
+    dataset = SFTExampleDataset(*paths, T=np.int64(8), device="cpu", eot_id=np.uint16(EOT), asst_id=np.int32(ASST))  # type: ignore[arg-type]
+    x, _, y_masked = dataset.get_batch(B=np.int64(2), generator=generator())  # type: ignore[arg-type]
+    assert x[0].tolist() == [USR, U, EOT, ASST, A, EOT, EOT, EOT]
+    assert y_masked[0].tolist() == [PAD, PAD, PAD, A, EOT, PAD, PAD, PAD]
+    assert {type(dataset.T), type(dataset.eot_id), type(dataset.asst_id)} == {int}
+
+
 def test_a_pair_without_an_example_to_sample_is_refused(tmp_path: Path) -> None:
     paths = write_pair(tmp_path, "val", [])
     with pytest.raises(NielsCacheError, match=r"empty \(0 examples\)"):
