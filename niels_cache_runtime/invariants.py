@@ -21,6 +21,7 @@ from niels_cache_runtime.formats import (
     SPLITS,
     TOKEN_BYTES,
     TOKEN_DTYPE,
+    TOKEN_DTYPE_NAME,
     doc_ends_name,
     idx_name,
     list_shards,
@@ -31,6 +32,7 @@ from niels_cache_runtime.mmap import map_doc_ends, map_example_starts
 
 Problem = tuple[str, str]
 BLOCK_BYTES = 1 << 22
+_ROLES = ("sys", "usr", "asst")
 
 
 class Reader:
@@ -68,6 +70,10 @@ class Reader:
 def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
     """Shard sizes, totals, ids, and documents of both splits."""
     vocab_size, eot = number(meta, "vocab_size"), special_id(meta, "eot")
+    yield from _meta_problems(meta, vocab_size)
+    if not isinstance(meta.get("append_eot"), bool):
+        yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
+    roles = [special_id(meta, role) for role in _ROLES if meta["special_token_ids"].get(role) is not None]
     for split in SPLITS:
         shards = [f"{split}/{path.name}" for path in list_shards(reader.folder / split)]
         sizes = [(reader.folder / path).stat().st_size for path in shards]
@@ -86,15 +92,18 @@ def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
         append_eot = meta.get("append_eot") is True
         count_eot = open_documents = position = 0
         for path in shards:
-            too_large = -1
+            too_large, sentinels = -1, 0
             for tokens in reader.tokens(path):
                 too_large = max(too_large, _largest(tokens, vocab_size))
+                sentinels += sum(int(np.count_nonzero(tokens == role)) for role in roles)
                 if append_eot:
                     count_eot += int(np.count_nonzero(tokens == eot))
                     open_documents += int(np.count_nonzero(tokens[_within(ends, position + 1, len(tokens))] != eot))
                 position += len(tokens)
             if too_large >= 0:
                 yield path, f"holds id {too_large}, the vocabulary has {vocab_size}"
+            if sentinels:
+                yield path, f"holds {sentinels} role sentinels, which belong into SFT data only"
         yield from _total_problems(meta, f"{split}_tokens", token_count)
         if append_eot and count_eot != documents:
             yield f"{split}/", f"holds {count_eot} EOT tokens for {documents} documents"
@@ -103,9 +112,10 @@ def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
 
 
 def sft_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
-    """Offsets, ids, totals, and how each example begins and ends, of both splits."""
+    """Offsets, ids, totals, and that each example is a row of messages, of both splits."""
     vocab_size, eot = number(meta, "vocab_size"), special_id(meta, "eot")
-    roles = [special_id(meta, role) for role in ("sys", "usr", "asst")]
+    roles = [special_id(meta, role) for role in _ROLES]
+    yield from _meta_problems(meta, vocab_size)
     for split in SPLITS:
         tokens_path, idx_path = tokens_name(split), idx_name(split)
         size = _size(reader.folder / tokens_path)
@@ -120,20 +130,79 @@ def sft_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
             yield as_problem(error, reader.folder)
         ends = np.append(starts[1:], token_count) if len(starts) else starts
         too_large = -1
-        roleless = unclosed = position = 0
+        messages, position = _Messages(starts, roles=roles, asst=roles[_ROLES.index("asst")], eot=eot), 0
+        unclosed = 0
         for tokens in reader.tokens(tokens_path):
             too_large = max(too_large, _largest(tokens, vocab_size))
-            roleless += int(np.count_nonzero(~np.isin(tokens[_within(starts, position, len(tokens))], roles)))
             unclosed += int(np.count_nonzero(tokens[_within(ends, position + 1, len(tokens))] != eot))
+            if len(starts):  # else there is a finding about the offsets, and nothing says where an example begins
+                messages.look_at(tokens, position)
             position += len(tokens)
         if too_large >= 0:
             yield tokens_path, f"holds id {too_large}, the vocabulary has {vocab_size}"
-        if roleless:
-            yield tokens_path, f"{roleless} examples do not begin with a role sentinel"
         if unclosed:
             yield tokens_path, f"{unclosed} examples do not end with EOT"
+        for problem in messages.problems():
+            yield tokens_path, problem
         if f"{split}_tokens" in meta:
             yield from _total_problems(meta, f"{split}_tokens", token_count)
+
+
+class _Messages:
+    """Counts what breaks the form of examples (sentinel, content, EOT for each message) in consecutive blocks of tokens.
+
+    An offset that was moved to another message of its conversation cannot be told from a right one.
+    """
+
+    def __init__(self, starts: NDArray[np.int64], *, roles: list[int], asst: int, eot: int) -> None:
+        self._starts, self._roles, self._asst, self._eot = starts, roles, asst, eot
+        self._last_is_eot = False  # whether the block before this one ended with EOT
+        self._last_answered = -1  # the last example in which an assistant was seen
+        self._answered = self._roleless = self._inside = self._after_eot = 0
+
+    def look_at(self, tokens: NDArray[np.uint16], position: int) -> None:
+        """`tokens`: the first of them at `position`, directly after those of the call before."""
+        if not len(tokens):
+            return
+        begins = np.zeros(len(tokens), dtype=np.bool_)
+        begins[_within(self._starts, position, len(tokens))] = True
+        is_role = np.zeros(len(tokens), dtype=np.bool_)
+        for role in self._roles:
+            is_role |= tokens == role
+        is_eot = tokens == self._eot
+        follows_eot = np.empty(len(tokens), dtype=np.bool_)
+        follows_eot[0], follows_eot[1:] = self._last_is_eot, is_eot[:-1]
+        self._last_is_eot = bool(is_eot[-1])
+        self._roleless += int(np.count_nonzero(begins & ~is_role))
+        self._inside += int(np.count_nonzero(is_role & ~begins & ~follows_eot))
+        self._after_eot += int(np.count_nonzero(follows_eot & ~begins & ~is_role))
+        answers = position + np.flatnonzero(tokens == self._asst)
+        answered = np.unique(self._starts.searchsorted(answers, side="right") - 1)
+        if len(answered):
+            self._answered += len(answered) - int(answered[0] == self._last_answered)
+            self._last_answered = int(answered[-1])
+
+    def problems(self) -> Iterator[str]:
+        if self._roleless:
+            yield f"{self._roleless} examples do not begin with a role sentinel"
+        if self._inside:
+            yield f"{self._inside} role sentinels stand inside a message, neither first in an example nor after EOT"
+        if self._after_eot:
+            yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
+        if unanswered := len(self._starts) - self._answered:
+            yield f"{unanswered} examples have no assistant message"
+
+
+def _meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+    """What the metas of both families say about tokens."""
+    if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
+        yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
+    ids = {role: special_id(meta, role) for role, token in meta["special_token_ids"].items() if token is not None}
+    for role, token in ids.items():
+        if not 0 <= token < vocab_size:
+            yield META_NAME, f"the {role} id is {token}, the vocabulary has {vocab_size}"
+    if len(set(ids.values())) < len(ids):
+        yield META_NAME, f"special tokens share an id: {', '.join(f'{role} {token}' for role, token in sorted(ids.items()))}"
 
 
 def number(meta: Meta, key: str) -> int:

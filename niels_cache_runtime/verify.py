@@ -50,7 +50,7 @@ def verify_cache(root: str | Path, *, names: Sequence[str] | None = None, progre
     names: only these: a data set's NAME in every family, `pretrain/NAME`, `sft/NAME`, or `tokenizer`. `progress` as in
     `verify_dataset`. Raises NielsCacheError for a path or a name where there is nothing to verify.
     """
-    return _verify(find_folders(root, names=names), progress)
+    return _verify_found(root, find_folders(root, names=names), progress)
 
 
 def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
@@ -77,6 +77,28 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
 
 def _is_called(name: str, folder: Path) -> bool:
     return name in (folder.name, f"{folder.parent.name}/{folder.name}")
+
+
+def _verify_found(root: str | Path, folders: list[Path], progress: OnProgress | None) -> list[Finding]:
+    """`_verify`, and below a cache root also what the folders' places say: their kind, and that their tokenizer is there."""
+    findings = _verify(folders, progress)
+    need_tokenizer = []
+    for folder in folders:
+        try:
+            meta = read_meta(str(folder / META_NAME))
+        except NielsCacheError:  # among the findings
+            continue
+        place = "tokenizer" if folder == tokenizer_dir(root) else folder.parent.name
+        if folder != Path(root) and meta.get("kind") != place:
+            findings.append(
+                Finding(kind="content", folder=str(folder), path=META_NAME, problem=f"kind is {meta.get('kind')!r}, it lies in {place}/")
+            )
+        if folder != Path(root) and meta.get("tokenizer_sha256") is not None:
+            need_tokenizer.append(folder.name)
+    if need_tokenizer and not tokenizer_dir(root).is_dir():
+        problem = f"missing, though the meta.json of {', '.join(need_tokenizer)} records a tokenizer; build it or put it back"
+        findings.append(Finding(kind="tokenizer", folder=str(tokenizer_dir(root)), path=META_NAME, problem=problem))
+    return findings
 
 
 def _verify(folders: list[Path], progress: OnProgress | None) -> list[Finding]:
@@ -132,6 +154,8 @@ def _content_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
 def _file_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
     """Files on disk against those listed, by name, size and hash."""
     if meta.get("built") is False:
+        for path in _files_on_disk(reader.folder):
+            yield path, 'lies here though meta.json says "built": false'
         return
     listed, found = listed_files(meta, reader.folder), _files_on_disk(reader.folder)
     for path in sorted(listed.keys() - found.keys()):
@@ -217,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bar = _ProgressBar()
     try:
         folders = find_folders(settings.root, names=settings.names)
-        findings = _verify(folders, bar)
+        findings = _verify_found(settings.root, folders, bar)
     except NielsCacheError as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,10 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_runtime import NielsCacheError, verify
+from niels_cache_runtime import NielsCacheError, invariants, verify
 from niels_cache_runtime.formats import IDX_DTYPE
 from niels_cache_runtime.verify import main, verify_cache, verify_dataset
-from tests.hand_made import ASST, EOT, USR, rewrite_meta, write_cache, write_meta_of, write_pair, write_pretrain, write_sft, write_tokens
+from tests.hand_made import (
+    ASST,
+    EOT,
+    IDS,
+    SYS,
+    USR,
+    rewrite_meta,
+    write_cache,
+    write_meta_of,
+    write_pair,
+    write_pretrain,
+    write_sft,
+    write_tokens,
+)
 
 
 def problems(folder: Path) -> list[tuple[str, str]]:
@@ -126,11 +139,15 @@ def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: P
     assert found(lambda folder: write_tokens(folder / "train" / "shard_00000.bin", [10, 11, EOT, 13, EOT, 14, EOT, 20])) == [
         ("train/", "holds 5 EOT tokens for 4 documents")
     ]
+    assert found(lambda folder: write_tokens(folder / "train" / "shard_00001.bin", [20, ASST, USR, 20, ASST, 20, 20, EOT])) == [
+        ("train/shard_00001.bin", "holds 3 role sentinels, which belong into SFT data only")
+    ]
+    assert found(nothing, special_token_ids={"eot": EOT, "sys": None}) == []
     without_eot = {"append_eot": False}
     assert found(save_ends(5, 8, 16, 20), **without_eot) == []
 
 
-def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path) -> None:
+def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(examples: list[list[int]], **fields: object) -> list[tuple[str, str]]:
         folder = write_sft(tmp_path / f"data{len(list(tmp_path.iterdir()))}")
         write_pair(folder, "train", examples)
@@ -142,12 +159,38 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path) 
     good = [[USR, 10, EOT, ASST, 11, EOT], [USR, 12, EOT, ASST, 13, EOT]]
     assert found(good) == []
     assert found([]) == []
-    assert found([good[0], [9, *good[1]]]) == [("train_tokens.bin", "1 examples do not begin with a role sentinel")]
+    no_role = "1 examples do not begin with a role sentinel"
+    inside = "1 role sentinels stand inside a message, neither first in an example nor after EOT"
+    after_eot = "1 EOT tokens are followed by neither a role sentinel nor the end of the example"
+    unanswered = "1 examples have no assistant message"
+    for second, expected in [
+        ([9, *good[1]], [no_role, inside]),
+        ([9, 9, EOT, ASST, 13, EOT], [no_role]),
+        ([USR, 12, ASST, 13, EOT], [inside]),
+        ([USR, ASST, 13, EOT], [inside]),
+        ([USR, 12, EOT, ASST, 13, EOT, 14, EOT], [after_eot]),
+        ([USR, 12, EOT, ASST, 13, EOT, EOT], [after_eot]),
+        ([USR, 12, EOT, SYS, 13, EOT], [unanswered]),
+        ([ASST, EOT, ASST, EOT], []),
+    ]:
+        for examples in ([good[0], second], [second, good[0]], [good[0], second, good[1]]):
+            for size in (2, 6, 1 << 22):
+                monkeypatch.setattr(invariants, "BLOCK_BYTES", size)
+                assert found(examples) == [("train_tokens.bin", problem) for problem in expected]
     assert found([good[0][:-1], good[1][:-1]]) == [("train_tokens.bin", "2 examples do not end with EOT")]
     assert found(good, vocab_size=12) == [("train_tokens.bin", "holds id 13, the vocabulary has 12")]
     assert found(good, train_examples=3) == [("meta.json", "train_examples is 3, the files hold 2")]
     assert found(good, val_tokens=3) == [("meta.json", "val_tokens is 3, the files hold 0")]
     assert found(good, special_token_ids={"eot": EOT})[0] == ("meta.json", "sys is None, expected a whole number")
+
+    folder = write_sft(tmp_path / "moved")  # the second example's offset now points into its first message, or to its second
+    np.save(folder / "train_idx.npy", np.array([0, 8], dtype=IDX_DTYPE))
+    write_meta_of(folder, kind="sft", train_examples=2, val_examples=0)
+    assert ("train_tokens.bin", no_role) in problems(folder)
+    assert ("train_tokens.bin", "1 examples do not end with EOT") in problems(folder)
+    np.save(folder / "train_idx.npy", np.array([0, 10], dtype=IDX_DTYPE))
+    write_meta_of(folder, kind="sft", train_examples=2, val_examples=0)
+    assert problems(folder) == []
 
     folder = write_sft(tmp_path / "offsets")
     for starts, expected in [
@@ -160,9 +203,53 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path) 
         assert any(path == "train_idx.npy" and expected in problem for path, problem in problems(folder))
 
 
-def test_blocks_that_end_inside_documents_and_examples_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_runtime import invariants
+@pytest.mark.parametrize("write", [write_pretrain, write_sft])
+def test_what_meta_says_of_tokens_is_checked(tmp_path: Path, write: Callable[..., Path]) -> None:
+    folder = write(tmp_path / "data")
+    for fields, expected in [
+        ({"token_dtype": "uint32-le"}, "token_dtype is 'uint32-le', expected 'uint16-le'"),
+        ({"token_dtype": None}, "token_dtype is None, expected 'uint16-le'"),
+        ({"special_token_ids": {**IDS, "sys": 50}}, "the sys id is 50, the vocabulary has 50"),
+        ({"special_token_ids": {**IDS, "sys": -1}}, "the sys id is -1, the vocabulary has 50"),
+        ({"special_token_ids": {**IDS, "sys": USR}}, "special tokens share an id: asst 3, eot 4, sys 2, usr 2"),
+    ]:
+        rewrite_meta(folder, **{"token_dtype": "uint16-le", "special_token_ids": IDS, **fields})
+        assert ("meta.json", expected) in problems(folder)
+    if write is write_pretrain:
+        for value in (None, 1, "true"):
+            folder = write(tmp_path / str(value), append_eot=value)
+            assert problems(folder) == [("meta.json", f"append_eot is {value!r}, expected true or false")]
 
+
+def test_files_of_a_data_set_that_was_never_built_are_findings(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    write_tokens(root / "pretrain" / "off" / "train" / "shard_00000.bin", [1])
+    rewrite_meta(root / "sft" / "chats", built=False)
+    found = [(finding.path, finding.problem) for finding in verify_cache(root)]
+    assert {problem for _, problem in found} == {'lies here though meta.json says "built": false'}
+    names = ["train/shard_00000.bin", "train_idx.npy", "train_tokens.bin", "val_idx.npy", "val_tokens.bin"]
+    assert [path for path, _ in found] == names
+
+
+def test_a_cache_root_without_its_tokenizer_and_a_data_set_in_the_wrong_folder_are_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_cache(tmp_path / "cache")
+    (root / "sft" / "chats").rename(root / "pretrain" / "chats")
+    (finding,) = verify_cache(root)
+    assert str(finding) == f"{root / 'pretrain' / 'chats' / 'meta.json'}: kind is 'sft', it lies in pretrain/"
+    (root / "pretrain" / "chats").rename(root / "sft" / "chats")
+    (root / "tokenizer").rename(tmp_path / "elsewhere")
+    (finding,) = verify_cache(root, names=["chats"])
+    assert str(finding).startswith(f"{root / 'tokenizer' / 'meta.json'}: missing, though the meta.json of chats records a tokenizer")
+    assert main([str(root)]) == 1
+    assert capsys.readouterr().out.count("\n") == 1
+    for folder in (root / "pretrain" / "notes", root / "sft" / "chats"):
+        assert verify_dataset(folder) == []
+        assert verify_cache(folder) == []
+
+
+def test_blocks_that_end_inside_documents_and_examples_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_cache(tmp_path / "cache")
     damaged = write_cache(tmp_path / "damaged")
     damage_byte(damaged / "sft" / "chats" / "train_tokens.bin")
