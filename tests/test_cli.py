@@ -186,10 +186,10 @@ def test_force_builds_again(folder: Path, built: Path) -> None:
 def test_list_says_what_is_configured_and_what_is_built(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "list").splitlines()
     rows = {line.split()[0]: line for line in lines[2:] if line}
-    assert re.search(r"pretrain +jsonl +built +[0-9,]+ tokens", rows["notes"])
-    assert re.search(r"sft +chat_jsonl +built +40 examples +0", rows["chats"])
+    assert re.search(r"pretrain +jsonl +in sync +[0-9,]+ tokens", rows["notes"])
+    assert re.search(r"sft +chat_jsonl +in sync +40 examples +0", rows["chats"])
     assert "needs path" in rows["roam"]
-    assert "not built" in rows["python_docs"]
+    assert "missing" in rows["python_docs"]
     assert re.search(r"imported +built +400 pieces", rows["tokenizer"])
 
 
@@ -199,10 +199,25 @@ def test_list_marks_what_is_damaged_and_what_has_another_tokenizer(built: Path, 
     changed = str(root / "tokenizer" / META_NAME)
     write_meta(changed, {**read_meta(changed), "sha256": "0" * 64})
     rows = {line.split()[0]: line for line in printed(capsys, "list", "--cache-dir", str(root)).splitlines() if line}
-    assert "damaged" in rows["chats"]
+    assert "unreadable" in rows["chats"]
     assert "other tokenizer" in rows["notes"]
     assert main(["sample", "notes", "--cache-dir", str(root)]) == 2
     assert "built with tokenizer" in capsys.readouterr().err
+
+
+def test_list_goes_by_the_settings_and_by_what_meta_json_must_hold(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = shutil.copytree(built / "cache", tmp_path / "cache")
+    config = tmp_path / "other.toml"
+    config.write_text(
+        f'profile = "quickstart"\n[pretrain.notes]\nsource = "jsonl"\nfiles = ["{built / "notes.jsonl"}"]\nval_frac = 0.5\n',
+        encoding="utf-8",
+    )
+    path = str(root / "sft/chats" / META_NAME)
+    write_meta(path, {key: value for key, value in read_meta(path).items() if key != "train_tokens"})
+    listed = printed(capsys, "list", "--cache-dir", str(root), "--config", str(config))
+    rows = {line.split()[0]: line for line in listed.splitlines() if line}
+    assert re.search(r"other settings +[0-9,]+ tokens", rows["notes"])
+    assert re.search(r"not configured +unreadable +- +-", rows["chats"])
 
 
 def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.cache_state import cache_state
+from niels_cache_assets.cache_state import cache_state, tokenizer_state
 from niels_cache_assets.defs.cache_checks import CHECK_NAMES
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
@@ -143,6 +143,37 @@ def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) ->
     assert (state.state, state.needs_build) == ("other settings", True)
     project.build("books")
     assert states(project) == {"notes": "in sync", "books": "in sync"}
+
+
+def test_a_data_set_that_is_switched_off_needs_no_build(project: Project) -> None:
+    project.configure(extra="enabled = false\n")
+    assert states(project)["books"] == "disabled", "never built"
+    project.configure()
+    project.build("books")
+    project.configure(extra="enabled = false\n")
+    state = cache_state(project.registry, "books", root=project.root)
+    assert (state.state, state.advice, state.needs_build) == ("switched off", "switched off; its old cache is kept", False)
+    assert states(project) == {"notes": "in sync", "books": "switched off"}
+
+
+def test_a_damaged_tokenizer_is_told_from_a_damaged_data_set(project: Project) -> None:
+    path = project.root / "tokenizer" / META_NAME
+    meta = read_meta(str(path))
+    write_meta(str(path), {key: value for key, value in meta.items() if key != "sha256"})
+    state = cache_state(project.registry, "notes", root=project.root)
+    assert (state.state, tokenizer_state(project.root).state) == ("no tokenizer", "unreadable")
+    assert state.advice.startswith("build the tokenizer first")
+    path.write_text("{")
+    assert cache_state(project.registry, "notes", root=project.root).state == "no tokenizer"
+
+
+@pytest.mark.parametrize("key", ["built", "fingerprint", "tokenizer_sha256", "dataset_revision", "train_tokens"])
+def test_a_meta_json_that_lacks_a_key_is_unreadable(project: Project, key: str) -> None:
+    path = project.root / "pretrain/notes" / META_NAME
+    write_meta(str(path), {name: value for name, value in read_meta(str(path)).items() if name != key})
+    state = cache_state(project.registry, "notes", root=project.root)
+    assert state.state == "unreadable"
+    assert f"has no {key};" in state.advice
 
 
 LOST = [RoundTripLoss(text="a\tb", decoded="a b")]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rich.text import Text
 
+from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, split_counts
 from niels_cache_assets.cli.context import Place, find_places, open_registry
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.opening import current_tokenizer_sha256, tokenizer_problem
 
-_STYLES = {"built": "green", "disabled": "dim", "not built": "dim"}
+_STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
+_WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "not configured")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,8 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     places = find_places(registry, root)
     table = new_table("data set", "family", "source", "state", "train", "val", right=frozenset({"train", "val"}), shrinking="source")
     for place in places.values():
-        state = _state(place, registry)
-        counts = split_counts(place.meta()) if state in ("built", "other tokenizer") else ("-", "-")
+        judged = _judge(place, registry, root)
+        counts = ("-", "-") if judged.state in _WITHOUT_COUNTS or not place.meta().get("built", True) else split_counts(place.meta())
+        state = f"needs {judged.advice.partition(' (')[0]}" if judged.state == "not configured" else judged.state
         style = _STYLES.get(state, "yellow")
         table.add_row(
             place.name, "" if place.kind == "tokenizer" else place.kind, _source(place, registry), Text(state, style=style), *counts
@@ -32,20 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _state(place: Place, registry: Registry) -> str:
-    needed = registry.unconfigured().get(place.name)
-    if not place.exists:
-        if needed:
-            return f"needs {needed.partition(' (')[0]}"
-        configured = place.kind == "tokenizer" or registry.source(place.name).enabled
-        return "not built" if configured else "disabled"
-    try:
-        meta = place.meta()
-        if place.kind != "tokenizer" and tokenizer_problem(meta, current_tokenizer_sha256(place.directory)):
-            return "other tokenizer"
-    except NielsCacheError:
-        return "damaged"
-    return "built" if meta.get("built", True) else "disabled"
+def _judge(place: Place, registry: Registry, root: Path) -> CacheState:
+    if place.kind == "tokenizer":
+        return tokenizer_state(root)
+    if place.name in registry.datasets(place.kind):
+        return cache_state(registry, place.name, root=root)
+    return unlisted_state(place.kind, place.name, root=root)
 
 
 def _source(place: Place, registry: Registry) -> str:

@@ -10,7 +10,7 @@ from niels_cache_assets.cache_state import cache_state
 from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import Family, dataset_dir
+from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.verify import verify_dataset
 
 IN_SYNC = "caches_in_sync"
@@ -28,7 +28,8 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         states = [cache_state(registry, name, root=cache_root.path) for name in registry.datasets(family)]
         behind = [state.name for state in states if state.needs_build]
         alone = PARTITION_TAG not in context.run.tags
-        readable = [state.name for state in states if alone and state.state not in ("missing", "unreadable", "not configured")]
+        there = {name for name in registry.datasets(family) if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
+        readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
             # another tokenizer is a state already, and no damage
             name: [finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name)) if finding.kind != "tokenizer"]
