@@ -20,6 +20,8 @@ def test_dagster_asset_materialize_builds_and_checks_one_partition(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     project = Project(tmp_path, tiny_model)
     assert project.build_tokenizer().success
+    with open(tmp_path / "niels_cache.toml", "a", encoding="utf-8") as config:
+        config.write('[build]\ncache_dir = "cache"\n')
     with ensure_instance():
         pass
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"]
@@ -30,7 +32,6 @@ def test_dagster_asset_materialize_builds_and_checks_one_partition(
             **os.environ,
             "NIELS_CACHE_CONFIG": str(tmp_path / "niels_cache.toml"),
             "NIELS_CACHE_PROFILE": "quickstart",
-            "NIELS_CACHE_ROOT": str(project.root),
         },
         capture_output=True,
         text=True,
