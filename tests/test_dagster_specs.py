@@ -7,7 +7,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 
@@ -113,3 +114,12 @@ def test_a_configuration_that_cannot_be_read_stops_loading_with_one_line(tmp_pat
         importlib.import_module("niels_cache_assets.definitions")
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_the_cache_root_is_what_the_registry_says_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert CacheRoot(root="cache").path == tmp_path / "cache"
+    assert CacheRoot(root="~/cache").path == tmp_path / "~/cache"
+    assert CacheRoot(root=str(cache_root(project.registry, "~/cache"))).path == tmp_path / "home/cache"

@@ -7,10 +7,13 @@ from pydantic import Field
 
 
 class CacheRoot(dg.ConfigurableResource):
-    """The folder that holds tokenizer/, pretrain/ and sft/. A relative one is relative to where Dagster was started."""
+    """The folder that holds tokenizer/, pretrain/ and sft/. A relative one is relative to where Dagster was started.
+
+    `~` is a name like any other here: in NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir it is expanded before, by `registry.cache_root`.
+    """
 
     root: str = Field(description="Folder of all caches; the default is [build] cache_dir or NIELS_CACHE_ROOT")
 
     @property
     def path(self) -> Path:
-        return Path(self.root).expanduser().absolute()
+        return Path(self.root).absolute()
