@@ -9,7 +9,7 @@ from pydantic import Field
 class CacheRoot(dg.ConfigurableResource):
     """The folder that holds tokenizer/, pretrain/ and sft/. A relative one is relative to where Dagster was started.
 
-    `~` is a name like any other here: in NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir it is expanded before, by `registry.cache_root`.
+    `~` is a name like any other here: `registry.cache_root` expands that of NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir.
     """
 
     root: str = Field(description="Folder of all caches; the default is [build] cache_dir or NIELS_CACHE_ROOT")
