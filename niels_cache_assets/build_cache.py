@@ -5,7 +5,7 @@ about a megabyte, whatever the size of the input. The same input, settings and s
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import (
     COLLISION,
     available_threads,
-    describe_item,
     encode_documents,
     encode_texts,
     has_special,
@@ -28,6 +26,7 @@ from niels_cache_assets.streaming.encode import (
     map_in_order,
     require_ids_fit,
 )
+from niels_cache_assets.streaming.intake import as_documents, require_whole_numbers, valid_conversations
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
 from niels_cache_assets.streaming.sft_spool import SftSpool
 from niels_cache_assets.streaming.shuffle import shuffled
@@ -99,7 +98,7 @@ def build_pretrain_cache(
     Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
     text with a special token where `on_collision="raise"`, and for what the disk refuses. The last good cache then stays as it was.
     """
-    _require_whole_numbers(
+    require_whole_numbers(
         max_train_tokens=max_train_tokens,
         max_val_tokens=max_val_tokens,
         shard_bytes=shard_bytes,
@@ -114,7 +113,7 @@ def build_pretrain_cache(
     splitter = BudgetSplitter(max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None)
     provenance = provenance or Provenance()
     report = report or SourceReport()
-    documents: Iterator[Document] = _as_documents(texts)
+    documents: Iterator[Document] = as_documents(texts)
     if shuffle_buffer is not None:
         documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
     encoded = encode_documents(
@@ -187,7 +186,7 @@ def build_sft_cache(
     Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
     """
-    _require_whole_numbers(seed=seed, threads=threads)
+    require_whole_numbers(seed=seed, threads=threads)
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
     view = view_tokenizer(tokenizer)
@@ -195,7 +194,7 @@ def build_sft_cache(
     provenance = provenance or Provenance()
     report = report or SourceReport()
     dropped: Counter[str] = Counter()
-    conversations = _valid_conversations(examples, dropped, raise_on_invalid=on_invalid == "raise")
+    conversations = valid_conversations(examples, dropped, raise_on_invalid=on_invalid == "raise")
 
     def encode(chunk: list[Conversation]) -> tuple[list[Conversation], list[np.ndarray], Counter[str]]:
         return _encode_conversations(chunk, view, raise_on_collision=on_collision == "raise")
@@ -244,6 +243,9 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
                 "dataset_revision": None,
                 "source": provenance.source,
                 "split_rule": provenance.split_rule,
+                "seed": None,
+                "shard_bytes": None,
+                "documents": dict.fromkeys(SPLITS, 0),
                 "token_dtype": TOKEN_DTYPE_NAME,
                 "tokenizer_sha256": None,
                 "vocab_size": None,
@@ -273,61 +275,6 @@ def _common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenanc
         "special_token_ids": tokenizer.special_ids,
         "fingerprint": provenance.fingerprint or fingerprint_of(identity),
     }
-
-
-def _as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
-    """Every item as a Document, checked: what is wrong with one is said here and not by a library far below."""
-    if isinstance(texts, str):
-        raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
-    for position, item in enumerate(texts):
-        if isinstance(item, str):
-            yield Document(item, source_id=str(position), row=position)
-            continue
-        if not isinstance(item, Document):
-            raise NielsCacheError(f"item {position} of the source is a {type(item).__name__}; the builder takes str or Document")
-        if not isinstance(item.text, str):
-            raise NielsCacheError(f"{describe_item(item, position)}: the text is a {type(item.text).__name__}, not str")
-        _require_lineage(item, position)
-        yield item
-
-
-def _valid_conversations(
-    examples: Iterable[list[Message] | Conversation], dropped: Counter[str], *, raise_on_invalid: bool
-) -> Iterator[Conversation]:
-    for position, item in enumerate(examples):
-        if not isinstance(item, list | Conversation):
-            kind = type(item).__name__
-            raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
-        conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
-        if not all(isinstance(message, Mapping) for message in conversation.messages):
-            raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
-        _require_lineage(conversation, position)
-        problem = conversation_problem(conversation.messages)
-        if problem is None:
-            yield conversation
-        elif raise_on_invalid:
-            raise NielsCacheError(f"example {conversation.source_id or position}: {problem}; correct it, or pass on_invalid='drop'")
-        else:
-            dropped[problem] += 1
-
-
-def _require_lineage(item: Document | Conversation, position: int) -> None:
-    if item.split not in (None, *SPLITS):
-        raise NielsCacheError(f"{describe_item(item, position)}: split is {item.split!r}; it must be 'train', 'val' or None")
-    if not (isinstance(item.source_id, str) and isinstance(item.file, str) and isinstance(item.row, int)):
-        raise NielsCacheError(f"{describe_item(item, position)}: source_id and file must be str, and row an int")
-
-
-def _require_whole_numbers(**settings: int | None) -> None:
-    """Refuse what Python would carry along until a library far below chokes on it."""
-    for name, value in settings.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise NielsCacheError(f"{name} is {value!r}; it must be a whole number")
-    seed, threads = settings["seed"], settings["threads"]
-    if seed is None or not 0 <= seed < 2**63:
-        raise NielsCacheError(f"seed is {seed}; it must be at least 0 and below 2**63")
-    if threads is not None and threads < 1:
-        raise NielsCacheError(f"threads is {threads}; give at least 1, or None for every core")
 
 
 def _encode_conversations(

@@ -1,0 +1,69 @@
+"""What the builders are given, checked where it comes in: items become documents and conversations, or one clear line.
+
+What is wrong with an item or a setting is said here and not by a library far below. Nothing is encoded or written.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from niels_cache_assets.conversations import conversation_problem
+from niels_cache_assets.documents import Conversation, Document, Message
+from niels_cache_assets.streaming.encode import describe_item
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS
+
+
+def as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
+    """Every item as a Document; raises NielsCacheError for one that is none."""
+    if isinstance(texts, str):
+        raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
+    for position, item in enumerate(texts):
+        if isinstance(item, str):
+            yield Document(item, source_id=str(position), row=position)
+            continue
+        if not isinstance(item, Document):
+            raise NielsCacheError(f"item {position} of the source is a {type(item).__name__}; the builder takes str or Document")
+        if not isinstance(item.text, str):
+            raise NielsCacheError(f"{describe_item(item, position)}: the text is a {type(item.text).__name__}, not str")
+        _require_lineage(item, position)
+        yield item
+
+
+def valid_conversations(
+    examples: Iterable[list[Message] | Conversation], dropped: Counter[str], *, raise_on_invalid: bool
+) -> Iterator[Conversation]:
+    """Every item as a Conversation that can be trained on; the others raise or are counted in `dropped`."""
+    for position, item in enumerate(examples):
+        if not isinstance(item, list | Conversation):
+            kind = type(item).__name__
+            raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
+        conversation = item if isinstance(item, Conversation) else Conversation(item, source_id=str(position), row=position)
+        if not all(isinstance(message, Mapping) for message in conversation.messages):
+            raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
+        _require_lineage(conversation, position)
+        problem = conversation_problem(conversation.messages)
+        if problem is None:
+            yield conversation
+        elif raise_on_invalid:
+            raise NielsCacheError(f"example {conversation.source_id or position}: {problem}; correct it, or pass on_invalid='drop'")
+        else:
+            dropped[problem] += 1
+
+
+def _require_lineage(item: Document | Conversation, position: int) -> None:
+    if item.split not in (None, *SPLITS):
+        raise NielsCacheError(f"{describe_item(item, position)}: split is {item.split!r}; it must be 'train', 'val' or None")
+    if not (isinstance(item.source_id, str) and isinstance(item.file, str) and isinstance(item.row, int)):
+        raise NielsCacheError(f"{describe_item(item, position)}: source_id and file must be str, and row an int")
+
+
+def require_whole_numbers(**settings: int | None) -> None:
+    """Refuse what Python would carry along until a library far below chokes on it."""
+    for name, value in settings.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise NielsCacheError(f"{name} is {value!r}; it must be a whole number")
+    seed, threads = settings["seed"], settings["threads"]
+    if seed is None or not 0 <= seed < 2**63:
+        raise NielsCacheError(f"seed is {seed}; it must be at least 0 and below 2**63")
+    if threads is not None and threads < 1:
+        raise NielsCacheError(f"threads is {threads}; give at least 1, or None for every core")
