@@ -40,7 +40,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class BuildSettings(BaseModel):
     """[build]: what every data set shares."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
@@ -50,12 +50,12 @@ class BuildSettings(BaseModel):
 class TokenizerSettings(BaseModel):
     """[tokenizer]: import `model`, or train one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
     model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
     character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
-    train_on: tuple[str, ...] | None = Field(None, description="Data sets to sample; None: every configured one")
+    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
     special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
 

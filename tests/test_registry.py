@@ -107,6 +107,8 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ("[build]\nseed = 10000000000000000000000\n", ["[build]", "seed"]),
         ('[tokenizer]\nspecial_tokens = {eot = "x"}\n', ["[tokenizer]", "special_tokens", "sys, usr, asst, eot"]),
         ("profile = 3\n", ["no profile", "'3'"]),
+        ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\nval_frac = "0.1"\n', ["[pretrain.x]", "val_frac", "'0.1'"]),
+        ("[build]\nseed = true\n", ["[build]", "seed", "True"]),
         ('[pretrain."a/b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a/b", "not a valid name"]),
         ('[pretrian.x]\nsource = "jsonl"\n', ["unknown table", "'pretrian'", "did you mean 'pretrain'"]),
         ("[build]\nshard_bytes = 3\n", ["[build]", "shard_bytes", "3"]),

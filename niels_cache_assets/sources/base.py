@@ -60,7 +60,7 @@ class StreamContext:
 class Source(BaseModel):
     """Keys every table has. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
 
