@@ -3,6 +3,7 @@
 The only place where a file name or a dtype is spelled; the asset package imports it from here. No I/O beyond listing a folder.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -36,15 +37,18 @@ def shard_name(index: int) -> str:
 
 def list_shards(folder: str | Path) -> list[Path]:
     """The shards of a split's folder in stream order (by index, not by string: shard_100000 follows shard_99999)."""
-    indexed = {path: path.stem.removeprefix("shard_") for path in Path(folder).glob("shard_[0-9]*.bin")}
-    found = {int(index): path for path, index in indexed.items() if index.isdecimal() and path.name == shard_name(int(index))}
-    if sorted(found) != list(range(len(found))):
-        missing = min(set(range(len(found))) - set(found))
+    folder = Path(folder)
+    names = os.listdir(folder) if folder.is_dir() else []
+    indexes = [name[6:-4] for name in names if name.startswith("shard_") and name.endswith(".bin")]
+    # Only the digits that shard_name writes: neither shard_1.bin nor "shard_00001 copy.bin".
+    found = sorted({int(index) for index in indexes if index.isdecimal() and shard_name(int(index)) == f"shard_{index}.bin"})
+    if found and found[-1] != len(found) - 1:
+        missing = next(index for index, present in enumerate(found) if index != present)
         raise NielsCacheError(f"{folder}: {shard_name(missing)} is missing; rebuild this data set")
-    return [found[index] for index in sorted(found)]
+    return [folder / shard_name(index) for index in found]
 
 
-def doc_ends_name(split: Split) -> str:
+def doc_ends_name(split: str) -> str:
     """uint64 .npy: exclusive cumulative end of every document in the split's token stream."""
     return f"{split}_doc_ends.npy"
 

@@ -1,9 +1,10 @@
 """Memory-mapped token shards and the offset files beside tokens.
 
 All shards of a split are mapped into one reserved address range, so that the split is one array: a batch of windows is then
-one gather, whatever the number of shards. Cost: one system call per shard when opened, no memory but page cache. Full shards
-are page multiples and lie back to back; a shard of another size is followed by zeros up to the next page. Where the system
-cannot do that (`tokens` is None), each shard is mapped by itself.
+one gather, whatever the number of shards. Cost: a few system calls per shard when opened, one file descriptor at a time, no
+memory but page cache. Full shards are page multiples and lie back to back; a shard of another size is followed by zeros up to
+the next page. Where the system cannot do that (`tokens` is None), each shard is mapped by itself, which may keep a descriptor
+each.
 
 Nothing here samples, and nothing here needs torch. Maps are never pickled: whoever holds one reopens it.
 """
@@ -39,53 +40,63 @@ class MappedTokens:
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a
     file does not disturb a map; cutting one short does.
 
-    Raises NielsCacheError for a file that is missing, unreadable, or of odd length.
+    Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced by one of another size meanwhile.
     """
 
     def __init__(self, paths: Sequence[str | Path], *, one_range: bool = True) -> None:
-        files: list[tuple[int, int]] = []
-        try:
-            for path in paths:
-                files.append(_open_tokens(path))
-            sizes = [size for _, size in files]
-            self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
-            buffer = _map_one_range(files) if one_range and any(sizes) and _can_map_one_range() else None
-            self.tokens: NDArray[np.uint16] | None = None
-            if buffer is not None:
-                self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
-                self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
-                self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
-                self.shards = [
-                    self.tokens[start : start + length]
-                    for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
-                ]
-            else:
-                self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
-                self.shards = [_map_alone(descriptor, size) for descriptor, size in files]
-        finally:
-            for descriptor, _ in files:
-                os.close(descriptor)
+        sizes = [_tokens_size(path) for path in paths]
+        self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
+        buffer = _map_one_range(paths, sizes) if one_range and any(sizes) and _can_map_one_range() else None
+        self.tokens: NDArray[np.uint16] | None = None
+        if buffer is not None:
+            self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
+            self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
+            self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
+            self.shards = [
+                self.tokens[start : start + length]
+                for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
+            ]
+        else:
+            self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
+            self.shards = [_map_alone(path, size) for path, size in zip(paths, sizes, strict=True)]
 
 
-def _open_tokens(path: str | Path) -> tuple[int, int]:
-    """File descriptor and size in bytes; the size is that of the file opened, even if `path` is replaced meanwhile."""
+def _tokens_size(path: str | Path) -> int:
+    """Size in bytes."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        size = os.stat(path).st_size
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such tokens file; build this data set first") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    size = os.fstat(descriptor).st_size
     if size % TOKEN_BYTES:
-        os.close(descriptor)
         raise NielsCacheError(f"{path}: {size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
-    return descriptor, size
+    return size
 
 
-def _map_alone(descriptor: int, size: int) -> NDArray[np.uint16]:
+def _open_tokens(path: str | Path, size: int) -> int:
+    """File descriptor of a file that must still have that size: another file may have taken its place."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    found = os.fstat(descriptor).st_size
+    if found != size:
+        os.close(descriptor)
+        raise NielsCacheError(f"{path}: went from {size} to {found} bytes while it was being opened; open it again when it is complete")
+    return descriptor
+
+
+def _map_alone(path: str | Path, size: int) -> NDArray[np.uint16]:
     if size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=TOKEN_DTYPE)
-    return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=TOKEN_DTYPE)
+    descriptor = _open_tokens(path, size)
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=TOKEN_DTYPE)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
 
 
 def _page_end(size: int) -> int:
@@ -107,25 +118,31 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
     return libc.mmap, libc.munmap
 
 
-def _map_one_range(files: Sequence[tuple[int, int]]) -> "ctypes.Array[Any] | None":
-    """Map every (descriptor, size) at consecutive pages of one reservation; None where the system refuses.
+def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
+    """Map every file, of that size in bytes, at consecutive pages of one reservation; None where the system refuses.
 
-    The array returned owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them goes.
+    The array returned owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them goes. Only
+    one file is open at a time: a map needs no descriptor, and a process may have few of them.
     """
     map_pages, unmap_pages = _libc_mmap()
-    total = sum(_page_end(size) for _, size in files)
+    total = sum(map(_page_end, sizes))
     base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         return None
-    address = base
-    for descriptor, size in files:
-        if size and map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
-            unmap_pages(base, total)
-            return None
-        address += _page_end(size)
     buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
     # At interpreter exit views may outlive finalizers, and the system unmaps anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
+    address = base
+    for path, size in zip(paths, sizes, strict=True):
+        if not size:
+            continue
+        descriptor = _open_tokens(path, size)
+        try:
+            if map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+                return None
+        finally:
+            os.close(descriptor)
+        address += _page_end(size)
     return buffer
 
 

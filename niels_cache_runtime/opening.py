@@ -1,19 +1,69 @@
-"""What a reader checks before it maps a cache: that meta.json, where there is one, describes these files.
+"""Opening a cache: meta.json, where there is one, must describe the files, and all of them are of one build.
 
-Costs one small read and one `stat` per file. Content is not hashed here: that is `verify`.
+Costs one small read, and per shard what it takes to map it (`mmap`). Content is not hashed here: that is `verify`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKEN_BYTES, doc_ends_name, list_shards, shard_name, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
 
 FileEntries = dict[str, dict[str, Any]]
 _Opened = TypeVar("_Opened")
 _TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSplit:
+    """A pretrain split, open.
+
+    meta: the meta.json above it, None for a bare folder. shards: paths of its token files, in stream order. tokens: those files,
+    mapped. doc_ends: (documents,) uint64, mapped; None where it was not asked for or there is none.
+    """
+
+    meta: Meta | None
+    shards: list[Path]
+    tokens: MappedTokens
+    doc_ends: NDArray[np.uint64] | None
+
+
+def open_split(folder: str | Path, *, doc_ends: bool = False) -> OpenedSplit:
+    """Open a split's folder, such as `cache/pretrain/NAME/train`, all of it from one build; `doc_ends`: also where documents end.
+
+    Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
+    never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split is none.
+    """
+    folder = Path(folder)
+    return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends))
+
+
+def _open_split(folder: Path, with_doc_ends: bool) -> OpenedSplit:
+    if not folder.is_dir():
+        raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
+    meta = open_meta(folder.parent)
+    shards = list_shards(folder)
+    ends_path = folder.parent / doc_ends_name(folder.name)
+    tokens = MappedTokens(shards)
+    if meta is not None:
+        found = {f"{folder.name}/{path.name}": int(size) for path, size in zip(shards, tokens.shard_lengths * TOKEN_BYTES, strict=True)}
+        if with_doc_ends and ends_path.exists():
+            found[ends_path.name] = ends_path.stat().st_size
+        check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found)
+    elif not shards:
+        splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
+        hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
+        raise NielsCacheError(f"{folder}: no shards here; {hint}")
+    token_count = int(tokens.shard_lengths.sum())
+    ends = map_doc_ends(ends_path, token_count=token_count) if with_doc_ends and ends_path.exists() else None
+    return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
@@ -91,6 +141,14 @@ def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
     if not isinstance(files, dict) or not well_formed:
         raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` does not map paths to bytes and sha256; rebuild this data set")
     return files
+
+
+def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEntries:
+    """What meta.json lists of one pretrain split: its shards and, on request, its document ends."""
+    folder = Path(folder)
+    prefix, ends = f"{folder.name}/", doc_ends_name(folder.name) if doc_ends else None
+    listed = listed_files(meta, folder.parent)
+    return {path: entry for path, entry in listed.items() if path.startswith(prefix) or path == ends}
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int]) -> None:

@@ -7,7 +7,6 @@ per batch, whatever the number of shards. The order of a whole epoch, resuming a
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import PairMaker, WindowReader, check_positive, draw, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, list_shards, shard_name
-from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.mmap import MappedTokens
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.opening import check_same_build, open_split
 
 
 class PretrainTokenStreamDataset:
@@ -41,7 +38,8 @@ class PretrainTokenStreamDataset:
         self.T = T = check_positive("T", T)
         self.shards_dir = os.path.abspath(shards_dir)
         self.device = resolve_device(device)
-        self.meta, mapped = open_one_build(Path(self.shards_dir).parent, self._open)
+        split = open_split(self.shards_dir)
+        self.meta, mapped = split.meta, split.tokens
         longest = int(mapped.shard_lengths.max(initial=0))
         if not longest:
             raise NielsCacheError(f"{shards_dir}: this split is empty (0 tokens); nothing can be sampled from it")
@@ -65,22 +63,6 @@ class PretrainTokenStreamDataset:
         """
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
-
-    def _open(self) -> tuple[Meta | None, MappedTokens]:
-        folder = Path(self.shards_dir)
-        if not folder.is_dir():
-            raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
-        meta = open_meta(folder.parent)
-        shards = list_shards(folder)
-        if meta is not None:
-            prefix = f"{folder.name}/"
-            listed = {path: entry for path, entry in listed_files(meta, folder.parent).items() if path.startswith(prefix)}
-            check_sizes(folder.parent, listed, {prefix + shard.name: shard.stat().st_size for shard in shards})
-        elif not shards:
-            splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
-            hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
-            raise NielsCacheError(f"{folder}: no shards here; {hint}")
-        return meta, MappedTokens(shards)
 
     def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Window numbers (below total_windows, counted through the shards in order) -> positions in the mapped range."""

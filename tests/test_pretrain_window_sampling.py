@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, batches, mmap, pretrain_dataset
+from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, batches, mmap, opening
 from niels_cache_runtime.mmap import MappedTokens
 from tests.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
@@ -168,7 +168,7 @@ def test_a_rebuild_while_opening_leaves_one_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: str, step: str, same_sizes: bool
 ) -> None:
     folder, other = two_builds(tmp_path, same_sizes=same_sizes)
-    exchange_before(pretrain_dataset, step, folder, other, monkeypatch)
+    exchange_before(opening, step, folder, other, monkeypatch)
     dataset = PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
     assert dataset.meta is not None
     assert dataset.meta["token"] == 22
@@ -179,12 +179,12 @@ def test_a_rebuild_while_opening_leaves_one_build(
 def test_rebuilds_without_end_are_an_error_and_a_broken_build_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, other = two_builds(tmp_path, same_sizes=True)
     with monkeypatch.context() as patch:
-        exchange_before(pretrain_dataset, "MappedTokens", folder, other, patch, times=99)
+        exchange_before(opening, "MappedTokens", folder, other, patch, times=99)
         with pytest.raises(NielsCacheError, match="was rebuilt 5 times while it was being opened"):
             PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
     for path in (folder, other):
         (path / "train" / "shard_00001.bin").unlink()
-    exchange_before(pretrain_dataset, "MappedTokens", folder, other, monkeypatch)
+    exchange_before(opening, "MappedTokens", folder, other, monkeypatch)
     with pytest.raises(NielsCacheError, match=r"shard_00001.bin: missing, though meta.json lists it"):
         PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
 
