@@ -1,6 +1,7 @@
 """What training imports: memory-mapped token caches and samplers over them. Needs torch and numpy, nothing else.
 
-    from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset
+    from niels_cache_runtime import TokenLoader                                     # order, blends, packing, resume
+    from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset   # random windows and examples
 
 Names load their module when first used, so that reading a meta.json or verifying a cache does not import torch.
 """
@@ -9,26 +10,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from niels_cache_runtime.batch import Batch
+    from niels_cache_runtime.documents import document_mask, flex_block_mask
     from niels_cache_runtime.errors import NielsCacheError
+    from niels_cache_runtime.loader import TokenLoader
     from niels_cache_runtime.meta import read_meta, sha256_file, write_meta
     from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
+    from niels_cache_runtime.sequential import DatasetLoader
     from niels_cache_runtime.sft_dataset import SFTExampleDataset, assistant_target_mask
 
 __all__ = [
+    "Batch",
+    "DatasetLoader",
     "NielsCacheError",
     "PretrainTokenStreamDataset",
     "SFTExampleDataset",
+    "TokenLoader",
     "assistant_target_mask",
+    "document_mask",
+    "flex_block_mask",
     "read_meta",
     "sha256_file",
     "write_meta",
 ]
 
 _MODULES = {
+    "Batch": "batch",
+    "DatasetLoader": "sequential",
     "NielsCacheError": "errors",
     "PretrainTokenStreamDataset": "pretrain_dataset",
     "SFTExampleDataset": "sft_dataset",
+    "TokenLoader": "loader",
     "assistant_target_mask": "sft_dataset",
+    "document_mask": "documents",
+    "flex_block_mask": "documents",
     "read_meta": "meta",
     "sha256_file": "meta",
     "write_meta": "meta",

@@ -69,11 +69,13 @@ class Source(Protocol):
     folder: str
     files: list[str]
     meta: Meta | None
-    fingerprint: str
     samples: int
     tokens: int
     examples: int | None
     packs: bool
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
         """Samples `numbers` (n,) of an epoch. `boundaries`: whether to find document boundaries (a packed source always does)."""

@@ -78,6 +78,18 @@ def write_pretrain(folder: Path, *, shard_tokens: int = 8, **fields: Any) -> Pat
     return folder
 
 
+def write_stream(
+    folder: Path, tokens: Sequence[int] | np.ndarray, *, shard_tokens: int | None = None, doc_ends: Sequence[int] | None = None
+) -> str:
+    """A train split of these tokens with meta.json, and documents that end there (one by default); returns the split's folder."""
+    tokens = np.asarray(tokens, dtype=TOKEN_DTYPE)
+    size = shard_tokens or len(tokens)
+    write_shards(folder / "train", [tokens[i : i + size] for i in range(0, len(tokens), size)])
+    np.save(folder / doc_ends_name("train"), np.array(doc_ends or [len(tokens)], dtype=DOC_ENDS_DTYPE))
+    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=size * TOKEN_BYTES, train_tokens=len(tokens))
+    return str(folder / "train")
+
+
 def write_pair(folder: Path, split: str, examples: Sequence[Sequence[int]]) -> tuple[str, str]:
     """An SFT pair of that split; returns the two paths."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,354 @@
+"""The loader that training uses: deterministic order, blends, exact and elastic resume, documents, packing.
+
+    step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
+
+Everything before the last arrow is computed from the position, so a state is a few integers and resuming costs the same at any
+step. Orders and blends are computed for a few thousand samples at a time; a batch is then one gather for each source in it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from niels_cache_runtime.batch import Batch, BatchMaker
+from niels_cache_runtime.batches import check_positive, resolve_device
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader_settings import LoaderSettings, check_count, name_sources, open_source, row_weights
+from niels_cache_runtime.loader_state import (
+    State,
+    check_form,
+    check_past_weights,
+    check_settings,
+    check_sources,
+    make_state,
+    read_position,
+)
+from niels_cache_runtime.map_style import SampleDataset
+from niels_cache_runtime.mixture import Located, Mixture
+from niels_cache_runtime.mixture_report import MixtureReport, make_report
+from niels_cache_runtime.prefetch import prefetched
+from niels_cache_runtime.source import Source
+from niels_cache_runtime.steps import Position, Steps
+from niels_cache_runtime.trace import BatchTrace, TokenOrigin, trace_samples
+
+_PLANNED_SAMPLES = 4096  # located at once: what a batch of its own would pay in calls, thousands share
+
+
+class TokenLoader(IterableDataset[Batch]):
+    """Batches of T tokens in rows, from one split or a blend of several, each sample exactly once per epoch.
+
+    sources: a split's folder such as `cache/pretrain/wikitext/train`, or names to folders. For SFT, the data set's folder and the
+        split: `cache/sft/dolly15k/train`; its examples are packed whole into rows.
+    T: tokens per row. B: rows per batch and rank. seed: of every order.
+    weights: names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a weight
+        may be 0. Needed for several sources; at every prefix each source is less than one sample from its share.
+    shuffle: False reads each source in its own order.
+    rank, world_size: which part of the global batch of B * world_size rows this process takes.
+    device: where batches go; to CUDA, two-byte tokens travel and are widened there.
+    stride: tokens from one window of a pretrain stream to the next; T when None. Windows cross shards.
+    epochs: iteration ends before a source would begin another `epochs` epochs, and the next iteration goes on from there.
+        None: endless.
+    on_exhausted: "restart" (the default without `epochs`) | "stop" (with them) | "raise": what happens when a source has been
+        read `epochs` times (once when None).
+    drop_last: whether the smaller batch that a pass may end with is left out. It is shared out evenly otherwise, and a rank may
+        have no row of it: set it where ranks must take equally many steps.
+    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT brings the first three.
+    mask_cross_document_targets: y_masked hides every target that begins another document than its input belongs to.
+    loss_on: SFT: "assistant", "last_assistant" (the last reply of each example) or "all".
+    overflow: SFT: what happens to examples longer than T+1: "truncate_right", "truncate_left" or "drop".
+    weigh_by: "tokens", or "examples" where all sources are SFT: what the weights are shares of.
+    prefetch: batches prepared ahead by a thread; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
+
+    Iterating goes on at the loader's position, which moves with every batch handed out. Under a DataLoader (batch_size=None)
+    each worker prepares whole batches in turn, in the same order for any number of workers; there the position moves in the
+    workers only: see `state_dict`. `names` are the sources' names, `samples` and `step` the position.
+
+    Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, and
+    settings out of range.
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        *,
+        T: int,
+        B: int,
+        seed: int,
+        weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None = None,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str = "cpu",
+        stride: int | None = None,
+        epochs: int | None = None,
+        on_exhausted: Literal["restart", "stop", "raise"] | None = None,
+        drop_last: bool = False,
+        fields: Collection[str] = (),
+        mask_cross_document_targets: bool = False,
+        loss_on: Literal["assistant", "last_assistant", "all"] = "assistant",
+        overflow: Literal["truncate_right", "truncate_left", "drop"] = "truncate_right",
+        weigh_by: Literal["tokens", "examples"] = "tokens",
+        prefetch: int | None = None,
+    ) -> None:
+        folders = name_sources(sources)
+        self._settings = settings = LoaderSettings.checked(
+            folders,
+            T=T,
+            B=B,
+            seed=seed,
+            weights=weights,
+            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            stride=stride,
+            epochs=epochs,
+            on_exhausted=on_exhausted,
+            drop_last=drop_last,
+            fields=fields,
+            mask_cross_document_targets=mask_cross_document_targets,
+            loss_on=loss_on,
+            overflow=overflow,
+            weigh_by=weigh_by,
+        )
+        self.names = tuple(folders)
+        self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
+        self.device = resolve_device(device)
+        self._prefetch = check_count("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
+        self._sources: list[Source] = [open_source(folder, settings) for folder in folders.values()]
+        self._mixture = Mixture(
+            self.names,
+            [source.samples for source in self._sources],
+            schedule=row_weights(self.names, self._sources, settings),
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+        )
+        self._steps = Steps(
+            B=self.B,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=settings.drop_last,
+            end_of_pass=self._end_of_pass if settings.epochs else None,
+        )
+        self._position = Position.start(B=self.B, world_size=self.world_size)
+        self._iteration = 0  # the newest: older iterators are stale
+        self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
+        self._resumed = False  # whether `_worker` comes from a state
+        self._maker = self._make_maker(self.device)
+
+    @classmethod
+    def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
+        """A loader that goes on where the state was saved, with its settings.
+
+        sources: where the caches are now, if not where they were. changes: keyword arguments of the constructor, such as rank,
+        world_size, B, device, weights. Raises NielsCacheError as the constructor and `load_state_dict` do.
+        """
+        check_form(state)
+        sizes = read_position(state).batches[-1]
+        folders = {name: source["folder"] for name, source in state["sources"].items()} | dict(name_sources(sources) if sources else {})
+        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **state["settings"], **changes}
+        loader = cls(folders, **settings)
+        loader.load_state_dict(state)
+        return loader
+
+    @property
+    def samples(self) -> int:
+        """Samples taken so far, on all ranks."""
+        return self._position.samples
+
+    @property
+    def step(self) -> int:
+        """Batches taken so far, those before a resume included."""
+        return self._position.step
+
+    @property
+    def samples_per_epoch(self) -> dict[str, int]:
+        """Name of each source to its samples (rows) per epoch."""
+        return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
+
+    def __len__(self) -> int:
+        """Batches of this rank that are left of the pass. TypeError for an endless loader."""
+        count = self._steps.count(self._position)
+        if count is None:
+            raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
+        return count
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        self._iteration += 1
+        return self._iterate() if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
+
+    def state_dict(self, *, steps: int | None = None) -> State:
+        """The position and what it depends on, JSON-able.
+
+        steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
+        move, and only the training loop knows how many batches it took: give that number.
+        """
+        position = self._position
+        if steps is not None:
+            position = self._steps.advance(position, check_count("steps", steps))
+        state = make_state(
+            position, settings=self._settings.of_constructor(), weights=self._settings.weights, sources=self._source_states()
+        )
+        return state if self._worker is None else state | {"worker": list(self._worker)}
+
+    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
+        """Go on where `state` was saved: the next batches are those of the run that was not interrupted.
+
+        B, world_size, rank, device, fields and the folders of the caches may differ; so may weights from the saved position on.
+        allow_changed: names of sources that may have changed since.
+
+        Raises NielsCacheError if the state is none, a setting of the samples differs, or a cache is missing or changed.
+        """
+        check_form(state)
+        position = read_position(state)
+        check_settings(state, self._settings.of_samples())
+        check_sources(state, self._source_states(), allow_changed=allow_changed)
+        saved_weights = [(int(first), dict(shares)) for first, shares in state["weights"]]
+        if saved_weights != self._settings.weights and len(self.names) > 1 and not allow_changed:
+            known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
+            weights = row_weights(tuple(known), list(known.values()), self._settings.with_weights(saved_weights))
+            saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+            check_past_weights(state, self._mixture, saved)
+        worker = state.get("worker")
+        if worker is not None and get_worker_info() is None:
+            raise NielsCacheError(
+                f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
+                f"loader.state_dict(steps=batches taken) in the main process"
+            )
+        self._position = position.resized(B=self.B, world_size=self.world_size)
+        self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
+        self._resumed = worker is not None
+        self._iteration += 1
+
+    def trace(self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None) -> BatchTrace | TokenOrigin:
+        """Where every token of this rank's batch at `step` comes from; with row and column (0..T), where that one does.
+
+        step: as `self.step` counts, any step of the run, with the batch size it ran with. rank: another rank's batch.
+        Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
+        """
+        number = check_count("step", step)
+        first, last = self._steps.find(self._position, number, rank=self.rank if rank is None else rank)
+        samples = np.arange(first, last, dtype=np.int64)
+        found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
+        return found if row is None and column is None else found.token(row or 0, column or 0)
+
+    def report(self, steps: int) -> MixtureReport:
+        """What the next `steps` steps read: configured and actual shares, epochs and repetitions of every source. Printable."""
+        first = self.samples
+        last = first + check_positive("steps", steps) * self.B * self.world_size
+        return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
+
+    def as_dataset(self, samples: int | None = None) -> SampleDataset:
+        """A map-style Dataset of single rows: item k is global sample k of this loader's order.
+
+        samples: its length; None: one epoch of one source, of several until the first of them has been read once.
+        """
+        length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
+        return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
+
+    def _iterate(self) -> Iterator[Batch]:
+        iteration = self._iteration
+        plan = self._plan(self._position, worker=0, workers=1, done=0)
+        for position, batch in self._prefetched(plan) if self._prefetch else self._made(plan):
+            self._position = position
+            yield batch
+            if iteration != self._iteration:
+                raise NielsCacheError(
+                    "this iterator is stale: the loader was iterated again or given another state; use the newest iterator"
+                )
+        self._end_pass()
+
+    def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
+        if self.device.type != "cpu":
+            raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' there")
+        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
+            self._position = self._steps.next_pass(self._position)
+            self._worker = None
+        if self._worker is not None and self._worker[:2] != (worker, workers):
+            raise NielsCacheError(
+                f"state: of worker {self._worker[0]} of {self._worker[1]}, loaded into worker {worker} of {workers}; "
+                f"resume with the same num_workers, or from loader.state_dict(steps=batches taken)"
+            )
+        done = self._worker[2] if self._worker else 0
+        self._worker, self._resumed = (worker, workers, done), False
+        for _, batch in self._made(self._plan(self._position, worker=worker, workers=workers, done=done)):
+            done += 1
+            self._worker = (worker, workers, done)
+            yield batch
+        self._raise_if_exhausted()
+
+    def _plan(self, position: Position, *, worker: int, workers: int, done: int) -> Iterator[tuple[Position, Located]]:
+        """Every `workers`-th batch from the `worker`-th on, without the first `done` of them: the position after it, where its rows are."""
+        full, last = self._steps.full(position), self._steps.last(position)
+        rows, own = self.B * self.world_size, self.rank * self.B + np.arange(self.B)
+        index = worker + done * workers
+        while full is None or index < full:
+            block = max(1, _PLANNED_SAMPLES // self.B)
+            count = block if full is None else min(block, -(-(full - index) // workers))
+            steps = index + workers * np.arange(count)
+            located = self._mixture.locate((position.samples + steps[:, None] * rows + own).ravel())
+            for place, step in enumerate(steps.tolist()):
+                after = replace(position, samples=position.samples + (step + 1) * rows, step=position.step + step + 1)
+                yield after, located.part(place * self.B, (place + 1) * self.B)
+            index += workers * count
+        if index == full and last is not None:
+            yield self._steps.after_last(position), self._mixture.locate(np.arange(*last, dtype=np.int64))
+
+    def _made(self, plan: Iterator[tuple[Position, Located]]) -> Iterator[tuple[Position, Batch]]:
+        return ((position, self._maker.make(located)) for position, located in plan)
+
+    def _prefetched(self, plan: Iterator[tuple[Position, Located]]) -> Iterator[tuple[Position, Batch]]:
+        if self.device.type != "cuda":
+            yield from prefetched(self._made(plan), ahead=self._prefetch)
+            return
+        # Copies run on a stream of their own, beside the training step; the step's stream waits for its batch only.
+        aside = torch.cuda.Stream(self.device)
+
+        def made_aside() -> Iterator[tuple[Position, Batch, torch.cuda.Event]]:
+            with torch.cuda.stream(aside):
+                for position, batch in self._made(plan):
+                    yield position, batch, aside.record_event()
+
+        for position, batch, ready in prefetched(made_aside(), ahead=self._prefetch):
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(ready)
+            for tensor in batch.tensors():
+                tensor.record_stream(stream)
+            yield position, batch
+
+    def _end_of_pass(self, start: int) -> int:
+        return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]
+
+    def _end_pass(self) -> None:
+        self._raise_if_exhausted()
+        self._position = self._steps.next_pass(self._position)
+
+    def _raise_if_exhausted(self) -> None:
+        if self._settings.on_exhausted == "raise":
+            end, name = self._mixture.end_of_pass(self._position.pass_start, epochs=self._settings.epochs or 1)
+            raise NielsCacheError(
+                f"{name}: read {self._settings.epochs} times, exhausted at sample {end} of the run (on_exhausted='raise')"
+            )
+
+    def _source_states(self) -> dict[str, State]:
+        return {
+            name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
+            for name, source in zip(self.names, self._sources, strict=True)
+        }
+
+    def _make_maker(self, device: torch.device) -> BatchMaker:
+        settings = self._settings
+        return BatchMaker(
+            self._sources, T=self.T, device=device, wanted=settings.fields, mask_cross_document_targets=settings.mask_cross_document_targets
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_maker"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maker = self._make_maker(self.device)

@@ -1,0 +1,175 @@
+"""What a loader is told: checked once, in one place, before a file is opened; and the sources that it names.
+
+Every message names the setting and the nearest valid choice. Making batches is not its business.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_runtime.batch import FIELDS
+from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS, tokens_name
+from niels_cache_runtime.packed_examples import LossOn, Overflow, PackedExamples
+from niels_cache_runtime.source import Source
+from niels_cache_runtime.windows import PretrainWindows
+
+_CHOICES = {
+    "on_exhausted": ("restart", "stop", "raise"),
+    "loss_on": ("assistant", "last_assistant", "all"),
+    "overflow": ("truncate_right", "truncate_left", "drop"),
+    "weigh_by": ("tokens", "examples"),
+}
+_OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
+_OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """The keyword arguments of TokenLoader, checked; see there."""
+
+    T: int
+    B: int
+    seed: int
+    weights: list[tuple[int, dict[str, float]]]
+    shuffle: bool
+    rank: int
+    world_size: int
+    stride: int | None
+    epochs: int | None
+    on_exhausted: str
+    drop_last: bool
+    fields: tuple[str, ...]
+    mask_cross_document_targets: bool
+    loss_on: LossOn
+    overflow: Overflow
+    weigh_by: Literal["tokens", "examples"]
+
+    @classmethod
+    def checked(
+        cls,
+        names: Collection[str],
+        *,
+        weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None,
+        epochs: int | None,
+        on_exhausted: str | None,
+        **given: Any,
+    ) -> "LoaderSettings":
+        """Raises NielsCacheError for a setting out of range or unknown."""
+        for name in ("T", "B", "world_size"):
+            given[name] = check_positive(name, given[name])
+        given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
+        given["seed"] = check_count("seed", given["seed"])
+        given["rank"] = check_count("rank", given["rank"])
+        if given["rank"] >= given["world_size"]:
+            raise NielsCacheError(f"rank={given['rank']}: world_size={given['world_size']} has ranks 0 to {given['world_size'] - 1}")
+        if given["B"] * given["T"] >= 1 << 31:
+            raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
+        fields = (given["fields"],) if isinstance(given["fields"], str) else tuple(given["fields"])
+        for field in fields:
+            check_choice("fields", field, FIELDS)
+        on_exhausted = on_exhausted or ("restart" if epochs is None else "stop")
+        for name in _CHOICES:
+            check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
+        if on_exhausted == "restart":
+            if epochs is not None:
+                raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave one of them out")
+        else:
+            epochs = 1 if epochs is None else check_positive("epochs", epochs)
+        return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
+
+    def of_samples(self) -> dict[str, Any]:
+        """The settings that decide what every sample is: a state cannot go on with others."""
+        return {name: getattr(self, name) for name in _OF_SAMPLES}
+
+    def of_constructor(self) -> dict[str, Any]:
+        """The keyword arguments that build such a loader again, JSON-able; without sizes, ranks, device and weights."""
+        return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
+
+    def with_weights(self, weights: list[tuple[int, dict[str, float]]]) -> "LoaderSettings":
+        return replace(self, weights=weights)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise NielsCacheError unless `value` is one of `choices`."""
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
+        raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
+
+
+def check_count(name: str, value: Any) -> int:
+    """`value` as an int of at least 0, or a NielsCacheError that names the setting."""
+    number = as_int(value)
+    if number is None or number < 0:
+        raise NielsCacheError(f"{name}={value!r}: must be a whole number, 0 or more")
+    return number
+
+
+def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
+    """Names to folders; a single folder is named after its data set."""
+    if isinstance(sources, Mapping):
+        if not sources:
+            raise NielsCacheError("sources={}: names no cache; give a split's folder, or names to folders")
+        return {str(name): str(folder) for name, folder in sources.items()}
+    folder = str(sources)
+    return {Path(folder).absolute().parent.name: folder}
+
+
+def _schedule(
+    names: Collection[str], weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None
+) -> list[tuple[int, dict[str, float]]]:
+    if weights is None:
+        if len(names) > 1:
+            raise NielsCacheError(f"weights=None: {len(names)} sources need weights, for example {dict.fromkeys(names, 1.0)}")
+        return [(0, dict.fromkeys(names, 1.0))]
+    if isinstance(weights, Mapping):
+        return [(0, dict(weights))]
+    try:
+        return [(first, dict(shares)) for first, shares in weights]
+    except (TypeError, ValueError) as error:
+        raise NielsCacheError(f"weights={weights!r}: neither {{name: weight}} nor [(first sample, {{name: weight}}), ...]") from error
+
+
+def open_source(folder: str, settings: LoaderSettings) -> Source:
+    """The source behind a folder: windows of a pretrain split, or packed examples of an SFT split.
+
+    Raises NielsCacheError as those do, and for a folder that is neither.
+    """
+    path = Path(folder)
+    if (path.parent / tokens_name(path.name)).exists():  # type: ignore[arg-type]
+        return PackedExamples(
+            folder,
+            T=settings.T,
+            seed=settings.seed,
+            loss_on=settings.loss_on,
+            overflow=settings.overflow,
+            shuffle=settings.shuffle,
+        )
+    splits = [split for split in SPLITS if (path / tokens_name(split)).exists()]
+    if splits:
+        raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}")
+    return PretrainWindows(folder, T=settings.T, stride=settings.stride)
+
+
+def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
+    """The schedule with weights as shares of rows: those of tokens or examples, divided by what an average row of each source holds.
+
+    Raises NielsCacheError if examples are to be weighed and a source has none.
+    """
+    contents = {}
+    for name, source in zip(names, sources, strict=True):
+        held = source.tokens if settings.weigh_by == "tokens" else source.examples
+        if held is None:
+            raise NielsCacheError(f"weigh_by='examples': {name} is a stream of documents, not of SFT examples; use weigh_by='tokens'")
+        contents[name] = Fraction(held, source.samples)
+    if len(set(contents.values())) == 1:
+        return settings.weights
+    return [
+        (first, {name: float(weight / contents.get(name, Fraction(1))) for name, weight in shares.items()})
+        for first, shares in settings.weights
+    ]

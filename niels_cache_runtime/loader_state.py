@@ -1,0 +1,97 @@
+"""The state of a loader as a checkpoint keeps it: a position, the settings it depends on, fingerprints of the caches.
+
+JSON-able and small. Every check says what differs between the state and the loader that is to take it; making batches is not
+its business.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.mixture import Mixture
+from niels_cache_runtime.order import ORDER_VERSION
+from niels_cache_runtime.steps import Position, position_from_state, position_to_state
+
+FORMAT = "niels_cache_runtime.TokenLoader"
+VERSION = 1
+State = dict[str, Any]
+Weights = list[tuple[int, dict[str, float]]]
+
+
+def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
+    """settings: what the samples depend on, by name. weights: as given. sources: name -> {folder, fingerprint, samples}."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "order_version": ORDER_VERSION,
+        **position_to_state(position),
+        "settings": dict(settings),
+        "weights": [[first, dict(shares)] for first, shares in weights],
+        "sources": {name: dict(source) for name, source in sources.items()},
+    }
+
+
+def check_form(state: Any) -> None:
+    """Raise NielsCacheError unless `state` is a loader's state of this version."""
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
+        raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give what loader.state_dict() returned")
+    if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
+        raise NielsCacheError(
+            f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "
+            f"order {ORDER_VERSION}: go on with the release that saved it"
+        )
+
+
+def read_position(state: State) -> Position:
+    """The position of a checked state. Raises NielsCacheError if a number is missing or none."""
+    try:
+        return position_from_state(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NielsCacheError(f"state: its position cannot be read ({error!r}); it is cut or was edited") from error
+
+
+def check_settings(state: State, settings: State) -> None:
+    """Raise NielsCacheError, naming the first setting of the samples that differs."""
+    saved = state.get("settings", {})
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={saved.get(name)!r}; resuming needs the same")
+
+
+def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
+    """Raise NielsCacheError, naming the first source that is missing or changed. `allow_changed`: names that may have changed."""
+    saved = state.get("sources", {})
+    for name in saved:
+        if name not in sources:
+            raise NielsCacheError(
+                f"{name}: the state has read from {saved[name].get('folder')} under this name, this loader has {', '.join(sources)}; "
+                f"give it too (with weight 0 from sample {state['samples']} on, if it should not be read any more)"
+            )
+        if name in allow_changed:
+            continue
+        if saved[name].get("fingerprint") != sources[name]["fingerprint"]:
+            raise NielsCacheError(
+                f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
+                f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
+                f"restore it, or accept other samples from here on with allow_changed=({name!r},)"
+            )
+
+
+def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
+    """Raise NielsCacheError unless `mixture` takes the samples before the state's position as the `saved` one does."""
+    samples = int(state["samples"])
+    if _before(mixture, samples) != _before(saved, samples):
+        raise NielsCacheError(
+            f"weights: the state was saved at sample {samples} under {_shown(state['weights'])}, which other weights would rewrite; "
+            f'to change the mix from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
+        )
+
+
+def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
+    segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
+    return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
+
+
+def _shown(weights: Sequence[Any]) -> str:
+    return str([(first, shares) for first, shares in weights])

@@ -1,0 +1,54 @@
+"""Prepares items on a thread while the one before is used.
+
+numpy releases the interpreter's lock while it gathers and widens, so the thread costs the training loop little. One thread, so
+the order stays. Ends with its iterator: closing or dropping that stops the thread.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+_Item = TypeVar("_Item")
+_POLL_SECONDS = 0.1  # how long a thread whose iterator was dropped may wait for room before it looks whether it should stop
+
+
+def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
+    """`items`, each prepared up to `ahead` items early. What `items` raises is raised where that item would have come."""
+    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=ahead)
+    stop = threading.Event()
+    thread = threading.Thread(target=_prepare, args=(items, ready, stop), name="niels-cache-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, item = ready.get()
+            if not more:
+                if item is not None:
+                    raise item
+                return
+            yield item
+            del item  # or its memory could not be used for the batch after next
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop: threading.Event) -> None:
+    def put(more: bool, item: Any) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put((more, item), timeout=_POLL_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    try:
+        for item in items:
+            if not put(True, item):
+                return
+            del item
+    except BaseException as error:  # handed to the thread that asked
+        put(False, error)
+    else:
+        put(False, None)
