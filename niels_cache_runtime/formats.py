@@ -36,9 +36,17 @@ def shard_name(index: int) -> str:
 
 
 def list_shards(folder: str | Path) -> list[Path]:
-    """The shards of a split's folder in stream order (by index, not by string: shard_100000 follows shard_99999)."""
+    """The shards of a split's folder in stream order (by index, not by string: shard_100000 follows shard_99999); none without a folder.
+
+    Raises NielsCacheError if one of them is missing or the folder cannot be listed.
+    """
     folder = Path(folder)
-    names = os.listdir(folder) if folder.is_dir() else []
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise NielsCacheError(f"{folder}: cannot be listed: {error.strerror or error}") from error
     indexes = [name[6:-4] for name in names if name.startswith("shard_") and name.endswith(".bin")]
     # Only the digits that shard_name writes: neither shard_1.bin nor "shard_00001 copy.bin".
     found = sorted({int(index) for index in indexes if index.isdecimal() and shard_name(int(index)) == f"shard_{index}.bin"})

@@ -30,7 +30,7 @@ class OpenedSplit:
     """
 
     meta: Meta | None
-    shards: list[Path]
+    shards: list[str]
     tokens: MappedTokens
     doc_ends: NDArray[np.uint64] | None
 
@@ -39,7 +39,7 @@ def open_split(folder: str | Path, *, doc_ends: bool = False) -> OpenedSplit:
     """Open a split's folder, such as `cache/pretrain/NAME/train`, all of it from one build; `doc_ends`: also where documents end.
 
     Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
-    never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split is none.
+    never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split opens.
     """
     folder = Path(folder)
     return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends))
@@ -49,11 +49,12 @@ def _open_split(folder: Path, with_doc_ends: bool) -> OpenedSplit:
     if not folder.is_dir():
         raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
     meta = open_meta(folder.parent)
-    shards = list_shards(folder)
+    shards = [str(path) for path in list_shards(folder)]
     ends_path = folder.parent / doc_ends_name(folder.name)
     tokens = MappedTokens(shards)
     if meta is not None:
-        found = {f"{folder.name}/{path.name}": int(size) for path, size in zip(shards, tokens.shard_lengths * TOKEN_BYTES, strict=True)}
+        sizes = (tokens.shard_lengths * TOKEN_BYTES).tolist()
+        found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
         if with_doc_ends and ends_path.exists():
             found[ends_path.name] = ends_path.stat().st_size
         check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found)

@@ -52,7 +52,7 @@ class PretrainWindows:
         self._path = os.path.abspath(folder)
         split = open_split(self._path, doc_ends=True)
         self.meta = split.meta
-        self.files = [str(shard) for shard in split.shards]
+        self.files = split.shards
         self._doc_ends = split.doc_ends
         self._shards = split.tokens.shards
         self._stream_ends = np.cumsum(split.tokens.shard_lengths)
@@ -121,7 +121,8 @@ class PretrainWindows:
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where samples begin in the stream (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
-        if numbers.size and int(numbers.view(np.uint64).max()) >= self.samples:  # seen as unsigned, a negative number is too large
+        # Seen as unsigned, a negative number is too large.
+        if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:
             raise NielsCacheError(f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, it has 0 to {self.samples - 1}")
         return numbers * self.stride
 

@@ -1,5 +1,6 @@
 """PretrainWindows: every window of the stream, wherever shards end, and where its tokens come from."""
 
+import errno
 import os
 import pickle
 import subprocess
@@ -180,6 +181,10 @@ def test_a_sample_that_is_none_is_refused(tmp_path: Path, number: int) -> None:
             ask(np.array([2, number]))
 
 
+def refuse(path: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def test_short_and_empty_splits_and_bad_settings_are_refused(tmp_path: Path) -> None:
     def opened(folder: Path, T: object = 3, stride: object = None) -> PretrainWindows:
         return PretrainWindows(str(folder), T=T, stride=stride)  # type: ignore[arg-type]
@@ -198,6 +203,10 @@ def test_short_and_empty_splits_and_bad_settings_are_refused(tmp_path: Path) -> 
         opened(tmp_path / "none" / "val")
     with pytest.raises(NielsCacheError, match="no such folder"):
         opened(tmp_path / "nowhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        with pytest.raises(NielsCacheError, match="cannot be listed: Permission denied"):
+            opened(tmp_path / "train")
     for bad in (0, -1, True, 2.5):
         with pytest.raises(NielsCacheError, match=r"T=.*at least 1"):
             opened(tmp_path / "train", T=bad)
