@@ -10,7 +10,7 @@ target), then constant per batch. Packing several examples into a row is not its
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,14 +32,76 @@ def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> ND
     tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
     target. Padding with EOT after an unclosed span must be masked by the caller, who knows where it starts.
     """
+    row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
+    return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
+
+
+def example_target_mask(
+    tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
+    """`assistant_target_mask` of examples back to back: tokens (N,), the start of each in `starts` (K,), the first of them 0.
+
+    A span ends with its example, and the first token of an example is never a target. `resumed`: those of `starts` at which an
+    example was cut inside a span, so that the rest of the span still counts. Returns (N,) bool.
+    """
     opens = tokens == asst_id
-    positions = np.arange(tokens.shape[-1], dtype=np.int32)
-    # The last boundary up to each token, odd if it opens a span: positions order boundaries, the low bit says of which kind.
-    boundary = np.where(opens | (tokens == eot_id), 2 * positions + opens, np.int32(0))
-    inside = np.maximum.accumulate(boundary, axis=-1) & 1
-    mask = np.zeros(tokens.shape, dtype=np.bool_)
-    mask[..., 1:] = inside[..., :-1]  # shifted by one, so that the closing EOT still counts
-    return mask & ~opens
+    changes = opens | (tokens == eot_id)
+    begins_inside = opens
+    if resumed is not None and len(resumed):
+        begins_inside = opens.copy()
+        begins_inside[resumed[~changes[resumed]]] = True
+    changes[starts] = True
+    # Whether a token is inside a span is the same from one change to the next: few runs, painted in one pass.
+    places = np.flatnonzero(changes)
+    inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
+    mask = np.zeros(len(tokens), dtype=np.bool_)
+    mask[1:] = inside[:-1]  # shifted by one, so that the closing EOT still counts
+    mask &= ~opens
+    mask[starts] = False
+    return mask
+
+
+def open_pair(tokens_path: str, idx_path: str) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+    """meta.json (None without one), the tokens, mapped, and the start of each example, of one build of a data set.
+
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
+    another tokenizer.
+    """
+    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path))
+
+
+def _open_files(tokens_path: str, idx_path: str) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+    folder = Path(tokens_path).parent
+    meta = open_meta(folder)
+    tokens = MappedTokens([tokens_path]).shards[0]
+    if meta is not None:
+        paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
+        names = {path.name for path in paths}
+        listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
+        check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()})
+    return meta, tokens, np.array(map_example_starts(idx_path, token_count=len(tokens)))
+
+
+def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
+    """The id of that special token: as given, else as meta.json has it.
+
+    Raises NielsCacheError if it is no token id, if the two disagree, or if there is neither.
+    """
+    given = None if given is None else check_token_id(f"{role}_id", given)
+    known = ((meta or {}).get("special_token_ids") or {}).get(role)
+    where = Path(tokens_path).parent / META_NAME
+    if given is not None and known not in (None, given):
+        raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
+    if given is None and known is None:
+        meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
+        raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
+    return check_token_id(f"{where}: {role}", known) if given is None else given
+
+
+def check_ids_differ(tokens_path: str, *, eot_id: int, asst_id: int) -> None:
+    """Raise NielsCacheError where one id would both begin and end what an assistant says."""
+    if asst_id == eot_id:
+        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
 
 
 class SFTExampleDataset:
@@ -61,13 +123,13 @@ class SFTExampleDataset:
 
     def __init__(self, tokens_path: str, idx_path: str, *, T: int, device: str, eot_id: int, asst_id: int | None = None) -> None:
         self.T = T = check_positive("T", T)
-        self.eot_id = eot_id = check_token_id("eot_id", eot_id)
-        asst_id = None if asst_id is None else check_token_id("asst_id", asst_id)
         self.tokens_path = os.path.abspath(tokens_path)
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
         starts = self._open()
-        self.asst_id = self._resolve_ids(eot_id, asst_id)
+        self.eot_id = eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.tokens_path)
+        self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.tokens_path)
+        check_ids_differ(self.tokens_path, eot_id=eot_id, asst_id=self.asst_id)
 
         if not len(starts):
             raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
@@ -107,33 +169,8 @@ class SFTExampleDataset:
     def _open(self) -> NDArray[np.int64]:
         """Open or reopen meta and tokens; returns the start of each example."""
         self._pairs = PairMaker(self.device)
-        self.meta, self._tokens, starts = open_one_build(Path(self.tokens_path).parent, self._open_files)
+        self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path)
         return starts
-
-    def _open_files(self) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
-        folder = Path(self.tokens_path).parent
-        meta = open_meta(folder)
-        tokens = MappedTokens([self.tokens_path]).shards[0]
-        if meta is not None:
-            paths = [Path(path) for path in (self.tokens_path, self.idx_path) if Path(path).parent == folder]
-            names = {path.name for path in paths}
-            listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
-            check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()})
-        return meta, tokens, np.array(map_example_starts(self.idx_path, token_count=len(tokens)))
-
-    def _resolve_ids(self, eot_id: int, asst_id: int | None) -> int:
-        meta: Meta = self.meta or {}
-        known = meta.get("special_token_ids") or {}
-        where = Path(self.tokens_path).parent / META_NAME
-        for key, given in (("eot", eot_id), ("asst", asst_id)):
-            if given is not None and known.get(key) not in (None, given):
-                raise NielsCacheError(f"{where}: its {key} id is {known[key]}, not {key}_id={given}; use the ids of the cache's tokenizer")
-        resolved = known.get("asst") if asst_id is None else asst_id
-        if resolved is None:
-            raise NielsCacheError(f"{where}: gives no asst id; pass asst_id=, the id of the assistant sentinel")
-        if resolved == eot_id:
-            raise NielsCacheError(f"{self.tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
-        return check_token_id(f"{where}: asst", resolved)
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
