@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from niels_cache_runtime.batches import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.source import Boundaries
 
@@ -108,16 +109,19 @@ def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_si
     Found from the lowest and highest id of every block of `block_size` tokens, without the (B, T, T) mask that `create_block_mask`
     fills first: blocks of which no pair shares a document are skipped, blocks inside one document need no mask. Any ids give the right
     attention; ids that never fall in a row, as `document_ids` makes them, skip every block that can be skipped. Needs torch 2.7
-    or later. Raises NielsCacheError where the ids are not two-dimensional.
+    or later. Raises NielsCacheError where the ids are not two-dimensional or `block_size` is no positive number.
     """
     from torch.nn.attention.flex_attention import BlockMask  # loads torch's compiler, more than a second
 
     _check_two_dimensional(document_ids)
+    check_positive("block_size", block_size)
     batch, T = document_ids.shape
     blocks = -(-T // block_size)
     # The last block is filled up with its last id, which changes neither its lowest nor its highest.
-    filled = torch.cat([document_ids, document_ids[:, -1:].expand(batch, blocks * block_size - T)], dim=1)
-    lowest, highest = torch.aminmax(filled.view(batch, blocks, block_size), dim=2)
+    filled = torch.nn.functional.pad(document_ids, (0, blocks * block_size - T))
+    filled[:, T:] = document_ids[:, -1:]
+    by_block = filled.reshape(batch, blocks, block_size)
+    lowest, highest = by_block.amin(dim=2), by_block.amax(dim=2)
     lowest_q, highest_q, lowest_k, highest_k = lowest[:, :, None], highest[:, :, None], lowest[:, None, :], highest[:, None, :]
     needed = (lowest_q <= highest_k) & (lowest_k <= highest_q)
     full = (lowest_q == highest_k) & (lowest_k == highest_q)

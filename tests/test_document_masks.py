@@ -1,0 +1,142 @@
+"""Attention inside documents: both masks against the rule said pair by pair, and a tiny attention that they keep apart."""
+
+import re
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.documents import document_mask, flex_block_mask
+
+few = hypothesis.settings(max_examples=25, deadline=None)  # the first call of flex_attention is slow, and later ones are not quick
+
+
+@st.composite
+def ids_of_rows(draw: st.DrawFn) -> torch.Tensor:
+    """(B, T) int32 as `documents.document_ids` makes them: 0, 1, 2, ... in every row."""
+    B, T = draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    starts = torch.zeros(B, T, dtype=torch.int32)
+    for row in range(B):
+        for column in draw(st.lists(st.integers(1, T - 1), max_size=6)) if T > 1 else []:
+            starts[row, column] = 1
+    return starts.cumsum(dim=1, dtype=torch.int32)
+
+
+def pair_by_pair(ids: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """The rule, for every query and key."""
+    B, T = ids.shape
+    rows = ids.tolist()
+    allowed = [[[rows[b][q] == rows[b][k] and (k <= q or not causal) for k in range(T)] for q in range(T)] for b in range(B)]
+    return torch.tensor(allowed)[:, None]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@given(ids=ids_of_rows())
+def test_the_dense_mask_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool) -> None:
+    mask = document_mask(ids, causal=causal)
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, pair_by_pair(ids, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@few
+@given(ids=ids_of_rows(), block_size=st.sampled_from([2, 4, 8, 64]))
+def test_the_block_mask_is_the_one_that_torch_finds_in_the_whole_mask(ids: torch.Tensor, causal: bool, block_size: int) -> None:
+    B, T = ids.shape
+    ours = flex_block_mask(ids, causal=causal, block_size=block_size)
+    rule = document_mask(ids, causal=causal)
+    theirs = create_block_mask(lambda b, h, q, k: rule[b, 0, q, k], B, 1, T, T, device="cpu", BLOCK_SIZE=block_size)
+    assert (ours.shape, ours.BLOCK_SIZE, ours.seq_lengths) == (theirs.shape, theirs.BLOCK_SIZE, theirs.seq_lengths)
+    for blocks in ("kv", "full_kv", "q", "full_q"):
+        for name in (f"{blocks}_num_blocks", f"{blocks}_indices"):
+            mine, expected = getattr(ours, name), getattr(theirs, name)
+            assert mine.dtype == expected.dtype, name
+            assert torch.equal(mine, expected), name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@given(ids=ids_of_rows())
+def test_the_rule_inside_a_block_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool) -> None:
+    B, T = ids.shape
+    rule = flex_block_mask(ids, causal=causal, block_size=8).mask_mod
+    b, q, k = torch.meshgrid(torch.arange(B), torch.arange(T), torch.arange(T), indexing="ij")
+    assert torch.equal(rule(b, torch.zeros_like(b), q, k)[:, None], pair_by_pair(ids, causal=causal))
+
+
+def test_ids_in_any_order_never_lose_a_block_or_open_one() -> None:
+    """A block may be looked at in vain, but none that matters is skipped, and none goes unmasked that must not."""
+    generator = torch.Generator().manual_seed(0)
+    skipped = unmasked = 0
+    for _ in range(30):
+        ids = torch.randint(3, (2, 6), generator=generator).repeat_interleave(4, dim=1)[:, :22]
+        mask = flex_block_mask(ids, causal=False, block_size=4)
+        pairs = torch.nn.functional.pad(pair_by_pair(ids, causal=False), (0, 2, 0, 2)).view(2, 1, 6, 4, 6, 4)
+        visited = mask.to_dense().bool()
+        full = torch.zeros_like(visited)
+        for b in range(2):
+            for q in range(6):
+                full[b, 0, q, mask.full_kv_indices[b, 0, q, : mask.full_kv_num_blocks[b, 0, q]].long()] = True
+        assert visited[pairs.any(dim=5).any(dim=3)].all()
+        assert pairs.all(dim=5).all(dim=3)[full].all()
+        skipped += int((~visited).sum())
+        unmasked += int(full.sum())
+    assert skipped > 100
+    assert unmasked > 100
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@few
+@given(ids=ids_of_rows())
+def test_flex_attention_and_the_dense_mask_agree(ids: torch.Tensor) -> None:
+    B, T = ids.shape
+    q, k, v = torch.randn(3, B, 2, T, 16, generator=torch.Generator().manual_seed(T))
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ids))
+    flex = flex_attention(q, k, v, block_mask=flex_block_mask(ids, block_size=16))
+    torch.testing.assert_close(flex, dense)
+
+
+T = 12
+LENGTHS = [5, 4, 3]  # of the documents in the one row that the tiny attention sees
+IDS = torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(LENGTHS))[None]
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+def tiny_attention(tokens: torch.Tensor, *, dense: torch.Tensor | None = None, block: BlockMask | None = None) -> torch.Tensor:
+    """Embedding and two layers of attention with two heads, weights from a seed; `tokens` (1, T) -> (1, T, 32)."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(50, 32, generator=generator)[tokens] + torch.randn(T, 32, generator=generator)[POSITIONS]
+    for _ in range(2):
+        projection = torch.randn(32, 96, generator=generator) / 32**0.5
+        q, k, v = (hidden @ projection).view(1, T, 2, 48).transpose(1, 2).chunk(3, dim=3)
+        if block is not None:
+            mixed = flex_attention(q, k, v, block_mask=block)
+        else:
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, is_causal=dense is None)
+        hidden = hidden + mixed.transpose(1, 2).reshape(1, T, 32)
+    return hidden
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("mask", ["dense", "block"])
+def test_a_tokens_output_does_not_change_when_the_neighbouring_document_changes(mask: str) -> None:
+    tokens = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[IDS == 0] = (changed[IDS == 0] + 1) % 50
+    masks = {"dense": document_mask(IDS)} if mask == "dense" else {"block": flex_block_mask(IDS, block_size=4)}
+    elsewhere = IDS != 0
+    assert elsewhere.sum() == 7
+    assert torch.equal(tiny_attention(tokens, **masks)[elsewhere], tiny_attention(changed, **masks)[elsewhere])
+    moved = (tiny_attention(tokens)[elsewhere] - tiny_attention(changed)[elsewhere]).abs().amax(dim=1)
+    assert (moved > 1e-3).all(), "without the mask every later token sees the change"
+
+
+@pytest.mark.parametrize("mask", [document_mask, flex_block_mask])
+@pytest.mark.parametrize("shape", [(8,), (1, 1, 8)])
+def test_ids_that_are_not_of_a_batch_are_refused(mask: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
+    with pytest.raises(NielsCacheError, match=rf"document_ids of shape {re.escape(str(shape))}: must be \(B, T\)"):
+        mask(torch.zeros(shape, dtype=torch.int32))
