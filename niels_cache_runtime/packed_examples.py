@@ -15,7 +15,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,9 @@ from niels_cache_runtime.packing import PACKING_VERSION, Packing, place_examples
 from niels_cache_runtime.sft_dataset import check_ids_differ, example_target_mask, open_pair, resolve_id
 from niels_cache_runtime.source import Boundaries, Origins, Rows
 
-LOSS_ON = ("assistant", "last_assistant", "all")
-OVERFLOW = ("truncate_right", "truncate_left", "drop")
+LossOn = Literal["assistant", "last_assistant", "all"]
+Overflow = Literal["truncate_right", "truncate_left", "drop"]
+
 _SCAN_TOKENS = 1 << 22
 _PROBE_TOKENS = 2048
 
@@ -103,22 +104,22 @@ class PackedExamples:
         *,
         T: int,
         seed: int,
-        loss_on: str = "assistant",
-        overflow: str = "truncate_right",
+        loss_on: LossOn = "assistant",
+        overflow: Overflow = "truncate_right",
         eot_id: int | None = None,
         asst_id: int | None = None,
         shuffle: bool = True,
     ) -> None:
         self.T = check_positive("T", T)
-        self.loss_on: str = _check_choice("loss_on", loss_on, get_args(LossOn))
-        self.overflow: str = _check_choice("overflow", overflow, get_args(Overflow))
+        self.loss_on: LossOn = _check_choice("loss_on", loss_on, get_args(LossOn))
+        self.overflow: Overflow = _check_choice("overflow", overflow, get_args(Overflow))
         if (number := as_int(seed)) is None:
             raise NielsCacheError(f"seed={seed!r}: must be a whole number")
         self.seed = number if shuffle else None
         self.folder = folder
         split = Path(os.path.abspath(folder))
-        self.files = [str(split.parent / tokens_name(split.name))]
-        self._idx_path = str(split.parent / idx_name(split.name))
+        self.files = [str(split.parent / tokens_name(split.name))]  # type: ignore[arg-type]
+        self._idx_path = str(split.parent / idx_name(split.name))  # type: ignore[arg-type]
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
         starts = self._open()
@@ -158,10 +159,10 @@ class PackedExamples:
             if self.loss_on == "last_assistant":
                 places = self._skipped[segments.examples] + flat
                 targets &= np.arange(rows.size) >= np.repeat(places, self._widths(segments))
-        targets = targets.reshape(rows.shape)
+        by_row = targets.reshape(rows.shape)
         for row in padded.tolist():
-            targets[row, segments.filled[row] :] = False
-        return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=targets[:, 1:])
+            by_row[row, segments.filled[row] :] = False
+        return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
         """Offset and example of every token of the rows `numbers` (n,) in `epoch`; -1 in padding."""
@@ -340,7 +341,7 @@ class PackedExamples:
             raise NielsCacheError(f"{self.folder}: its files changed since it was opened; open it again in every process")
 
 
-def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> str:
+def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> Any:
     if given not in choices:
         raise NielsCacheError(f"{name}={given!r}: must be one of {', '.join(map(repr, choices))}")
     return given

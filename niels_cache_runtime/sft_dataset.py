@@ -90,12 +90,14 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
     given = None if given is None else check_token_id(f"{role}_id", given)
     known = ((meta or {}).get("special_token_ids") or {}).get(role)
     where = Path(tokens_path).parent / META_NAME
-    if given is not None and known not in (None, given):
+    if given is None:
+        if known is None:
+            meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
+            raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
+        return check_token_id(f"{where}: {role}", known)
+    if known not in (None, given):
         raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
-    if given is None and known is None:
-        meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
-        raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
-    return check_token_id(f"{where}: {role}", known) if given is None else given
+    return given
 
 
 def check_ids_differ(tokens_path: str, *, eot_id: int, asst_id: int) -> None:
