@@ -1,0 +1,458 @@
+"""The runtime's figures in one run: batches, other projects' loaders, document fields, opening, resuming, packing.
+
+    python benchmarks/loader.py [--quick] [--no-peers] [--only batches fields peers opening resuming packing]
+
+Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard, warm in the page cache; documents of
+600 tokens on average. Whatever is compared takes turns in short rounds, so that a busy machine slows all of it; a time is the median
+of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y, at random places; it and
+`fill_` count with torch's threads or with one, whichever is faster. Lengths of examples are those of dolly in a cache built here where
+NIELS_CACHE_REAL_DATA is set, else log-normal. Needs 2 GB of disk and page cache, with peers 4 GB (peers/compare.py: how they are run).
+"""
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from peers.compare import PeersMissing, compare
+
+from niels_cache_runtime import PretrainTokenStreamDataset
+from niels_cache_runtime.formats import (
+    DOC_ENDS_DTYPE,
+    META_NAME,
+    TOKEN_BYTES,
+    TOKEN_DTYPE,
+    dataset_dir,
+    doc_ends_name,
+    idx_name,
+    list_shards,
+    shard_name,
+)
+from niels_cache_runtime.loader import TokenLoader
+from niels_cache_runtime.meta import write_meta
+from niels_cache_runtime.mmap import map_example_starts
+from niels_cache_runtime.packing import plan_packing
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Way = Callable[[], object]
+PAGE_TOKENS = mmap.PAGESIZE // TOKEN_BYTES
+DOCUMENT_TOKENS = 600
+PACKED_T = 1024
+WANTED = {(8, 512): (6, 5), (32, 1024): (10, 8), (64, 2048): (12, 10)}  # (B, T): get_batch and loader against the usual way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    tokens: int
+    rounds: int
+    calls: int
+    warm_seconds: float
+    peer_rounds: int
+    peer_seconds: float
+    shards: int
+    shard_bytes: int
+    openings: int
+    step: int
+    examples: int
+
+
+FULL = Scale(
+    tokens=400_000_000,
+    rounds=30,
+    calls=40,
+    warm_seconds=2.0,
+    peer_rounds=7,
+    peer_seconds=2.0,
+    shards=10_000,
+    shard_bytes=2**27,
+    openings=5,
+    step=10_000_000,
+    examples=1_000_000,
+)
+QUICK = Scale(
+    tokens=2_000_000,
+    rounds=3,
+    calls=3,
+    warm_seconds=0.02,
+    peer_rounds=2,
+    peer_seconds=0.2,
+    shards=100,
+    shard_bytes=2**22,
+    openings=1,
+    step=10_000_000,
+    examples=10_000,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    what: str
+    measured: str
+    wanted: str
+    ratio: str
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}x" if value < 2 else f"{value:.1f}x"
+
+
+# The caches
+
+
+def write_cache(folder: Path, *, tokens: int, shard_tokens: int) -> Path:
+    """A bare split of random tokens and documents; both depend on `tokens` alone. Returns its folder."""
+    split = folder / "train"
+    split.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    piece = 1 << 24
+    stream = np.concatenate(
+        [
+            torch.randint(50_000, (min(piece, tokens - start),), generator=generator, dtype=torch.int32).numpy().astype(TOKEN_DTYPE)
+            for start in range(0, tokens, piece)
+        ]
+    )
+    for index, start in enumerate(range(0, tokens, shard_tokens)):
+        stream[start : start + shard_tokens].tofile(split / shard_name(index))
+    lengths = torch.empty(2 * tokens // DOCUMENT_TOKENS).exponential_(1 / DOCUMENT_TOKENS, generator=generator).long() + 1
+    ends = lengths.cumsum(0).numpy()
+    np.save(folder / doc_ends_name("train"), np.append(ends[ends < tokens], tokens).astype(DOC_ENDS_DTYPE))
+    return split
+
+
+def write_sparse_cache(folder: Path, *, shards: int, shard_bytes: int) -> Path:
+    """A split whose files are holes, as one document, with a meta.json as a build writes it (but for the hashes)."""
+    split = folder / "train"
+    split.mkdir(parents=True)
+    files = {}
+    for index in range(shards):
+        path = split / shard_name(index)
+        path.touch()
+        os.truncate(path, shard_bytes)
+        files[f"train/{path.name}"] = {"bytes": shard_bytes, "sha256": f"{index:064x}"}
+    ends = folder / doc_ends_name("train")
+    np.save(ends, np.array([shards * shard_bytes // TOKEN_BYTES], dtype=DOC_ENDS_DTYPE))
+    files[ends.name] = {"bytes": ends.stat().st_size, "sha256": "0" * 64}
+    write_meta(str(folder / META_NAME), {"kind": "pretrain", "built": True, "files": files})
+    return split
+
+
+# Batches
+
+
+def mean_seconds(ways: Mapping[str, Way], scale: Scale, *, any_threads: Collection[str] = ()) -> dict[str, float]:
+    """Median over rounds of the mean time of a call. any_threads: ways tried with one thread of torch too; the better one counts."""
+    threads = torch.get_num_threads()
+    runs = [(name, threads) for name in ways] + [(name, 1) for name in any_threads]
+    for way in ways.values():
+        end = time.perf_counter() + scale.warm_seconds
+        while time.perf_counter() < end:
+            way()
+    seconds: dict[tuple[str, int], list[float]] = {run: [] for run in runs}
+    for _ in range(scale.rounds):
+        for name, used in runs:
+            torch.set_num_threads(used)
+            way = ways[name]
+            begin = time.perf_counter()
+            for _ in range(scale.calls):
+                way()
+            seconds[name, used].append((time.perf_counter() - begin) / scale.calls)
+    torch.set_num_threads(threads)
+    return {name: min(statistics.median(seconds[run]) for run in runs if run[0] == name) for name in ways}
+
+
+def usual_way(split: Path, *, B: int, T: int) -> Callable[[], Pair]:
+    maps = [np.memmap(path, dtype=TOKEN_DTYPE, mode="r") for path in list_shards(split)]
+    places = torch.tensor([len(tokens) - T for tokens in maps])
+    generator = torch.Generator().manual_seed(0)
+
+    def get_batch() -> Pair:
+        shards = torch.randint(len(maps), (B,), generator=generator)
+        starts = (torch.rand(B, generator=generator, dtype=torch.float64) * places[shards]).long()
+        windows = [(maps[shard], start) for shard, start in zip(shards.tolist(), starts.tolist(), strict=True)]
+        x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for tokens, i in windows])
+        y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for tokens, i in windows])
+        return x, y
+
+    return get_batch
+
+
+def get_batch_way(split: Path, *, B: int, T: int) -> Callable[[], Pair]:
+    dataset = PretrainTokenStreamDataset(str(split), T=T, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    return lambda: dataset.get_batch(B=B, generator=generator)
+
+
+def loader_way(split: Path, *, B: int, T: int, prefetch: int = 0, fields: tuple[str, ...] = ()) -> Way:
+    return iter(TokenLoader(str(split), T=T, B=B, seed=0, prefetch=prefetch, fields=fields)).__next__
+
+
+def fill_way(*, B: int, T: int) -> Way:
+    x, y = torch.empty((B, T), dtype=torch.int64), torch.empty((B, T), dtype=torch.int64)
+    return lambda: (x.fill_(1), y.fill_(2))
+
+
+def batches(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
+    for cache, split in caches.items():
+        for (B, T), (wanted, wanted_of_loader) in WANTED.items():
+            found = mean_seconds(
+                {
+                    "usual": usual_way(split, B=B, T=T),
+                    "get_batch": get_batch_way(split, B=B, T=T),
+                    "loader": loader_way(split, B=B, T=T),
+                    "loader, prefetch=1": loader_way(split, B=B, T=T, prefetch=1),
+                    "fill_": fill_way(B=B, T=T),
+                },
+                scale,
+                any_threads=("usual", "fill_"),
+            )
+            micros = {name: f"{seconds * 1e6:.0f} us" for name, seconds in found.items()}
+            for name, least in (("get_batch", f"{wanted}x"), ("loader", f"{wanted_of_loader}x"), ("loader, prefetch=1", "")):
+                yield Row(
+                    what=f"{name} ({B}, {T}), {cache}, against the usual way",
+                    measured=f"{micros[name]}, {micros['usual']}",
+                    wanted=least,
+                    ratio=times(found["usual"] / found[name]),
+                )
+                if B == 64:
+                    yield Row(
+                        what=f"{name} ({B}, {T}), {cache}, against fill_ of x and y",
+                        measured=f"{micros[name]}, {micros['fill_']}",
+                        wanted="0.25x" if least else "",
+                        ratio=times(found["fill_"] / found[name]),
+                    )
+
+
+def fields(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
+    B, T = max(WANTED)
+    for cache, split in caches.items():
+        plain, both = mean_seconds(
+            {
+                "plain": loader_way(split, B=B, T=T),
+                "both": loader_way(split, B=B, T=T, fields=("document_ids", "position_ids")),
+            },
+            scale,
+        ).values()
+        yield Row(
+            what=f"document_ids and position_ids ({B}, {T}), {cache}, against the plain batch",
+            measured=f"{both * 1e6:.0f} us, {plain * 1e6:.0f} us",
+            wanted="under 2x",
+            ratio=times(both / plain),
+        )
+
+
+def peers(split: Path, work: Path, scale: Scale) -> Iterator[Row]:
+    B, T = max(WANTED)
+    candidates = {prefetch: loader_way(split, B=B, T=T, prefetch=prefetch) for prefetch in (0, 1)}
+    found = mean_seconds({str(prefetch): way for prefetch, way in candidates.items()}, scale)
+    prefetch = min(candidates, key=lambda prefetch: found[str(prefetch)])
+    speeds = compare(candidates[prefetch], source=split, work=work, T=T, B=B, rounds=scale.peer_rounds, seconds=scale.peer_seconds)
+    ours = speeds["ours"].median
+    for name, speed in speeds.items():
+        if name != "ours":
+            yield Row(
+                what=f"loader ({B}, {T}), prefetch={prefetch}, against {name} ({speed.settings})",
+                measured=f"{ours / 1e6:.0f} M tokens/s, {speed.median / 1e6:.1f} M tokens/s",
+                wanted="5x",
+                ratio=times(ours / speed.median),
+            )
+
+
+# Opening, in a process of its own each time
+
+
+def open_one_by_one(split: Path) -> object:
+    """What any program would do: the bound that opening is compared with."""
+    maps = []
+    for path in sorted(split.glob("*.bin")):
+        os.stat(path)
+        with open(path, "rb") as file:
+            descriptor = os.dup(file.fileno())
+            maps.append(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            os.close(descriptor)
+    return maps
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "stat and mmap one by one": open_one_by_one,
+    "TokenLoader": lambda split: TokenLoader(str(split), T=2048, B=64, seed=0),
+    "PretrainTokenStreamDataset": lambda split: PretrainTokenStreamDataset(str(split), T=2048, device="cpu"),
+}
+
+
+def open_here(opener: str, split: Path) -> None:
+    """In the child: prints seconds and bytes of resident memory gained."""
+    process = psutil.Process()
+    before, begin = process.memory_info().rss, time.perf_counter()
+    opened = OPENERS[opener](split)
+    seconds = time.perf_counter() - begin
+    print(json.dumps([seconds, process.memory_info().rss - before]))
+    del opened
+
+
+def opening(work: Path, scale: Scale) -> Iterator[Row]:
+    split = write_sparse_cache(work / "sparse", shards=scale.shards, shard_bytes=scale.shard_bytes)
+    found: dict[str, list[tuple[float, int]]] = {opener: [] for opener in OPENERS}
+    for _ in range(scale.openings):
+        for opener, results in found.items():
+            child = subprocess.run([sys.executable, __file__, "--open", opener, str(split)], capture_output=True, text=True, check=True)
+            results.append(tuple(json.loads(child.stdout)))
+    seconds = {opener: statistics.median(second for second, _ in results) for opener, results in found.items()}
+    bare = seconds["stat and mmap one by one"]
+    for opener, results in found.items():
+        megabytes = statistics.median(memory for _, memory in results) / 1e6
+        ours = seconds[opener] is not bare
+        yield Row(
+            what=f"open {scale.shards:,} shards: {opener}" + (", against one by one" if ours else ""),
+            measured=f"{seconds[opener]:.3f} s, {megabytes:.0f} MB",
+            wanted="under 0.5 s, 100 MB" if ours else "",
+            ratio=times(seconds[opener] / bare),
+        )
+    shutil.rmtree(split.parent)
+
+
+# Resuming
+
+
+def resuming(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
+    B, T = max(WANTED)
+    twelve, one = map(str, caches.values())
+    loaders = {
+        "one source": TokenLoader(twelve, T=T, B=B, seed=0),
+        "two sources, 0.7 and 0.3": TokenLoader({"a": twelve, "b": one}, weights={"a": 0.7, "b": 0.3}, T=T, B=B, seed=0),
+    }
+    for name, loader in loaders.items():
+        states = {step: loader.state_dict(steps=step) for step in (0, scale.step)}
+
+        def first_batch(state: dict[str, object], loader: TokenLoader = loader) -> None:
+            loader.load_state_dict(state)
+            next(iter(loader))
+
+        start, late = mean_seconds({str(step): lambda state=state: first_batch(state) for step, state in states.items()}, scale).values()
+        yield Row(
+            what=f"load_state_dict and first batch at step {scale.step:,} against step 0, {name}",
+            measured=f"{late * 1e3:.2f} ms, {start * 1e3:.2f} ms",
+            wanted="within 2x",
+            ratio=times(late / start),
+        )
+
+
+# Packing
+
+
+def example_lengths(count: int, work: Path) -> tuple[NDArray[np.int64], str]:
+    """Lengths (count,) in tokens, and where they come from."""
+    generator = torch.Generator().manual_seed(0)
+    real = os.environ.get("NIELS_CACHE_REAL_DATA")
+    if not real:
+        drawn = torch.empty(count, dtype=torch.float64).log_normal_(4.6, 1.0, generator=generator).round().clamp(8, 8192)
+        return drawn.long().numpy(), "log-normal(4.6, 1.0)"
+    from niels_cache_assets.pipeline import build_dataset
+    from niels_cache_assets.registry import load_registry
+    from niels_cache_assets.tokenizer_training import build_tokenizer
+
+    registry = load_registry(
+        profile="default",
+        overrides={
+            "pretrain": {"texts": {"source": "jsonl", "files": [f"{real}/bulk/debian_docs_dev.jsonl.gz"]}},
+            "tokenizer": {"train_on": ["texts"], "vocab_size": 8000, "sample_bytes": 2_000_000},
+            "sft": {"dolly15k": {"files": [f"{real}/dolly/*.jsonl"]}},
+        },
+    )
+    build_tokenizer(registry, root=work)
+    meta = build_dataset(registry, "dolly15k", root=work).meta
+    folder = dataset_dir(work, "sft", "dolly15k")
+    starts = map_example_starts(folder / idx_name("train"), token_count=meta["train_tokens"])
+    lengths = np.diff(starts, append=meta["train_tokens"])
+    chosen = torch.randint(len(lengths), (count,), generator=generator).numpy()
+    return lengths[chosen], f"drawn from dolly's {len(lengths):,}"
+
+
+def packing(work: Path, scale: Scale) -> Iterator[Row]:
+    drawn, origin = example_lengths(scale.examples, work / "dolly")
+    lengths = np.minimum(drawn, PACKED_T + 1)
+    seconds = []
+    for epoch in range(3):
+        begin = time.perf_counter()
+        plan = plan_packing(lengths, capacity=PACKED_T + 1, seed=0, epoch=epoch)
+        seconds.append(time.perf_counter() - begin)
+    rows = len(plan.row_starts) - 1
+    yield Row(
+        what=f"packing {scale.examples:,} examples into rows of {PACKED_T + 1}, lengths {origin}",
+        measured=f"{statistics.median(seconds):.2f} s, {rows:,} rows, {1 - lengths.sum() / (rows * (PACKED_T + 1)):.2%} padding",
+        wanted="under 5 s",
+        ratio="",
+    )
+
+
+# The run
+
+PARTS = ("batches", "fields", "peers", "opening", "resuming", "packing")
+
+
+def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
+    need = scale.tokens * TOKEN_BYTES * (4 if "peers" in parts else 2)
+    for what, free in (
+        ("disk below " + tempfile.gettempdir(), shutil.disk_usage(work).free),
+        ("memory", psutil.virtual_memory().available),
+    ):
+        if free < 1.2 * need:
+            raise SystemExit(
+                f"{need / 1e9:.1f} GB of {what} are needed, {free / 1e9:.1f} GB are free; use --quick, or leave parts out with --only"
+            )
+    if {"batches", "fields", "peers", "resuming"} & set(parts):
+        twelfth = -(-scale.tokens // 12 // PAGE_TOKENS) * PAGE_TOKENS  # whole pages, as a build writes full shards
+        sizes = {"12 shards": twelfth, "1 shard": scale.tokens}
+        caches = {name: write_cache(work / name[:2].strip(), tokens=scale.tokens, shard_tokens=size) for name, size in sizes.items()}
+    if "batches" in parts:
+        yield from batches(caches, scale)
+    if "fields" in parts:
+        yield from fields(caches, scale)
+    if "peers" in parts:
+        try:
+            yield from peers(caches["12 shards"], work / "peers", scale)
+        except PeersMissing as error:
+            print(f"without litdata and mosaicml-streaming: {error}")
+    if "opening" in parts:
+        yield from opening(work, scale)
+    if "resuming" in parts:
+        yield from resuming(caches, scale)
+    if "packing" in parts:
+        yield from packing(work, scale)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
+    parser.add_argument("--no-peers", action="store_true", help="without the other projects' loaders")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
+    parser.add_argument("--open", nargs=2, help=argparse.SUPPRESS)
+    settings = parser.parse_args()
+    if settings.open:
+        return open_here(settings.open[0], Path(settings.open[1]))
+    scale = QUICK if settings.quick else FULL
+    parts = [part for part in settings.only if not (part == "peers" and settings.no_peers)]
+    print(f"torch {torch.__version__}, numpy {np.__version__}, {os.cpu_count()} cores, {scale.tokens:,} tokens", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = list(measure(parts, scale, Path(temporary)))
+    print("| what | measured | wanted | ratio |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.measured} | {row.wanted} | {row.ratio} |")
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,145 @@
+"""Our loader against other projects', in tokens per second of x and y, on the same tokens.
+
+The others run in processes and an environment of their own, `.bench-env` beside this repository's `.venv`, made here on first
+use. Each is first tried with 0, 1 and 2 workers, widening to int64 in the workers or, with 1 or 2 threads, in the process that trains;
+its fastest setting then takes turns with ours, one process at a time, the others waiting with full queues. All shuffle, and read local
+files.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE.parent / "peers-requirements.txt"
+ENVIRONMENT = HERE.parent.parent / ".bench-env"
+SCRIPTS = {"litdata": "litdata_loader.py", "mosaicml-streaming": "streaming_loader.py"}
+SETTINGS = [  # workers, where tokens are widened, threads of torch there
+    ("0", "main", "1"),
+    ("0", "main", "2"),
+    ("1", "worker", "1"),
+    ("1", "main", "1"),
+    ("1", "main", "2"),
+    ("2", "worker", "1"),
+    ("2", "main", "1"),
+    ("2", "main", "2"),
+]
+
+
+class PeersMissing(Exception):
+    """Why the others cannot be run; one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """tokens: per second, of each round. settings: of a peer, as they are printed."""
+
+    tokens: list[float]
+    settings: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.tokens)
+
+
+def ensure_environment() -> Path:
+    """The python of the peers' environment, which is made (minutes, gigabytes) unless it has these requirements already."""
+    python, installed = ENVIRONMENT / "bin" / "python", ENVIRONMENT / REQUIREMENTS.name
+    if installed.exists() and installed.read_text() == REQUIREMENTS.read_text():
+        return python
+    print(f"installing the peers into {ENVIRONMENT} (minutes) ...", flush=True)
+    _run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)])
+    installed.write_text(REQUIREMENTS.read_text())
+    return python
+
+
+def compare(ours: Callable[[], object], *, source: Path, work: Path, T: int, B: int, rounds: int, seconds: float) -> Mapping[str, Speed]:
+    """`ours` makes a batch; the peers read the shards of `source`, rewritten in their formats below `work`. Raises PeersMissing."""
+    python = str(ensure_environment())
+    speeds: dict[str, list[float]] = {"ours": []}
+    best: dict[str, tuple[str, str, str]] = {}
+    with ExitStack() as stack:
+        readers = {"ours": lambda: _tokens_per_second(ours, tokens_per_batch=B * T, seconds=seconds)}
+        for name, script in SCRIPTS.items():
+            folder = work / name
+            command = [python, str(HERE / script)]
+            _run([*command, "write", str(source), str(folder), str(T)])
+            tried = {}
+            for settings in SETTINGS:
+                with _reader([*command, "read", str(folder), str(T), str(B), *settings]) as reader:
+                    tried[settings] = reader(seconds)
+                print(f"  {name}, {_described(settings)}: {tried[settings] / 1e6:.1f} M tokens/s", flush=True)
+            best[name] = max(tried, key=lambda settings: tried[settings])
+            reader = stack.enter_context(_reader([*command, "read", str(folder), str(T), str(B), *best[name]]))
+            readers[name] = lambda reader=reader: reader(seconds)  # type: ignore[misc]
+            speeds[name] = []
+        for _ in range(rounds):
+            for name, measure in readers.items():
+                speeds[name].append(measure())
+    return {name: Speed(tokens=tokens, settings=_described(best[name]) if name in best else "") for name, tokens in speeds.items()}
+
+
+def _described(settings: tuple[str, str, str]) -> str:
+    workers, widened, threads = settings
+    place = "in the worker" if widened == "worker" else f"in the main process, {threads} thread{'s' * (threads != '1')}"
+    return f"{workers} worker{'s' * (workers != '1')}, widened {place}"
+
+
+def _tokens_per_second(make_batch: Callable[[], object], *, tokens_per_batch: int, seconds: float) -> float:
+    batches, begin = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begin) < seconds:
+        make_batch()
+        batches += 1
+    return batches * tokens_per_batch / passed
+
+
+@contextmanager
+def _reader(command: list[str]) -> Iterator[Callable[[float], float]]:
+    """A peer's process, warm; called with seconds it measures for so long."""
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def answer() -> str:
+            for line in stdout:
+                if line.startswith("result "):
+                    return line.removeprefix("result ")
+            errors.seek(0)
+            raise PeersMissing(_last_line(errors.read()))
+
+        def measure(seconds: float) -> float:
+            stdin.write(f"{seconds}\n")
+            stdin.flush()
+            return float(answer())
+
+        try:
+            answer()
+            yield measure
+        finally:
+            stdin.close()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            stdout.close()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise PeersMissing(f"{' '.join(command[1:4])} failed: {_last_line(done.stderr or done.stdout)}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no message"

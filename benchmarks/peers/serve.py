@@ -1,0 +1,108 @@
+"""What both peers' scripts share; runs in the peers' environment, so it imports nothing of this project.
+
+    python PEER.py write SOURCE TARGET T        the shards of SOURCE in the peer's own format
+    python PEER.py read TARGET T B WORKERS MODE THREADS
+
+`read` prints "result ready" after the warm-up. Then every line on its input is a number of seconds to measure for, answered by a line
+"result N", tokens per second of x and y. MODE says where tokens are widened to int64: `worker` or `main`, the process that trains,
+with THREADS threads of torch.
+The start of an epoch, when a peer shuffles, is not measured.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+WARM_UP_BATCHES = 100
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def rows_of(source: Path, T: int) -> Iterator[NDArray[np.uint16]]:
+    """The tokens of all shards, one after the other, cut into rows of T+1."""
+    left = np.empty(0, dtype=np.uint16)
+    for path in sorted(source.glob("shard_*.bin")):
+        tokens = np.concatenate([left, np.fromfile(path, dtype="<u2")])
+        end = len(tokens) // (T + 1) * (T + 1)
+        yield from tokens[:end].reshape(-1, T + 1)
+        left = tokens[end:]
+
+
+def stack(rows: list[NDArray[np.uint16]]) -> torch.Tensor:
+    """(B, T+1) uint16."""
+    return torch.from_numpy(np.stack(rows))
+
+
+def widen(tokens: torch.Tensor) -> Pair:
+    """`tokens` (B, T+1) uint16 -> x, y (B, T) int64, contiguous."""
+    x, y = (part.to(torch.int64, memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:]))
+    return x, y
+
+
+def stack_and_widen(rows: list[NDArray[np.uint16]]) -> Pair:
+    return widen(stack(rows))
+
+
+def main(write: Callable[[Path, Path, int], None], make_loader: Callable[..., Iterable[torch.Tensor | Pair]]) -> None:
+    """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader."""
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command", required=True)
+    writing, reading = commands.add_parser("write"), commands.add_parser("read")
+    writing.add_argument("source", type=Path)
+    for command in (writing, reading):
+        command.add_argument("target", type=Path)
+        command.add_argument("T", type=int)
+    reading.add_argument("B", type=int)
+    reading.add_argument("workers", type=int)
+    reading.add_argument("mode", choices=["worker", "main"])
+    reading.add_argument("threads", type=int)
+    given = parser.parse_args()
+    if given.command == "write":
+        return write(given.source, given.target, given.T)
+    torch.set_num_threads(given.threads)
+    collate = stack_and_widen if given.mode == "worker" else stack
+    loader = make_loader(given.target, T=given.T, B=given.B, workers=given.workers, collate=collate)
+    _serve(loader, tokens_per_batch=given.B * given.T, shape=(given.B, given.T))
+
+
+def _serve(loader: Iterable[torch.Tensor | Pair], *, tokens_per_batch: int, shape: tuple[int, int]) -> None:
+    batches = iter(loader)
+
+    def seconds_of_next() -> float:
+        """Of one batch; 0 where it begins an epoch."""
+        nonlocal batches
+        begin = time.perf_counter()
+        batch = next(batches, None)
+        starts_epoch = batch is None
+        if batch is None:
+            batches = iter(loader)
+            batch = next(batches)
+        x, y = widen(batch) if isinstance(batch, torch.Tensor) else batch
+        took = time.perf_counter() - begin
+        if x.shape != shape:  # the short batch at the end of an epoch
+            return 0.0
+        _check(x, y)
+        return 0.0 if starts_epoch else took
+
+    for _ in range(WARM_UP_BATCHES):
+        seconds_of_next()
+    print("result ready", flush=True)
+    for line in sys.stdin:
+        busy, measured = 0.0, 0
+        while busy < float(line):
+            took = seconds_of_next()
+            busy += took
+            measured += took > 0
+        print(f"result {measured * tokens_per_batch / busy}", flush=True)
+
+
+def _check(x: torch.Tensor, y: torch.Tensor) -> None:
+    assert x.dtype == y.dtype == torch.int64
+    assert x.is_contiguous()
+    assert y.is_contiguous()
+    assert x[-1, 1] == y[-1, 0]

@@ -1,0 +1,65 @@
+"""mosaicml-streaming (https://github.com/mosaicml/streaming), run by `compare.py` in the peers' environment.
+
+Samples of T+1 uint16 tokens of fixed size in MDS shards of 64 MiB in a local folder, shuffled, by its own DataLoader.
+"""
+
+import contextlib
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import serve
+
+
+def _stand_in_for_torchvision() -> None:
+    """streaming imports torchvision for its image data sets; one that does not fit this torch fails to load, and is not needed."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import torchvision  # noqa: F401
+
+        return
+    contents: dict[str, dict[str, Any]] = {
+        "torchvision": {},
+        "torchvision.datasets": {"VisionDataset": object},
+        "torchvision.transforms": {},
+        "torchvision.transforms.functional": {"to_tensor": None},
+    }
+    for name, names in contents.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        module.__dict__.update(names)
+        sys.modules[name] = module
+
+
+def write(source: Path, target: Path, T: int) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(target), columns={"tokens": f"ndarray:uint16:{T + 1}"}, size_limit=2**26) as writer:
+        for row in serve.rows_of(source, T):
+            writer.write({"tokens": row})
+
+
+class Collate:
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: list[dict[str, Any]]) -> Any:
+        return self.collate([sample["tokens"] for sample in samples])
+
+
+def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> Any:
+    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()  # what an interrupted run leaves would refuse this one
+    dataset = StreamingDataset(local=str(folder), batch_size=B, shuffle=True, shuffle_seed=0)
+    return StreamingDataLoader(
+        dataset, batch_size=B, num_workers=workers, collate_fn=Collate(collate), drop_last=True, persistent_workers=workers > 0
+    )
+
+
+if __name__ == "__main__":
+    _stand_in_for_torchvision()
+    serve.main(write, make_loader)
