@@ -15,7 +15,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,13 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import as_int, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE, idx_name, tokens_name
+from niels_cache_runtime.kept_examples import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.meta import content_sha256
 from niels_cache_runtime.opening import check_same_build, listed_files
 from niels_cache_runtime.packing import PACKING_VERSION, Packing, place_examples, shape_rows
 from niels_cache_runtime.sft_dataset import check_ids_differ, example_target_mask, open_pair, resolve_id
 from niels_cache_runtime.source import Boundaries, Origins, Rows
 
-LossOn = Literal["assistant", "last_assistant", "all"]
-Overflow = Literal["truncate_right", "truncate_left", "drop"]
-
-_SCAN_TOKENS = 1 << 22
 _PROBE_TOKENS = 2048
 
 
@@ -72,8 +69,7 @@ class _Segments:
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
-    examples: NDArray[np.int64]  # index into what the split keeps
-    lengths: NDArray[np.int64]
+    examples: NDArray[np.int64]  # index into those kept
     filled: NDArray[np.int64]  # how much of each row is no padding
 
 
@@ -131,13 +127,13 @@ class PackedExamples:
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
-        self._keep_what_teaches(starts)
-        self._shapes = shape_rows(self._lengths, capacity=self.T + 1)
+        self._kept = kept = self._keep(starts)
+        self._shapes = shape_rows(kept.lengths, capacity=self.T + 1)
         self._plans: dict[int, Packing] = {}
-        self.examples: int | None = len(self._lengths)
+        self.examples: int | None = len(kept.lengths)
         self.samples = len(self._shapes.row_starts) - 1
         # A row that is full to its last place has one token that is a target only.
-        filled = np.add.reduceat(self._lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
+        filled = np.add.reduceat(kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
         self.tokens = int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
@@ -153,11 +149,11 @@ class PackedExamples:
             targets = np.ones(rows.size, dtype=np.bool_)
             targets[flat] = False
         else:
-            resumed = flat[self._resumed[segments.examples]]
+            resumed = flat[self._kept.resumed[segments.examples]]
             document_starts = np.concatenate([flat, padded * (self.T + 1) + segments.filled[padded]])
             targets = example_target_mask(rows.reshape(-1), document_starts, self.asst_id, self.eot_id, resumed=resumed)
             if self.loss_on == "last_assistant":
-                places = self._skipped[segments.examples] + flat
+                places = self._kept.skipped[segments.examples] + flat
                 targets &= np.arange(rows.size) >= np.repeat(places, self._widths(segments))
         by_row = targets.reshape(rows.shape)
         for row in padded.tolist():
@@ -176,25 +172,25 @@ class PackedExamples:
             grid[padding] = -1
             return grid
 
-        kept_at = self._starts[segments.examples] - segments.columns
+        kept_at = self._kept.starts[segments.examples] - segments.columns
         return Origins(
             files=spread(np.zeros_like(segments.rows)),
             offsets=spread(kept_at, moving=True),
-            documents=spread(self._ordinals[segments.examples]),
-            document_offsets=spread(kept_at - self._example_starts[segments.examples], moving=True),
+            documents=spread(self._kept.ordinals[segments.examples]),
+            document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
         )
 
     def report(self) -> PackingReport:
         """Fill rate, padding, what was cut and what was left out; the same in every epoch."""
-        tokens = int(self._lengths.sum())
+        tokens = int(self._kept.lengths.sum())
         return PackingReport(
-            examples=len(self._lengths),
+            examples=len(self._kept.lengths),
             rows=self.samples,
             tokens=tokens,
             padding=self.samples * (self.T + 1) - tokens,
-            truncated=self._truncated,
-            truncated_tokens=self._truncated_tokens,
-            dropped=dict(self._dropped),
+            truncated=self._kept.truncated,
+            truncated_tokens=self._kept.truncated_tokens,
+            dropped=dict(self._kept.dropped),
         )
 
     def _open(self) -> NDArray[np.int64]:
@@ -217,72 +213,30 @@ class PackedExamples:
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
-    def _keep_what_teaches(self, starts: NDArray[np.int64]) -> None:
-        """Cut examples that are too long and find those that keep a target; all else that is known of each is set here."""
-        ends = np.append(starts[1:], len(self._tokens))
-        whole = ends - starts
-        cut = whole > self.T + 1
-        kept_starts, kept_ends = starts, np.minimum(ends, starts + self.T + 1)
-        if self.overflow == "truncate_left":
-            kept_starts, kept_ends = np.maximum(starts, ends - (self.T + 1)), ends
-        if self.asst_id is None:
-            teaches = kept_ends - kept_starts > 1
-            resumed, learn_from = np.zeros(len(starts), dtype=np.bool_), kept_starts
-        else:
-            teaches, resumed, learn_from = self._scan(starts, ends, kept_starts, kept_ends)
-        too_long = cut if self.overflow == "drop" else np.zeros_like(cut)
-        kept = np.flatnonzero(teaches & ~too_long)
-        counts = {"too_long": np.count_nonzero(too_long), "without_target": np.count_nonzero(~teaches & ~too_long)}
-        self._dropped = {reason: int(count) for reason, count in counts.items() if count}
-        if not len(kept):
-            left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in self._dropped.items())
+    def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
+        """The examples that are in rows; one warning, or an error where there are none."""
+        kept = keep_examples(
+            self._tokens, starts, T=self.T, loss_on=self.loss_on, overflow=self.overflow, eot_id=self.eot_id, asst_id=self.asst_id
+        )
+        if not len(kept.ordinals):
+            left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in kept.dropped.items())
             raise NielsCacheError(
                 f"{self.folder}: none of its {len(starts)} examples can be packed at T={self.T} ({left_out}); "
                 f"use a larger T, or check asst_id={self.asst_id} and eot_id={self.eot_id}"
             )
-        if without_target := self._dropped.get("without_target"):
+        if without_target := kept.dropped.get("without_target"):
             warnings.warn(
                 f"{self.folder}: {without_target} of {len(starts)} examples have no target (loss_on={self.loss_on!r}) in what is kept of "
                 f"them at T={self.T} and are left out; a larger T may keep them",
                 stacklevel=3,
             )
-        self._ordinals = kept
-        self._example_starts, self._starts = starts[kept], kept_starts[kept]
-        self._lengths = (kept_ends - kept_starts)[kept]
-        self._resumed, self._skipped = resumed[kept], np.maximum(learn_from - kept_starts, 0)[kept]
-        self._truncated = int(np.count_nonzero(cut[kept]))
-        self._truncated_tokens = int((whole[kept] - self._lengths).sum())
-
-    def _scan(
-        self, starts: NDArray[np.int64], ends: NDArray[np.int64], kept_starts: NDArray[np.int64], kept_ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
-        """For each example (K,): whether its kept part has a target, whether that part begins inside a span, and where the last span
-        with a target in that part begins, in tokens.
-        """
-        assert self.asst_id is not None
-        teaches, resumed = np.zeros(len(starts), dtype=np.bool_), np.zeros(len(starts), dtype=np.bool_)
-        learn_from = kept_starts.copy()
-        first = 0
-        while first < len(starts):
-            begin = int(starts[first])
-            last = max(first + 1, int(ends.searchsorted(begin + _SCAN_TOKENS, side="right")))  # whole examples, at least one
-            chosen = slice(first, last)
-            tokens = self._tokens[begin : ends[last - 1]]
-            mask = example_target_mask(tokens, starts[chosen] - begin, self.asst_id, self.eot_id)
-            resumed[chosen] = mask[kept_starts[chosen] - begin]
-            targets = begin + np.flatnonzero(mask)
-            last_target = np.append(targets, -1)[targets.searchsorted(kept_ends[chosen]) - 1]
-            teaches[chosen] = last_target > kept_starts[chosen]  # the first token kept is an input only
-            sentinels = begin + np.flatnonzero(tokens == self.asst_id)
-            learn_from[chosen] = np.append(sentinels, -1)[sentinels.searchsorted(last_target) - 1]
-            first = last
-        return teaches, resumed, learn_from
+        return kept
 
     def _plan(self, epoch: int) -> Packing:
         """Which examples are in which row; the plans of the last two epochs asked for are kept, for rows read around an epoch's end."""
         plan = self._plans.get(epoch)
         if plan is None:
-            plan = place_examples(self._shapes, self._lengths, seed=self.seed, epoch=epoch)
+            plan = place_examples(self._shapes, self._kept.lengths, seed=self.seed, epoch=epoch)
             # Replaced, not changed: a thread that reads ahead and one that traces may both be here.
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan
@@ -296,13 +250,12 @@ class PackedExamples:
         firsts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(len(numbers)), counts)
         examples = plan.examples[np.arange(len(rows)) + (places - firsts)[rows]]
-        lengths = self._lengths[examples]
+        lengths = self._kept.lengths[examples]
         before = np.cumsum(lengths) - lengths
         return _Segments(
             rows=rows,
             columns=before - before[firsts][rows],
             examples=examples,
-            lengths=lengths,
             filled=np.add.reduceat(lengths, firsts) if len(firsts) else firsts,
         )
 
@@ -314,7 +267,7 @@ class PackedExamples:
     def _gather(self, segments: _Segments) -> NDArray[np.uint16]:
         """(n, T+1) tokens, padded with EOT."""
         n, width = len(segments.filled), self.T + 1
-        sources = np.repeat(self._starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
+        sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
         sources += np.arange(n * width)
         rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may lie behind the last token
         for row in np.flatnonzero(segments.filled < width).tolist():

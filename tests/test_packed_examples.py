@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, packed_examples, sft_dataset
+from niels_cache_runtime import NielsCacheError, kept_examples, sft_dataset
 from niels_cache_runtime.packed_examples import PackedExamples
 from niels_cache_runtime.source import Rows, Source
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
@@ -145,7 +145,7 @@ def test_blocks_of_the_scan_do_not_show(tmp_path: Path, monkeypatch: pytest.Monk
         for loss_on in ("assistant", "last_assistant"):
             sources = []
             for tokens in (1 << 22, 50, 1):
-                monkeypatch.setattr(packed_examples, "_SCAN_TOKENS", tokens)
+                monkeypatch.setattr(kept_examples, "_SCAN_TOKENS", tokens)
                 sources.append(opened(tmp_path, examples, T=7, overflow=overflow, loss_on=loss_on))
             assert sources[0].report() == sources[1].report() == sources[2].report()
             assert learned(sources[0]) == learned(sources[1]) == learned(sources[2])
