@@ -109,7 +109,7 @@ class _Segment:
     slot_starts: NDArray[np.int64]
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        periods, slots = np.divmod(samples - self.first, self.period)
+        periods, slots = divmod(samples - self.first, self.period)
         sources = self.sources[slots].astype(np.int64)
         numbers = self.numbers[slots].astype(np.int64)
         numbers += self.before[sources] + periods * self.weights[sources]
