@@ -1,13 +1,11 @@
 """`sample NAME`: what training will see, as text: random windows of a pretrain split, or examples of an SFT split, targets marked.
 
-Special tokens appear as short labels (<|asst|>). What the assistant is trained to say is underlined on a terminal, in [[ ]] elsewhere.
-Text is not trusted: control characters, which could drive a terminal, are spelled out.
+What the assistant is trained to say is underlined on a terminal, in [[ ]] elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -19,22 +17,19 @@ from rich.text import Text
 
 from niels_cache_assets.cli.console import counted, output
 from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
+from niels_cache_assets.cli.decoding import as_text, open_tokenizer
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
-    META_NAME,
     SPLITS,
     TOKEN_BYTES,
-    TOKENIZER_MODEL_NAME,
     Split,
     idx_name,
     list_shards,
-    tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
@@ -42,8 +37,6 @@ from niels_cache_runtime.sft_dataset import assistant_target_mask
 
 MAX_SEED = 2**63 - 1
 TARGET_STYLE = "underline green"
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,10 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if place.kind == TOKENIZER:
         raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
     open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
-    folder = tokenizer_dir(root)
-    tokenizer = SentencePieceTokenizer(
-        str(folder / TOKENIZER_MODEL_NAME), special_tokens=read_meta(str(folder / META_NAME))["special_tokens"]
-    )
+    tokenizer = open_tokenizer(root)
     generator = torch.Generator()
     seed = generator.seed() & MAX_SEED if arguments.seed is None else arguments.seed
     generator.manual_seed(seed)
@@ -110,19 +100,11 @@ def _examples(
 
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
-    """Tokens as text, special tokens as labels, targets marked in the way that the console allows."""
-    labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
+    """Tokens as text, targets marked in the way that the console allows."""
     rendered = Text()
     for targeted, run in groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1]):
-        text = "".join(
-            "".join(labels[token] for token in group) if special else _spell_controls(tokenizer.decode(list(group)))
-            for special, group in groupby((token for token, _ in run), key=labels.__contains__)
-        )
+        text = as_text((token for token, _ in run), tokenizer)
         if targeted and not console.is_terminal:
             text = f"[[{text}]]"
         rendered.append(text, style=TARGET_STYLE if targeted else "")
     return rendered
-
-
-def _spell_controls(text: str) -> str:
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

@@ -1,0 +1,59 @@
+"""Where documents and examples came from: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
+
+Costs the footer of the file and those row groups (65,536 rows each as our builders write them) that hold an ordinal asked for, one at a
+time. Which ordinals matter, and how they are shown, is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class Lineage(NamedTuple):
+    """One document or example: its ordinal in the split, the source's own id, file (relative to the source's root), row in it, tokens."""
+
+    ordinal: int
+    source_id: str
+    file: str
+    row: int
+    tokens: int
+
+
+def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
+    """The rows of these ordinals, by ordinal.
+
+    Raises NielsCacheError if the file is missing or unreadable, lacks a column, or has no such ordinal.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    wanted = np.unique(np.fromiter(ordinals, dtype=np.int64))
+    found: dict[int, Lineage] = {}
+    try:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+            missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
+            if missing:
+                raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
+            groups = range(parquet.metadata.num_row_groups)
+            ends = np.cumsum([0, *(parquet.metadata.row_group(group).num_rows for group in groups)])
+            if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < ends[-1]:
+                strange = wanted[0] if wanted[0] < 0 else wanted[-1]
+                raise NielsCacheError(f"{path}: has {ends[-1]:,} rows, none of ordinal {strange:,}; rebuild this data set")
+            for group in groups:
+                rows = wanted[(wanted >= ends[group]) & (wanted < ends[group + 1])]
+                if len(rows):
+                    table = parquet.read_row_group(group, columns=list(Lineage._fields)).take(pyarrow.array(rows - ends[group]))
+                    found.update((row["ordinal"], Lineage(**row)) for row in table.to_pylist())
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+    if found.keys() != set(wanted.tolist()):
+        raise NielsCacheError(f"{path}: its ordinals do not count its rows; rebuild this data set")
+    return found
