@@ -23,7 +23,7 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import BarListener, LineListener, abbreviated
 from niels_cache_assets.registry import Registry, load_registry
 
-COMMANDS = ("build-all", "list", "show", "verify", "sample")
+COMMANDS = ("build-all", "list", "show", "verify", "sample", "trace")
 PRETRAIN_META = {
     "kind": "pretrain",
     "built": True,
@@ -252,7 +252,7 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert "--cache-dir" in "\n".join(lines)
+    assert ("--cache-dir" in "\n".join(lines)) == (command != "trace"), "a loader's state says where its caches lie"
 
 
 def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:

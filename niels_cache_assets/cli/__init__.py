@@ -4,6 +4,8 @@
     overrides.py     build-all's flags and --set as registry overrides
     build_all.py     build-all, with progress.py (bars), report.py (table at the end) and interrupts.py (Ctrl-C)
     listing.py       list        showing.py  show        verifying.py  verify        sampling.py  sample
+    tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
+    decoding.py      tokens as text, for sample and trace
 
 Exit codes: 0, 1 (a data set failed, verify found something), 2 (wrong use or configuration), 130 and 143 (interrupted). A command's
 module, and with it torch, dagster or pydantic, is imported when that command runs, so that help is quick. Nothing here reads a source or

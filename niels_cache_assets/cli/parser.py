@@ -23,6 +23,7 @@ examples:
   niels-cache build-all --only wikitext dolly15k       two data sets of the default profile
   niels-cache list                                     what is configured, and what is built
   niels-cache sample python_docs --profile quickstart  what training will see
+  niels-cache trace --state checkpoint.pt --step 1200  what training saw in that batch, and whence
 
 exit codes: 0 done, 1 a data set failed or verify found something, 2 wrong use or configuration,
 130 interrupted. `niels-cache COMMAND --help` explains one command."""
@@ -65,6 +66,21 @@ _SAMPLE_EPILOG = """\
 examples:
   niels-cache sample wikitext                   three random windows of train
   niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked"""
+
+_TRACE = """\
+Show where a batch of a training run came from: data set, epoch, sample, shard and offset of every
+row, and of every document in it the source's own id, file, row and text.
+
+FILE is what loader.state_dict() was saved in: JSON, or a torch checkpoint that holds it somewhere.
+The batch is computed again from that state: any step of the run, on the batch size and the ranks
+that it ran with. A cache that changed since is refused."""
+
+_TRACE_EPILOG = """\
+examples:
+  niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
+  niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with all of its text
+  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the text around it
+  niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train"""
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -113,13 +129,15 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     top = _Parser(prog=PROGRAM, description=_DESCRIPTION, epilog=_EPILOG)
     top.add_argument("--version", action=_Version)
     subparsers = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    common: Any = _common_options()  # no _Parser: it only lends its options
+    where: Any = _where_options()  # no _Parser: it only lends its options
     commands: dict[str, _Parser] = {}
 
-    def command(name: str, module: str, words: str, summary: str, epilog: str, description: str | None = None) -> _Parser:
+    def command(
+        name: str, module: str, words: str, summary: str, epilog: str, description: str | None = None, common: Sequence[Any] = (where,)
+    ) -> _Parser:
         usage = f"{PROGRAM} {name} {words}[options]"
         text = description or f"{summary[0].upper()}{summary[1:]}."
-        commands[name] = subparsers.add_parser(name, parents=[common], help=summary, description=text, epilog=epilog, usage=usage)
+        commands[name] = subparsers.add_parser(name, parents=common, help=summary, description=text, epilog=epilog, usage=usage)
         commands[name].set_defaults(module=module)
         return commands[name]
 
@@ -134,18 +152,28 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     verify.add_argument("names", metavar="NAME", nargs="*", help="data sets; all of the cache directory where none is named")
     sample = command("sample", "sampling", "NAME ", "print random windows (pretrain) or examples (SFT) as text", _SAMPLE_EPILOG)
     _add_sample_options(sample)
+    trace = command(
+        "trace",
+        "tracing",
+        "--state FILE --step N ",
+        "show which documents a batch of a training run came from",
+        _TRACE_EPILOG,
+        _TRACE,
+        common=(),
+    )
+    _add_trace_options(trace)
     return top, commands
 
 
-def _common_options() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    group = common.add_argument_group("where")
+def _where_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    group = options.add_argument_group("where")
     group.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)")
     group.add_argument("--profile", metavar="NAME", help="default or quickstart (default: NIELS_CACHE_PROFILE, else `profile` of the file)")
     group.add_argument(
         "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if there is one)"
     )
-    return common
+    return options
 
 
 def _add_build_options(parser: _Parser) -> None:
@@ -178,6 +206,31 @@ def _add_sample_options(parser: _Parser) -> None:
     parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
     parser.add_argument("--seed", metavar="N", type=whole_number, help="the same seed shows the same; default: another choice every time")
     parser.add_argument("--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128)")
+
+
+def _add_trace_options(parser: _Parser) -> None:
+    parser.add_argument("--state", metavar="FILE", required=True, help="JSON or torch checkpoint with the loader's state")
+    parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="which batch, counted from 0 as loader.step does")
+    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="whose batch of that step (default: 0)")
+    parser.add_argument("--row", metavar="I", type=whole_number, help="only this row, with all of its text")
+    parser.add_argument("--column", metavar="J", type=whole_number, help="only this token of the row: x[I, J], which is y[I, J - 1]")
+    parser.add_argument(
+        "--source",
+        metavar="NAME=FOLDER",
+        nargs="+",
+        type=_name_and_folder,
+        action="extend",
+        default=[],
+        dest="sources",
+        help="where a data set's split lies now, if not where training read it",
+    )
+
+
+def _name_and_folder(text: str) -> tuple[str, str]:
+    name, equals, folder = text.partition("=")
+    if not name or not equals or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
+    return name, folder
 
 
 class _Version(argparse.Action):

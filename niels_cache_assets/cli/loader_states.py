@@ -1,0 +1,102 @@
+"""The state of a loader, found in whatever a training run saved: JSON, or a torch checkpoint, at any level of nesting.
+
+A checkpoint is not trusted: torch reads it with `weights_only`, which runs no code of the file, and maps tensors without reading them.
+What a state means is the loader's business; nothing here looks into one beyond its `format`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader_state import FORMAT
+
+_ADVICE = "save one beside the weights: json.dump(loader.state_dict(), file)"
+_POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # in what the states of one loader differ from worker to worker
+_MOST_NAMES = 8
+
+
+def read_loader_state(path: str | Path) -> dict[str, Any]:
+    """The state in that file. Of several, which DataLoader workers leave, the most advanced one if they are of the same loader.
+
+    Raises NielsCacheError if the file is missing, of no format known here, or holds no state or those of different loaders.
+    """
+    content = _read(Path(path))
+    states = dict(_find_states(content))
+    if not states:
+        raise NielsCacheError(f"{path}: holds {_describe(content)}, but no state of a TokenLoader; {_ADVICE}")
+    loaders = [{key: value for key, value in state.items() if key not in _POSITION} for state in states.values()]
+    if any(loader != loaders[0] for loader in loaders):
+        raise NielsCacheError(
+            f"{path}: holds the states of different loaders ({_names(states)}); save the one to trace in a file of its own"
+        )
+    return max(states.values(), key=lambda state: state["samples"] if isinstance(state.get("samples"), int) else -1)
+
+
+def _read(path: Path) -> Any:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; --state names what loader.state_dict() was saved in") from error
+    except IsADirectoryError as error:
+        raise NielsCacheError(f"{path}: is a folder; --state names the file in it that holds the loader's state") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if start.startswith((b"PK", b"\x80")):
+        return _read_checkpoint(path)
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        try:
+            return json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}") from error
+    raise NielsCacheError(f"{path}: {'neither JSON nor a torch checkpoint' if start else 'an empty file'}; {_ADVICE}")
+
+
+def _read_checkpoint(path: Path) -> Any:
+    import torch
+
+    mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 is no archive and cannot be mapped
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # a damaged file raises whatever its bytes come to
+        stranger = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error))
+        if stranger:
+            reason = f"holds objects ({stranger[1]}) that only running its code could read"
+        else:
+            reason = "not a readable torch checkpoint (cut short?)"
+        raise NielsCacheError(f"{path}: {reason}; {_ADVICE}") from error
+
+
+def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each state lies (`trainer.loader`) and the state; an object that contains itself is looked at once."""
+    waiting: list[tuple[str, Any]] = [("", content)]
+    seen: set[int] = set()
+    while waiting:
+        where, value = waiting.pop()
+        if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict) and value.get("format") == FORMAT:
+            yield where or "the file itself", value
+            continue
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        waiting += [(f"{where}.{key}" if where else str(key), item) for key, item in items]
+
+
+def _describe(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return f"a dict with {_names(content)}" if content else "an empty dict"
+    if isinstance(content, (list, tuple)):
+        return f"a list of {len(content):,} items"
+    return f"a {type(content).__name__}"
+
+
+def _names(values: Mapping[Any, Any]) -> str:
+    names = [str(key)[:40] for key in values]
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else "")

@@ -1,0 +1,477 @@
+"""`niels-cache trace`: what it says of a batch agrees with the batch, the files on disk and the documents that they were built from.
+
+One pretrain and one SFT data set are built once; loaders over them take a few steps and save their state in many forms.
+"""
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from rich.console import Console
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.decoding import as_text
+from niels_cache_assets.cli.loader_states import read_loader_state
+from niels_cache_assets.cli.origins import print_row, row_of
+from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.lineage import Lineage, read_lineage
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
+from niels_cache_runtime.loader import TokenLoader
+from niels_cache_runtime.meta import sha256_file, write_meta
+from niels_cache_runtime.packed_examples import PackedExamples
+from tests.tiny import sentences
+
+T = 48
+TEXTS = [" ".join(sentences(1 + number % 4, seed=number)) for number in range(150)]
+ANSWERS = sentences(50, seed=1_000)
+STATE = {"format": "niels_cache_runtime.TokenLoader", "version": 1, "samples": 3}
+ROW = re.compile(r"^--- row (\d+): (\w+), epoch (\d+), sample ([\d,]+)$", flags=re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A root with two data sets, and the batches that a loader over them made, with its state after them."""
+
+    root: Path
+    batches: list[Any]
+    state: dict[str, Any]
+
+
+def build_root(root: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """notes: documents that cross shards; chats: examples that rows pack several of."""
+    folder = root / "tokenizer"
+    folder.mkdir(parents=True)
+    model = Path(shutil.copy(tokenizer.model_path, folder / "spm.model"))
+    tables = {"kind": "tokenizer", "sha256": sha256_file(str(model)), "special_tokens": tokenizer.special_tokens, "files": {}}
+    write_meta(str(folder / META_NAME), tables)
+    settings: dict[str, Any] = {"max_train_tokens": 100_000, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
+    documents = [Document(text, source_id=f"id-{row}", file=f"part{row % 3}.jsonl", row=row) for row, text in enumerate(TEXTS)]
+    build_pretrain_cache(documents, str(root / "pretrain/notes"), tokenizer=tokenizer, **settings)
+    chats = [
+        Conversation(
+            [{"role": "user", "content": "a stream?"}, {"role": "assistant", "content": answer}],
+            source_id=f"chat-{row}",
+            file="chats.jsonl",
+            row=row,
+        )
+        for row, answer in enumerate(ANSWERS)
+    ]
+    build_sft_cache(chats, str(root / "sft/chats"), tokenizer=tokenizer, val_frac=0.1, seed=1)
+
+
+def open_loader(root: Path) -> TokenLoader:
+    """Three rows of notes to two of chats: weights count tokens, and a short period keeps opening a loader quick."""
+    sources = {"notes": str(root / "pretrain/notes/train"), "chats": str(root / "sft/chats/train")}
+    packed = PackedExamples(sources["chats"], T=T, seed=5)
+    return TokenLoader(sources, T=T, B=4, seed=5, weights={"notes": 3 * T * packed.samples, "chats": 2 * packed.tokens})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceTokenizer) -> Run:
+    root = tmp_path_factory.mktemp("trace") / "cache"
+    build_root(root, tokenizer)
+    loader = open_loader(root)
+    batches = [batch for _, batch in zip(range(5), loader, strict=False)]
+    return Run(root=root, batches=batches, state=loader.state_dict())
+
+
+@pytest.fixture
+def state_file(run: Run, tmp_path: Path) -> str:
+    return saved(run.state, tmp_path)
+
+
+def saved(state: Any, folder: Path) -> str:
+    path = folder / "loader.json"
+    path.write_text(json.dumps(state), encoding="utf-8")
+    return str(path)
+
+
+def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What trace prints."""
+    assert main(["trace", *arguments]) == 0, capsys.readouterr().err
+    out, errors = capsys.readouterr()
+    assert not errors
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a trace that is refused."""
+    assert main(["trace", *arguments]) == 2
+    out, errors = capsys.readouterr()
+    assert not out
+    assert errors.startswith("niels-cache: error: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+def table_rows(printed: str) -> list[list[str]]:
+    """Cells of the lines that begin with a range of columns."""
+    return [re.split(r" {2,}", line.strip()) for line in printed.splitlines() if re.match(r"\d+-\d+ ", line)]
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def plain(text: str) -> str:
+    return re.sub(r"<\|\w+\|>", "", text)
+
+
+def test_every_document_of_a_batch_is_named_with_the_source_that_it_was_built_from(
+    run: Run, state_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = SentencePieceTokenizer(str(run.root / "tokenizer/spm.model"))
+    seen: dict[str, int] = {"notes": 0, "chats": 0}
+    shards = set()
+    for step, batch in enumerate(run.batches):
+        printed = traced(capsys, "--state", state_file, "--step", str(step))
+        assert printed.startswith(f"step {step}, rank 0: 4 rows, columns 0 to {T}\n")
+        parts = ROW.split(printed)[1:]
+        for row, dataset, _, _, table in zip(*(iter(parts),) * 5, strict=True):
+            folder = run.root / ("pretrain/notes" if dataset == "notes" else "sft/chats")
+            last = -1
+            for cells in table_rows(table):
+                first, end = map(int, cells[0].split("-"))
+                assert first == last + 1
+                last = end
+                if cells[1] == "padding":
+                    assert dataset == "chats"
+                    continue
+                document, start, source_id, file, source_row, shard, offset = cells[1:8]
+                tokens = np.fromfile(folder / shard, dtype=TOKEN_DTYPE)[number(offset) :][: end - first + 1]
+                in_batch = min(end, T - 1) + 1 - first
+                assert tokens[:in_batch].tolist() == batch.x[int(row), first : first + in_batch].tolist()
+                if dataset == "notes":
+                    assert (source_id, file, source_row) == (f"id-{document}", f"part{number(document) % 3}.jsonl", document)
+                    text = TEXTS[number(document)]
+                else:
+                    assert (source_id, file) == (f"chat-{source_row}", "chats.jsonl")
+                    text = "a stream?" + ANSWERS[number(source_row)]
+                assert plain(as_text(tokens.tolist(), tokenizer, continues=start != "0")) in text
+                seen[dataset] += 1
+                shards.add(shard)
+            assert last == T
+    assert min(seen.values()) > 10
+    assert len(shards) > 2
+
+
+def test_a_whole_row_is_its_documents_one_after_the_other(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = traced(capsys, "--state", state_file, "--step", "2")
+    overview = {int(row): dataset for row, dataset, _, _ in ROW.findall(printed)}
+    assert set(overview.values()) == {"notes", "chats"}
+    for row, dataset in overview.items():
+        text = traced(capsys, "--state", state_file, "--step", "2", "--row", str(row))
+        assert [int(found[0]) for found in ROW.findall(text)] == [row]
+        known = [cells for cells in table_rows(text) if cells[1] != "padding"]
+        shown = re.findall(r"^columns (\d+-\d+):\n(.*)$", text, flags=re.MULTILINE)
+        assert [columns for columns, _ in shown] == [cells[0] for cells in known]
+        for (_, passage), (_, document, _, _, _, source_row, *_) in zip(shown, known, strict=True):
+            whole = TEXTS[number(document)] if dataset == "notes" else "a stream?" + ANSWERS[number(source_row)]
+            assert plain(passage) in whole
+            assert len(passage) > 1
+
+
+def test_one_token_is_marked_in_its_neighbourhood(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in range(4) if (run.batches[1].y_masked[row] >= 0).all())  # a window, where all is to be learned
+    for column in (0, 1, 17, T):
+        token = run.batches[1].x[row, column] if column < T else run.batches[1].y[row, T - 1]
+        printed = traced(capsys, "--state", state_file, "--step", "1", "--row", str(row), "--column", str(column))
+        assert f"--- row {row}, column {column}: token {token} '" in printed
+        document, source_id = re.findall(r"^(?:document, token|source id) +([\w-]+)", printed, flags=re.MULTILINE)
+        assert source_id == f"id-{document}"
+        before, _, after = printed.rpartition("[[")
+        whole = traced(capsys, "--state", state_file, "--step", "1", "--row", str(row))
+        joined = "".join(re.findall(r"^columns .*:\n(.*)$", whole, flags=re.MULTILINE))
+        assert before.splitlines()[-1] + after.replace("]]", "").strip("\n") == joined
+
+
+def test_a_step_is_traced_on_the_ranks_it_ran_on(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = run.state
+    ranks = [TokenLoader.from_state(state, B=3, world_size=2, rank=rank) for rank in range(2)]
+    batches = [next(iter(loader)) for loader in ranks]
+    path = saved(ranks[0].state_dict(), tmp_path)
+    step = ranks[0].step - 1
+    for rank, batch in enumerate(batches):
+        arguments = ("--state", path, "--step", str(step), "--rank", str(rank), "--row", "2", "--column", "5")
+        assert f"column 5: token {batch.x[2, 5]} " in traced(capsys, *arguments)
+    assert "ran on 2 ranks" in refused(capsys, "--state", path, "--step", str(step), "--rank", "2")
+    assert "ran on 1 ranks" in refused(capsys, "--state", path, "--step", "0", "--rank", "1")
+    assert f"column 5: token {run.batches[0].x[3, 5]} " in traced(capsys, "--state", path, "--step", "0", "--row", "3", "--column", "5")
+
+
+def test_a_step_that_was_not_taken_yet_is_said_to_be_so(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = run.state["step"]
+    assert "not taken yet" not in traced(capsys, "--state", state_file, "--step", str(taken - 1))
+    assert f"not taken yet when this state was saved, after {taken} steps" in traced(capsys, "--state", state_file, "--step", str(taken))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", "-1"), "--step -1: steps are counted from 0"),
+        (("--step", "1", "--rank", "-1"), "rank=-1"),
+        (("--step", "1", "--row", "4"), "row=4: step 1 has rows 0 to 3"),
+        (("--step", "1", "--row", "-1"), "row=-1"),
+        (("--step", "1", "--row", "0", "--column", str(T + 1)), f"column={T + 1}: rows have columns 0 to {T}"),
+        (("--step", "1", "--column", "3"), "--column 3: of which row? give --row too"),
+        (("--step", "1", "--source", "notse=elsewhere"), "no data set 'notse'; did you mean 'notes'?"),
+        (("--step", "1", "--source", "elsewhere"), "'elsewhere' is not NAME=FOLDER"),
+        (("--step", "1", "--source", "notes=elsewhere"), "notes: elsewhere is not there (seen from "),
+        (("--step", "one"), "'one' is not a whole number"),
+        ((), "required: --step"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(
+    arguments: Sequence[str], message: str, state_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, "--state", state_file, *arguments)
+
+
+def test_a_cache_that_was_moved_is_found_by_source(run: Run, state_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = traced(capsys, "--state", state_file, "--step", "1")
+    moved = Path(shutil.copytree(run.root, tmp_path / "moved"))
+    state = json.loads(Path(state_file).read_text())
+    for name, source in state["sources"].items():
+        source["folder"] = f"gone/{name}/train"
+    path = saved(state, tmp_path)
+    message = refused(capsys, "--state", path, "--step", "1")
+    assert "notes: gone/notes/train is not there (seen from " in message
+    assert "--source notes=FOLDER" in message
+    sources = (f"notes={moved / 'pretrain/notes/train'}", f"chats={moved / 'sft/chats/train'}")
+    assert traced(capsys, "--state", path, "--step", "1", "--source", *sources) == expected
+    assert traced(capsys, "--state", path, "--step", "1", "--source", sources[0], "--source", sources[1]) == expected
+
+
+def test_a_cache_that_was_rebuilt_is_refused_by_name(
+    run: Run, state_file: str, tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "cache/pretrain/notes"
+    settings: dict[str, Any] = {"max_train_tokens": 9_000, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
+    build_pretrain_cache(sentences(2_000), str(other), tokenizer=tokenizer, **settings)
+    message = refused(capsys, "--state", state_file, "--step", "1", "--source", f"notes={other / 'train'}")
+    assert re.search(r"notes: .* is not the cache that this state was saved with \(fingerprint \w{12}, now \w{12}\)", message)
+
+
+def bare(folder: Path) -> None:
+    """Tokens alone."""
+    for name in (META_NAME, "train_doc_ends.npy", "train_documents.parquet", "val_doc_ends.npy", "val_documents.parquet"):
+        (folder / name).unlink()
+
+
+def test_a_bare_cache_still_shows_offsets_and_ids(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(shutil.copytree(run.root, tmp_path / "cache"))
+    bare(root / "pretrain/notes")
+    loader = TokenLoader(str(root / "pretrain/notes/train"), T=T, B=2, seed=1)
+    batch = next(iter(loader))
+    path = saved(loader.state_dict(), tmp_path)
+    printed = traced(capsys, "--state", path, "--step", "0")
+    rows = table_rows(printed)
+    assert len(rows) >= 2
+    assert all(cells[1:6] == ["-"] * 5 and cells[6].startswith("train/shard_0000") for cells in rows)
+    assert rows[0][8].startswith(" ".join(map(str, batch.x[0, :8].tolist())))
+    assert "(notes: source ids are not known, there is no " in printed
+    assert "(notes: token ids instead of text, no meta.json names the file of their tokenizer)" in printed
+    ids = batch.x[0].tolist()
+    one = traced(capsys, "--state", path, "--step", "0", "--row", "0", "--column", "2")
+    assert f"column 2: token {ids[2]}\n" in one
+    assert f"{ids[0]} {ids[1]} [[{ids[2]}]] {ids[3]} {ids[4]} " in one
+
+
+def test_without_its_tokenizer_or_lineage_a_cache_is_traced_all_the_same(
+    run: Run, state_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(run.root, tmp_path / "cache"))
+    shutil.rmtree(root / "tokenizer")
+    (root / "sft/chats/train_examples.parquet").unlink()
+    sources = (f"notes={root / 'pretrain/notes/train'}", f"chats={root / 'sft/chats/train'}")
+    printed = traced(capsys, "--state", state_file, "--step", "2", "--source", *sources)
+    assert f"(notes: token ids instead of text, their tokenizer is not in {root / 'tokenizer'})" in printed
+    assert f"(chats: source ids are not known, there is no {root / 'sft/chats/train_examples.parquet'})" in printed
+    assert re.search(r"^\d+-\d+ .* id-\d+ +part\d\.jsonl", printed, flags=re.MULTILINE)
+    assert re.search(r"^\d+-\d+ +\d+ +0 +- +- +- +train_tokens\.bin +[\d,]+ +\d+ \d+", printed, flags=re.MULTILINE)
+
+
+def test_text_and_names_cannot_drive_a_terminal(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cache"
+    build_root(folder, tokenizer)
+    shutil.rmtree(folder / "pretrain/notes")
+    settings: dict[str, Any] = {"max_train_tokens": 900, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
+    documents = [Document("red \x1b[31m alarm\x07\nnext", source_id="an\x1b[2J id", file="a\nfile", row=row) for row in range(200)]
+    build_pretrain_cache(documents, str(folder / "pretrain/notes"), tokenizer=tokenizer, **settings)
+    path = saved(TokenLoader(str(folder / "pretrain/notes/train"), T=T, B=1, seed=1).state_dict(), tmp_path)
+    for arguments in ((), ("--row", "0"), ("--row", "0", "--column", "3")):
+        printed = traced(capsys, "--state", path, "--step", "0", *arguments)
+        assert "red \\x1b[31m" in printed
+        assert "an\\x1b[2J id" in printed
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", printed)
+
+
+def test_a_narrow_terminal_gets_narrow_tables(run: Run) -> None:
+    from niels_cache_assets.cli.origins import Cache
+
+    loader = TokenLoader(str(run.root / "pretrain/notes/train"), T=T, B=1, seed=1)
+    trace = loader.trace(0)
+    cache = Cache("notes", trace.folders[0], trace.file_names[0], trace.documents)
+    console = Console(width=100, force_terminal=True, color_system=None, highlight=False, markup=False)
+    with console.capture() as captured:
+        print_row(console, row_of(trace, 0), cache, whole=False)
+    lines = captured.get().splitlines()
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 100
+
+
+def checkpoint(path: Path, content: Any, **settings: Any) -> str:
+    torch.save(content, path, **settings)
+    return str(path)
+
+
+WEIGHTS = {"weight": torch.zeros(3), "bias": torch.ones(2)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"_use_new_zipfile_serialization": False}], ids=["archive", "before 1.6"])
+@pytest.mark.parametrize(
+    "content",
+    [STATE, {"loader": STATE}, {"model": WEIGHTS, "trainer": [1, ({"data": {"train": STATE}}, None)]}, [STATE, STATE]],
+    ids=["alone", "beside", "deep", "twice the same"],
+)
+def test_a_state_is_found_at_any_level_of_a_checkpoint(content: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    assert read_loader_state(checkpoint(tmp_path / "step.pt", content, **settings)) == STATE
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff", "\n  "])
+def test_a_state_is_found_at_any_level_of_json(mark: str, tmp_path: Path) -> None:
+    for content in (STATE, {"run": [{"loader": STATE}]}, [[STATE]]):
+        (tmp_path / "state").write_text(mark + json.dumps(content), encoding="utf-8")
+        assert read_loader_state(tmp_path / "state") == STATE
+
+
+def test_a_checkpoint_that_contains_itself_is_searched_once(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"loader": STATE}
+    content["itself"] = [content]
+    assert read_loader_state(checkpoint(tmp_path / "step.pt", content)) == STATE
+
+
+def test_of_the_states_of_one_loaders_workers_the_most_advanced_is_taken(tmp_path: Path) -> None:
+    workers = {f"worker_{worker}": {**STATE, "samples": 100 - worker, "worker": [worker, 3, 4]} for worker in range(3)}
+    assert read_loader_state(saved({"snapshot": workers}, tmp_path))["samples"] == 100
+
+
+def test_a_worker_state_is_traced_too(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = traced(capsys, "--state", saved(run.state, tmp_path), "--step", "3")
+    assert traced(capsys, "--state", saved({"w": {**run.state, "worker": [0, 2, 1]}}, tmp_path), "--step", "3") == expected
+
+
+def text_file(content: bytes) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        (folder / "given").write_bytes(content)
+        return str(folder / "given")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: str(folder / "none.pt"), r"none\.pt: no such file"),
+        (str, r"is a folder"),
+        (text_file(b""), r"given: an empty file"),
+        (text_file(b"hello"), r"given: neither JSON nor a torch checkpoint"),
+        (text_file(b'{"format": '), r"given: not valid JSON \(cut short\?\)"),
+        (text_file(b"[" * 100_000), r"given: not valid JSON"),
+        (text_file(b"[1, 2]"), r"given: holds a list of 2 items, but no state of a TokenLoader; save one"),
+        (text_file(b"{}"), r"given: holds an empty dict, but"),
+        (text_file(json.dumps(dict.fromkeys("abcdefghijk")).encode()), r"a dict with a, b, c, d, e, f, g, h and 3 more, but"),
+        (text_file(json.dumps({"a": STATE, "b": {"c": STATE | {"T": 1}}}).encode()), r"states of different loaders \(b\.c, a\)"),
+        (lambda folder: checkpoint(folder / "a.pt", {"model": WEIGHTS, "step": 1}), r"a\.pt: holds a dict with model, step, but"),
+        (lambda folder: checkpoint(folder / "a.pt", torch.zeros(3)), r"a\.pt: holds a Tensor, but"),
+        (
+            lambda folder: checkpoint(folder / "a.pt", {"args": argparse.Namespace(lr=1), "loader": STATE}),
+            r"a\.pt: holds objects \(argparse\.Namespace\) that only running its code could read; save one",
+        ),
+    ],
+)
+def test_a_file_without_a_state_is_refused_with_what_was_found(
+    write: Callable[[Path], str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(message, refused(capsys, "--state", write(tmp_path), "--step", "0"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"_use_new_zipfile_serialization": False}], ids=["archive", "before 1.6"])
+def test_a_checkpoint_cut_short_is_refused(settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint(tmp_path / "step.pt", {"model": WEIGHTS, "loader": STATE}, **settings)
+    whole = Path(path).read_bytes()
+    for size in (3, 60, len(whole) // 2, len(whole) - 40):
+        Path(path).write_bytes(whole[:size])
+        assert "not a readable torch checkpoint (cut short?)" in refused(capsys, "--state", path, "--step", "0")
+
+
+@pytest.mark.parametrize("key", ["sources", "settings", "weights", "batches", "version"])
+def test_a_state_that_was_edited_is_refused_in_one_line(key: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for state in ({name: value for name, value in run.state.items() if name != key}, {**run.state, key: "edited"}):
+        refused(capsys, "--state", saved(state, tmp_path), "--step", "0")
+
+
+def write_parquet(path: Path, rows: int, *, group: int) -> list[Lineage]:
+    entries = [Lineage(ordinal, f"id-{ordinal}", f"file{ordinal % 7}", ordinal * 3, ordinal % 5) for ordinal in range(rows)]
+    table = pyarrow.table({name: [entry[column] for entry in entries] for column, name in enumerate(Lineage._fields)})
+    pyarrow.parquet.write_table(table, path, row_group_size=group)
+    return entries
+
+
+def test_lineage_is_looked_up_in_the_row_groups_that_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = write_parquet(tmp_path / "documents.parquet", 1_000, group=64)
+    read: list[int] = []
+    original = pyarrow.parquet.ParquetFile.read_row_group
+
+    def counted(self: Any, group: int, **settings: Any) -> Any:
+        read.append(group)
+        return original(self, group, **settings)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", counted)
+    found = read_lineage(tmp_path / "documents.parquet", [999, 0, 63, 64, 64, 300])
+    assert found == {ordinal: entries[ordinal] for ordinal in (0, 63, 64, 300, 999)}
+    assert read == [0, 1, 4, 15]
+    assert read_lineage(tmp_path / "documents.parquet", []) == {}
+
+
+def test_lineage_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "documents.parquet"
+    with pytest.raises(NielsCacheError, match="no such file"):
+        read_lineage(path, [0])
+    write_parquet(path, 10, group=4)
+    for ordinals in ([10], [-1, 3]):
+        with pytest.raises(NielsCacheError, match=r"has 10 rows, none of ordinal"):
+            read_lineage(path, ordinals)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(NielsCacheError, match="not a readable parquet file"):
+        read_lineage(path, [0])
+    pyarrow.parquet.write_table(pyarrow.table({"ordinal": [0]}), path)
+    with pytest.raises(NielsCacheError, match="has no column 'source_id'"):
+        read_lineage(path, [0])
+    columns: dict[str, list[Any]] = {"ordinal": [5], "source_id": ["a"], "file": ["b"], "row": [1], "tokens": [1]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(NielsCacheError, match="do not count its rows"):
+        read_lineage(path, [0])
+
+
+def test_a_text_taken_apart_and_put_together_is_the_same_text(tokenizer: SentencePieceTokenizer) -> None:
+    text = "the cache reads\n\n  two blanks, and\tat last a token"
+    tokens = tokenizer.encode(text)
+    assert len(tokens) > 10
+    for cut in range(len(tokens) + 1):
+        assert as_text(tokens[:cut], tokenizer) + as_text(tokens[cut:], tokenizer, continues=cut > 0) == text
