@@ -1,0 +1,149 @@
+"""Does a blend give every data set the share of tokens it was promised? 100 windows of four caches, counted and drawn.
+
+    make cache
+    python examples/mixture_share.py                    # the quickstart cache and three small ones made here, 0.4, 0.1, 0.3, 0.2
+    python examples/mixture_share.py wiki=cache/pretrain/wikitext=0.7 web=cache/pretrain/fineweb_edu=0.3        # your own
+
+Checked on every window: y is x one token later. The picture shows each source's share against the configured one, and how far its
+count ever was from its exact share: always less than one window.
+"""
+
+import argparse
+import calendar
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from niels_cache_runtime import NielsCacheError, TokenLoader
+
+QUICKSTART = "cache/quickstart"
+WEIGHTS = (0.4, 0.1, 0.3, 0.2)
+COLOURS = [f"C{index}" for index in range(10)]
+
+
+def made_texts() -> dict[str, Iterator[str]]:
+    """Three small data sets out of what every Python brings."""
+    numbers = torch.randint(1000, (4000, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    return {
+        "python_source": (path.read_text("utf-8", errors="replace") for path in sorted(Path(os.__file__).parent.glob("c*.py"))),
+        "sums": (f"{a} + {b} = {a + b}\n{a} - {b} = {a - b}\n{a} * {b} = {a * b}\n" for a, b in numbers),
+        "calendars": (calendar.TextCalendar().formatyear(year) for year in range(1900, 2030)),
+    }
+
+
+def quickstart_and_made(folder: Path) -> dict[str, str]:
+    """Name -> split: the quickstart's python_docs, and three caches built in `folder` with its tokenizer."""
+    from niels_cache_assets.build_cache import build_pretrain_cache
+    from niels_cache_assets.tokenization import SentencePieceTokenizer
+
+    model = Path(QUICKSTART, "tokenizer", "spm.model")
+    if not model.exists():
+        sys.exit(f"{QUICKSTART}: no caches here; run `make cache` in the repository first, or give four of your own (--help)")
+    tokenizer = SentencePieceTokenizer(str(model))
+    for name, texts in made_texts().items():
+        build_pretrain_cache(
+            texts,
+            str(folder / name),
+            tokenizer=tokenizer,
+            max_train_tokens=200_000,
+            max_val_tokens=0,
+            shard_bytes=1 << 20,
+            seed=0,
+            shuffle_buffer=None,
+        )
+    return {"python_docs": f"{QUICKSTART}/pretrain/python_docs/train", **{name: str(folder / name / "train") for name in made_texts()}}
+
+
+def parse(sources: list[str]) -> tuple[dict[str, str], dict[str, float]]:
+    """NAME=FOLDER=WEIGHT each -> name to split, name to weight."""
+    folders, weights = {}, {}
+    for source in sources:
+        name, _, rest = source.partition("=")
+        folder, _, weight = rest.rpartition("=")
+        try:
+            folders[name], weights[name] = f"{folder}/train", float(weight)
+        except ValueError:
+            folder = ""
+        if not name or not folder:
+            sys.exit(f"{source}: expected NAME=FOLDER=WEIGHT, such as wiki=cache/pretrain/wikitext=0.4")
+    return folders, weights
+
+
+def count(loader: TokenLoader, *, windows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The source of each window (windows,), and the document seams inside it (windows,): inputs at which a new document begins."""
+    sources, seams = [], []
+    for batch in loader:
+        if not torch.equal(batch.y[:, :-1], batch.x[:, 1:]):
+            raise AssertionError("y is not x one token later")
+        sources.append(batch.dataset_ids.numpy())
+        seams.append(batch.document_ids.max(dim=1).values.numpy())
+        if sum(map(len, sources)) >= windows:
+            break
+    return np.concatenate(sources)[:windows], np.concatenate(seams)[:windows]
+
+
+def draw(path: str, *, names: list[str], shares: NDArray[np.float64], sources: NDArray[np.int64]) -> None:
+    taken = np.cumsum(sources[:, None] == np.arange(len(names)), axis=0)  # (windows, sources)
+    windows = np.arange(1, len(sources) + 1)[:, None]
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    left.barh(names, 100 * taken[-1] / len(sources), color=COLOURS[: len(names)], height=0.6)
+    left.vlines(100 * shares, np.arange(len(names)) - 0.42, np.arange(len(names)) + 0.42, color="black", linewidth=2, label="configured")
+    left.invert_yaxis()
+    left.set(xlabel="share of tokens, %", title=f"After {len(sources)} windows")
+    left.legend(loc="lower right", frameon=False)
+    for index, name in enumerate(names):
+        right.step(windows[:, 0], (taken - windows * shares)[:, index], where="post", color=COLOURS[index % 10], linewidth=1.2, label=name)
+    for bound in (-1, 1):
+        right.axhline(bound, color="black", linewidth=0.8, linestyle=":")
+    right.set(xlabel="windows read", ylabel="windows", ylim=(-1.25, 1.25), title="Taken so far, less the exact share: never a whole window")
+    for panel in (left, right):
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def show(folders: dict[str, str], weights: dict[str, float], *, windows: int, T: int, out: str) -> None:
+    loader = TokenLoader(folders, T=T, B=10, seed=0, weights=weights, fields=("document_ids", "dataset_ids"))
+    sources, seams = count(loader, windows=windows)
+    names = list(folders)
+    shares = np.array([weights[name] for name in names]) / sum(weights.values())
+    print(f"{'data set':<16}{'configured':>12}{'tokens':>10}{'actual':>9}{'document seams':>16}")
+    for index, name in enumerate(names):
+        own = sources == index
+        print(f"{name:<16}{shares[index]:>12.1%}{own.sum() * T:>10,}{own.mean():>9.1%}{seams[own].sum():>16,}")
+    print(f"{len(sources)} windows of {T} tokens, y is x one token later in each")
+    print(f"{seams.sum():,} document seams inside {(seams > 0).sum()} of them")
+    draw(out, names=names, shares=shares, sources=sources)
+    print(f"picture: {out}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "sources", nargs="*", metavar="NAME=FOLDER=WEIGHT", help="folders of pretrain data sets; their train splits are read"
+    )
+    parser.add_argument("--windows", type=int, default=100, help="how many to look at (default: %(default)s)")
+    parser.add_argument("-T", type=int, default=512, help="tokens a window (default: %(default)s)")
+    parser.add_argument("--out", default="cache/mixture_share.png", help="the picture (default: %(default)s)")
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as made:
+        if args.sources:
+            folders, weights = parse(args.sources)
+        else:
+            folders = quickstart_and_made(Path(made))
+            weights = dict(zip(folders, WEIGHTS, strict=True))
+        try:
+            show(folders, weights, windows=args.windows, T=args.T, out=args.out)
+        except NielsCacheError as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

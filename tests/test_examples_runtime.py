@@ -1,0 +1,151 @@
+"""The runtime's examples and guide run as they stand: training resumes exactly, blends keep their shares, pictures are up to date."""
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from tests.test_cache_determinism import conversations
+from tests.tiny import sentences
+
+ROOT = Path(__file__).parent.parent
+TRAIN_TINY = ROOT / "examples" / "train_tiny.py"
+MIXTURE_SHARE = ROOT / "examples" / "mixture_share.py"
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceTokenizer) -> Path:
+    """A folder with small caches where `make cache` puts them."""
+    folder = tmp_path_factory.mktemp("examples")
+    root = folder / "cache" / "quickstart"
+    (root / "tokenizer").mkdir(parents=True)
+    (root / "tokenizer" / "spm.model").write_bytes(Path(tokenizer.model_path).read_bytes())
+    build_pretrain_cache(
+        sentences(2_500),
+        str(root / "pretrain" / "python_docs"),
+        tokenizer=tokenizer,
+        max_train_tokens=30_000,
+        max_val_tokens=3_000,
+        shard_bytes=1 << 14,
+        seed=1,
+        shuffle_buffer=None,
+    )
+    build_sft_cache(conversations(60), str(root / "sft" / "python_help"), tokenizer=tokenizer, val_frac=0.1, seed=1)
+    return folder
+
+
+def command(checkpoint: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(TRAIN_TINY), "-T", "64", "-B", "4", "--log-every", "1", "--checkpoint", checkpoint, *arguments]
+
+
+def train(cwd: Path, checkpoint: str, *arguments: str) -> str:
+    done = subprocess.run(command(checkpoint, *arguments), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def train_until_interrupted(cwd: Path, checkpoint: str) -> str:
+    """Ctrl-C once the third step is printed."""
+    printed = ""
+    with subprocess.Popen(command(checkpoint), cwd=cwd, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        for line in training.stdout:
+            printed += line
+            if line.startswith("step     3"):
+                training.send_signal(signal.SIGINT)
+                break
+        printed += training.stdout.read()
+    assert training.returncode == 0
+    assert "stopped after step" in printed
+    return printed
+
+
+def loss_lines(printed: str) -> list[str]:
+    return re.findall(r"^step +\d+  loss \d+\.\d+", printed, re.MULTILINE)
+
+
+def test_training_that_is_interrupted_and_resumed_has_the_losses_of_training_that_is_not(quickstart: Path) -> None:
+    before = train_until_interrupted(quickstart, "interrupted.pt")
+    steps = len(loss_lines(before)) + 4  # it may have got a little further than the step at which it was told to stop
+    after = train(quickstart, "interrupted.pt", "--resume", "--steps", str(steps))
+    straight = train(quickstart, "straight.pt", "--steps", str(steps))
+    assert len(loss_lines(straight)) == steps >= 7
+    assert loss_lines(before) + loss_lines(after) == loss_lines(straight)
+    first, second = (torch.load(quickstart / f"{name}.pt", weights_only=True) for name in ("straight", "interrupted"))
+    assert len(first["losses"]) == steps
+    assert first["losses"] == second["losses"]  # to the last bit
+    assert first["loader"]["samples"] == second["loader"]["samples"] == steps * 4
+    assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
+    assert np.mean(first["losses"][-3:]) < first["losses"][0]
+
+
+@pytest.mark.parametrize("script", [TRAIN_TINY, MIXTURE_SHARE], ids=lambda script: script.stem)
+def test_examples_without_caches_say_what_to_run(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^[^\n]*make cache[^\n]*$"):
+        runpy.run_path(str(script))["main"]([])
+
+
+def test_a_blend_of_four_caches_has_the_shares_it_was_given(
+    quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(quickstart)
+    runpy.run_path(str(MIXTURE_SHARE))["main"](["-T", "64", "--out", "share.png"])
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^(\w+) +([\d.]+%) +([\d,]+) +([\d.]+%) +([\d,]+)$", printed, re.MULTILINE)
+    assert [row[0] for row in rows] == ["python_docs", "python_source", "sums", "calendars"]
+    assert [row[1] for row in rows] == [row[3] for row in rows] == ["40.0%", "10.0%", "30.0%", "20.0%"]
+    assert [row[2] for row in rows] == ["2,560", "640", "1,920", "1,280"]
+    assert "100 windows of 64 tokens" in printed
+    seams = re.search(r"^([\d,]+) document seams inside", printed, re.MULTILINE)
+    assert seams is not None
+    assert int(seams[1].replace(",", "")) == sum(int(row[4].replace(",", "")) for row in rows) > 100
+    assert Path("share.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_caches_that_are_named_wrongly_are_one_line(tmp_path: Path) -> None:
+    main = runpy.run_path(str(MIXTURE_SHARE))["main"]
+    with pytest.raises(SystemExit, match="expected NAME=FOLDER=WEIGHT"):
+        main(["wiki=0.4"])
+    with pytest.raises(SystemExit, match="no such folder"):
+        main([f"wiki={tmp_path / 'wiki'}=0.4"])
+
+
+def test_the_python_of_the_guide_runs(quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) >= 10
+    monkeypatch.chdir(quickstart)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(block, scope)
+
+
+def test_every_link_of_the_guide_leads_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8"))
+    assert len(links) >= 6
+    for link in links:
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_the_pictures_of_the_guide_are_up_to_date(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    runpy.run_path(str(ROOT / "docs" / "runtime_pictures.py"))["main"](tmp_path)
+    drawn = sorted(tmp_path.glob("runtime_*.png"))
+    assert len(drawn) == 4
+    for picture in drawn:
+        kept, new = imread(ROOT / "docs" / "images" / picture.name), imread(picture)
+        assert kept.shape == new.shape, f"{picture.name}: run python docs/runtime_pictures.py"
+        assert np.abs(kept - new).mean() < 0.005, (
+            f"{picture.name}: run python docs/runtime_pictures.py"
+        )  # machines may smooth edges otherwise
