@@ -33,22 +33,24 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], 
     Raises NielsCacheError where a window is not inside the stream.
     """
     doc_ends = np.asarray(doc_ends)  # a np.memmap takes longer at every step
+    # Unsigned like doc_ends: with int64 keys numpy would turn all of doc_ends into float64, slowly and rounded.
+    starts = positions.astype(np.uint64)
     tokens = int(doc_ends[-1]) if len(doc_ends) else 0
-    if len(positions) and not 0 <= positions.min() <= positions.max() < tokens - T:
+    if len(starts) and int(starts.max()) >= tokens - T:  # a negative position is far beyond the end, too
         raise NielsCacheError(
             f"windows of T+1={T + 1} tokens at {positions.min()} to {positions.max()}: not inside the stream of {tokens} tokens"
             " that doc_ends describes; give the doc_ends of the split that the windows are of"
         )
-    # Unsigned like doc_ends: with int64 keys numpy would turn all of doc_ends into float64, slowly and rounded.
-    starts = positions.astype(np.uint64)
     lasts = starts + np.uint64(T)
     first = doc_ends.searchsorted(starts, side="right")
     stop = doc_ends.searchsorted(lasts, side="left")
     counts = stop - first
-    rows = np.repeat(np.arange(len(positions)), counts)
-    # Row by row the documents first, first + 1, ..., stop - 1: each row's offset from a running number is constant.
-    documents = np.arange(len(rows)) + (first - counts.cumsum() + counts)[rows]
-    return Boundaries(rows=rows, columns=(doc_ends[documents] - starts[rows]).astype(np.int64), continues=doc_ends[stop] != lasts)
+    rows = np.arange(len(positions)).repeat(counts)
+    # Row by row the documents first, first + 1, ..., stop - 1: each row's distance from a running number is constant.
+    documents = (stop - counts.cumsum()).repeat(counts)
+    documents += np.arange(len(documents))
+    columns = doc_ends[documents] - starts[rows]
+    return Boundaries(rows=rows, columns=columns.astype(np.int64), continues=doc_ends[stop] != lasts)
 
 
 def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32]:
