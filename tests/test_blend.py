@@ -1,0 +1,254 @@
+"""Blend: every prefix as near to its shares as whole samples can be, and nothing lost or repeated where the weights change."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.blend import MAX_PERIOD, Blend
+
+
+def names(count: int) -> list[str]:
+    return [f"source_{i}" for i in range(count)]
+
+
+def blend(*weights: float) -> Blend:
+    return Blend(names(len(weights)), [(0, dict(zip(names(len(weights)), weights, strict=True)))])
+
+
+def schedule(*segments: tuple[int, list[float]]) -> Blend:
+    of = names(len(segments[0][1]))
+    return Blend(of, [(first, dict(zip(of, weights, strict=True))) for first, weights in segments])
+
+
+def whole_weights(of: Blend) -> list[int]:
+    assert len(of.weights) == 1
+    return list(of.weights[0][1])
+
+
+def worst_miss(of: Blend) -> Fraction:
+    """How far any source's count is from its share after any prefix of one period, in samples; checks that a period is exact."""
+    weights = np.array(whole_weights(of))
+    period = int(weights.sum())
+    sources, _ = of.at(np.arange(period))
+    worst = 0
+    for source, weight in enumerate(weights.tolist()):
+        counts = np.cumsum(sources == source)
+        assert counts[-1] == weight
+        worst = max(worst, int(np.abs(counts * period - np.arange(1, period + 1) * weight).max()))
+    return Fraction(worst, period)
+
+
+def drawn_weights(generator: torch.Generator) -> list[int]:
+    """2 to 12 weights up to 1, 10, 100 or 1000, so that periods are short and long and shares even and lopsided."""
+    count = int(torch.randint(2, 13, (1,), generator=generator))
+    largest = 10 ** torch.randint(4, (count,), generator=generator)
+    return ((torch.rand(count, generator=generator, dtype=torch.float64) * largest).long() + 1).tolist()
+
+
+def test_every_prefix_of_thousands_of_blends_is_less_than_one_sample_off() -> None:
+    generator = torch.Generator().manual_seed(0)
+    misses = [worst_miss(blend(*drawn_weights(generator))) for _ in range(2000)]
+    assert len(misses) == 2000
+    assert Fraction(9, 10) < max(misses) < 1
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [0.4, 0.1, 0.3, 0.2],
+        [1, 2**16 - 1],
+        [1, 2**20 - 1],
+        [2**19, 1, 2**19 - 1],
+        [40.0, *[1.0] * 60],
+        [1 + 0.37 * (i % 40) for i in range(200)],
+        [math.pi, math.e, 1e-9, 1.0],
+    ],
+    ids=lambda weights: f"{weights[0]:.3g}, {weights[1]:.3g}, ... ({len(weights)})",
+)
+def test_every_prefix_is_less_than_one_sample_off_for_hard_weights(weights: list[float]) -> None:
+    assert worst_miss(blend(*weights)) < 1
+
+
+def test_the_blend_is_the_one_that_saved_states_mean() -> None:
+    """If this fails, order.ORDER_VERSION must count up: runs that resume would silently read other samples."""
+    sources, numbers = blend(0.4, 0.1, 0.3, 0.2).at(np.arange(20))
+    assert sources.tolist() == [0, 2, 0, 3, 2, 0, 1, 0, 2, 3] * 2
+    assert numbers.tolist() == [0, 0, 1, 0, 1, 2, 0, 3, 2, 1, 4, 3, 5, 2, 4, 6, 1, 7, 5, 3]
+
+
+def test_one_source_is_all_there_is() -> None:
+    alone = blend(0.37)
+    sources, numbers = alone.at(np.array([0, 1, 2**61]))
+    assert alone.weights == ((0, (1,)),)
+    assert sources.tolist() == [0, 0, 0]
+    assert numbers.tolist() == [0, 1, 2**61]
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "whole"),
+    [
+        ([0.4, 0.1, 0.3, 0.2], [4, 1, 3, 2]),
+        ([0.1, 0.2], [1, 2]),
+        ([2, 4, 6], [1, 2, 3]),
+        ([np.float64(0.7), np.int64(1)], [7, 10]),
+        ([1e-3, 1], [1, 1000]),
+        ([1 / 3, 2 / 3], [1, 2]),
+        ([3e300, 1e300], [3, 1]),
+        ([1, 2**20 - 1], [1, 2**20 - 1]),
+    ],
+)
+def test_decimals_are_meant_as_written(given_weights: list[float], whole: list[int]) -> None:
+    assert whole_weights(blend(*given_weights)) == whole
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "whole"),
+    [
+        ([1, 2**20], [1, 2**20 - 1]),
+        ([1e-30, 1.0], [1, 2**20 - 1]),
+        ([1.0, 1e-30, 1e-30, 1.0], [2**19 - 1, 1, 1, 2**19 - 1]),
+        ([0.1234567, 0.7654321, 0.3], [54_443, 337_548, 132_297]),
+    ],
+)
+def test_weights_that_need_a_longer_period_are_rounded_but_never_to_none(given_weights: list[float], whole: list[int]) -> None:
+    assert whole_weights(blend(*given_weights)) == whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=30))
+def test_rounded_weights_are_near_the_given_ones(given_weights: list[float]) -> None:
+    of = names(len(given_weights))
+    # A second segment, so that no more than one sample of the first is computed: this is about the weights alone.
+    whole = Blend(of, [(0, dict(zip(of, given_weights, strict=True))), (1, dict.fromkeys(of, 1))]).weights[0][1]
+    assert min(whole) >= 1
+    assert sum(whole) <= MAX_PERIOD
+    for share, weight in zip(whole, given_weights, strict=True):
+        assert abs(share / sum(whole) - weight / math.fsum(given_weights)) < (1 + len(whole)) / MAX_PERIOD
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Blend:
+    count = draw(st.integers(1, 5))
+    firsts = [0, *sorted(draw(st.sets(st.integers(1, 90), max_size=3)))]
+    weights = [draw(st.lists(st.integers(0, 9), min_size=count, max_size=count).filter(any)) for _ in firsts]
+    used = [max(column) for column in zip(*weights, strict=True)]
+    if len(firsts) == 1 or min(used) == 0:
+        weights[0] = [max(weight, 1) for weight in weights[0]]
+    return schedule(*zip(firsts, weights, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules())
+def test_at_counts_and_position_tell_the_same_story_one_sample_at_a_time(of: Blend) -> None:
+    total = 200
+    taken = [0] * len(of.weights[0][1])
+    sources, numbers = of.at(np.arange(total))
+    for sample, source, number in zip(range(total), sources.tolist(), numbers.tolist(), strict=True):
+        assert of.counts(sample).tolist() == taken
+        assert number == taken[source]  # goes on without a gap or a repetition, also where a segment begins
+        assert of.position(source, number) == sample
+        taken[source] += 1
+    assert sum(taken) == total
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules())
+def test_every_segment_keeps_its_own_shares(of: Blend) -> None:
+    ends = [first for first, _ in of.weights[1:]]
+    for (first, weights), end in itertools.zip_longest(of.weights, ends, fillvalue=200):
+        assert isinstance(weights, tuple)
+        for samples in range(first, end + 1):
+            counts = of.counts(samples) - of.counts(first)
+            for count, weight in zip(counts.tolist(), weights, strict=True):
+                assert abs(count * sum(weights) - (samples - first) * weight) < sum(weights)
+
+
+@settings(max_examples=30, deadline=None)
+@given(of=schedules(), far=st.integers(10**6, 2**60))
+def test_far_samples_are_found_as_exactly_as_near_ones(of: Blend, far: int) -> None:
+    samples = np.arange(far, far + 40)
+    sources, numbers = of.at(samples)
+    before = of.counts(far)
+    for sample, source, number in zip(samples.tolist(), sources.tolist(), numbers.tolist(), strict=True):
+        assert number == before[source]
+        assert of.position(source, number) == sample
+        before[source] += 1
+    assert np.array_equal(of.counts(far + 40), before)
+
+
+def test_samples_may_be_asked_for_in_any_sequence_across_segments() -> None:
+    of = schedule((0, [1, 1, 0]), (7, [0, 2, 3]), (50, [5, 1, 1]))
+    samples = torch.randperm(200, generator=torch.Generator().manual_seed(0)).numpy()
+    in_order = np.stack(of.at(np.arange(200)))
+    assert np.array_equal(np.stack(of.at(samples)), in_order[:, samples])
+    assert [part.shape for part in of.at(samples[:0])] == [(0,), (0,)]
+
+
+def test_a_source_that_is_left_out_at_the_end_comes_no_more() -> None:
+    of = schedule((0, [1, 1]), (10, [1, 0]))
+    assert of.position(1, 4) is not None
+    assert of.position(1, 5) is None
+    assert of.counts(10**12).tolist() == [10**12 - 5, 5]
+
+
+def test_a_segment_computes_no_more_than_it_lasts() -> None:
+    """A ramp of many segments with odd weights would otherwise cost a whole period for each."""
+    of = schedule(*[(100 * i, [1 + i * 1e-6, 1.0]) for i in range(300)])
+    assert sum(len(segment.sources) for segment in of._segments[:-1]) <= 100 * 299
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([], "schedule: empty"),
+        ([(5, {"a": 1, "b": 1})], "starts at sample 5; it must start at 0"),
+        ([(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 2})], "starts at sample 0; starts must be whole numbers that increase"),
+        ([(0, {"a": 1, "b": 1}), (1.5, {"a": 1, "b": 2})], "starts at sample 1.5; starts must be whole numbers"),
+        ([(0, {"a": 1})], "none for b; every source needs one"),
+        ([(0, {"a": 1, "b": 1}), (9, {"b": 1})], "weights from sample 9: none for a"),
+        ([(0, {"a": 1, "b": 1, "wikitex": 1})], "no source is named wikitex; the sources are a, b"),
+        ([(0, {"a": 1, "b": 0})], "b has 0; leave out"),
+        ([(0, {"a": 1, "b": -0.5})], "b has -0.5; give a positive number"),
+        ([(0, {"a": 1, "b": math.nan})], "b has nan; give a positive number"),
+        ([(0, {"a": 1, "b": math.inf})], "b has inf; give a positive number"),
+        ([(0, {"a": 1, "b": "1"})], "b has '1'; give a positive number"),
+        ([(0, {"a": 1, "b": True})], "b has True; give a positive number"),
+        ([(0, {"a": 1, "b": 0}), (9, {"a": 1, "b": 0})], "weights of b: 0 in every segment"),
+        ([(0, {"a": 1, "b": 1}), (9, {"a": 0, "b": 0})], "weights from sample 9: all are 0"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused_in_one_line(segments: list, message: str) -> None:
+    with pytest.raises(NielsCacheError) as caught:
+        Blend(["a", "b"], segments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_name_comes_with_the_likely_one() -> None:
+    with pytest.raises(NielsCacheError, match=r"no source is named wikitxt; did you mean wikitext\?"):
+        Blend(["wikitext", "dolly"], [(0, {"wikitxt": 1, "dolly": 1})])
+
+
+@pytest.mark.parametrize("of", [[], ["a", "a"]])
+def test_names_must_be_there_and_differ(of: list[str]) -> None:
+    with pytest.raises(NielsCacheError, match="a blend needs at least one, each with a name of its own"):
+        Blend(of, [(0, {"a": 1})])
+
+
+def test_samples_and_sources_that_do_not_exist_are_refused() -> None:
+    of = blend(1, 2)
+    with pytest.raises(NielsCacheError, match="sample -1: samples are counted from 0"):
+        of.at(np.array([4, -1]))
+    with pytest.raises(NielsCacheError, match="samples=-1: must be a whole number"):
+        of.counts(-1)
+    with pytest.raises(NielsCacheError, match="source 2: there are 2"):
+        of.position(2, 0)
+    with pytest.raises(NielsCacheError, match="number -1"):
+        of.position(0, -1)

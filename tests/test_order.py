@@ -1,0 +1,181 @@
+"""Order: a permutation per epoch, the same for ever, shuffled well also where there is little to shuffle."""
+
+import math
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.order import _ROUNDS, MAX_SAMPLES, ORDER_VERSION, Order, _tight_rectangle
+
+SEEDS = st.integers(0, 2**64 - 1)
+EPOCHS = st.integers(0, 10**6)
+
+
+def whole_epoch(n: int, *, seed: int = 0, name: str = "", epoch: int = 0) -> np.ndarray:
+    return Order(n, seed=seed, name=name).at(np.arange(n), epoch)
+
+
+def surprise(observed: np.ndarray, expected: np.ndarray | float, *, degrees: int) -> float:
+    """Pearson's chi square, in standard deviations above its mean."""
+    return float((((observed - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
+
+
+# fmt: off
+GOLDEN = [  # n, seed, name, epoch, positions, numbers
+    (1, 5, "a", 9, [0], [0]),
+    (10, 0, "", 0, range(10), [2, 5, 9, 1, 0, 8, 3, 7, 6, 4]),
+    (10, 0, "", 1, range(10), [2, 1, 9, 6, 5, 4, 0, 8, 7, 3]),
+    (10, 0, "wikitext", 0, range(10), [8, 9, 4, 2, 5, 1, 6, 7, 0, 3]),
+    (10, 2**32, "", 0, range(10), [5, 1, 3, 7, 6, 9, 4, 0, 2, 8]),
+    (1000, 42, "", 0, range(8), [553, 698, 27, 322, 969, 853, 610, 662]),
+    (781_250, 42, "fineweb_edu", 3, range(6), [457587, 696211, 563326, 206173, 219014, 386835]),
+    (2**32 + 1, 7, "", 0, range(4), [3321546835, 1791939276, 1219518709, 1598307549]),
+    (2**62 - 57, 42, "", 0, range(3), [2952236444946512916, 1182134542782573782, 981530770905044224]),
+    (2**62, 2**64 - 1, "wikitext", 10**12, [0, 1, 2, 2**62 - 2, 2**62 - 1],
+     [2487185492854335652, 769382520515481989, 3061265009068281220, 3174855222802455577, 1334619584622326997]),
+]
+# fmt: on
+
+
+def test_the_order_is_the_one_that_saved_states_mean() -> None:
+    """If this fails, ORDER_VERSION must count up: runs that resume would silently read other samples."""
+    assert ORDER_VERSION == 1
+    for n, seed, name, epoch, positions, numbers in GOLDEN:
+        assert Order(n, seed=seed, name=name).at(np.array(positions), epoch).tolist() == numbers
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 5000), seed=SEEDS, epoch=EPOCHS)
+def test_every_epoch_visits_every_sample_once(n: int, seed: int, epoch: int) -> None:
+    assert np.array_equal(np.sort(whole_epoch(n, seed=seed, epoch=epoch)), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [2**16 - 1, 2**16, 2**16 + 1, 99_991, 300_000])
+def test_every_epoch_of_many_samples_visits_every_sample_once(n: int) -> None:
+    assert np.array_equal(np.sort(whole_epoch(n, seed=n)), np.arange(n))
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, MAX_SAMPLES), seed=SEEDS, epoch=EPOCHS, data=st.data())
+def test_positions_of_undoes_at(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
+    order = Order(n, seed=seed, name="some")
+    numbers = order.at(positions, epoch)
+    assert numbers.dtype == np.int64
+    assert 0 <= numbers.min() <= numbers.max() < n
+    assert np.array_equal(order.positions_of(numbers, epoch), positions)
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, MAX_SAMPLES), seed=SEEDS)
+def test_a_block_is_what_its_positions_give_one_by_one(n: int, seed: int) -> None:
+    order = Order(n, seed=seed)
+    positions = np.linspace(0, n - 1, 7).astype(np.int64).clip(0, n - 1)
+    one_by_one = [order.at(positions[i : i + 1], 2).item() for i in range(7)]
+    assert order.at(positions, 2).tolist() == one_by_one
+    assert order.at(positions[:0], 2).shape == (0,)
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, MAX_SAMPLES))
+def test_the_rectangle_holds_all_samples_and_little_more(n: int) -> None:
+    a, b = _tight_rectangle(n)
+    assert n <= a * b < n + a
+    assert 1 <= b <= a <= 2**32
+    assert a <= 2 * b
+
+
+def test_nearly_no_sample_walks() -> None:
+    spare = [a * b / n - 1 for n in range(10**6, 10**6 + 1000) for a, b in [_tight_rectangle(n)]]
+    assert max(spare) < 1e-4
+
+
+@pytest.mark.parametrize("n", range(2, 11))
+def test_few_samples_come_in_every_order_about_equally_often(n: int) -> None:
+    seeds = 300
+    orders = np.stack([whole_epoch(n, seed=seed) for seed in range(seeds)])
+    visits = np.zeros((n, n))
+    np.add.at(visits, (np.broadcast_to(np.arange(n), orders.shape), orders), 1)
+    assert visits.sum() == n * seeds
+    assert surprise(visits, seeds / n, degrees=(n - 1) ** 2) < 5
+    if n <= 4:
+        times = np.array([*Counter(map(tuple, orders.tolist())).values()])
+        assert len(times) == math.factorial(n)
+        assert surprise(times, seeds / math.factorial(n), degrees=len(times) - 1) < 5
+
+
+@pytest.mark.parametrize("n", [64, 1000, 1001, 1024, 50_021])
+def test_neighbours_in_the_order_are_strangers(n: int) -> None:
+    bins = 16
+    steps = np.zeros(bins)
+    for epoch in range(20):
+        differences = np.diff(whole_epoch(n, seed=1, epoch=epoch)) % n  # 1..n-1, all equally likely in a random permutation
+        steps += np.bincount((differences - 1) * bins // (n - 1), minlength=bins)
+    expected = steps.sum() * np.bincount(np.arange(n - 1) * bins // (n - 1)) / (n - 1)
+    assert surprise(steps, expected, degrees=bins - 1) < 5
+
+
+@pytest.mark.parametrize("n", [100, 1001, 50_000])
+def test_another_seed_epoch_or_name_is_another_order(n: int) -> None:
+    orders = [
+        whole_epoch(n),
+        whole_epoch(n, seed=1),
+        whole_epoch(n, seed=2**32),  # torch's generator alone would take it for seed 0
+        whole_epoch(n, epoch=1),
+        whole_epoch(n, seed=1, epoch=1),
+        whole_epoch(n, name="wikitext"),
+        whole_epoch(n, name="wikitext", epoch=1),
+    ]
+    for i, left in enumerate(orders):
+        for right in orders[:i]:
+            assert (left == right).sum() < 12  # a random permutation agrees in 1 place on average
+            assert abs(np.corrcoef(left, right)[0, 1]) < 5 / math.sqrt(n)
+
+
+def test_epochs_may_be_asked_for_in_any_sequence() -> None:
+    order = Order(1000, seed=3)
+    asked = [order.at(np.arange(5), epoch).tolist() for epoch in (0, 7, 0, 10**30, 7)]
+    assert asked[0] == asked[2]
+    assert asked[1] == asked[4]
+    assert len({tuple(numbers) for numbers in asked}) == 3
+
+
+def test_an_order_keeps_a_few_hundred_bytes_whatever_its_length() -> None:
+    order = Order(MAX_SAMPLES, seed=3)
+    copy = pickle.dumps(order)
+    assert len(copy) < 2000
+    assert np.array_equal(pickle.loads(copy).at(np.arange(9), 1), order.at(np.arange(9), 1))
+
+
+def test_the_order_of_many_samples_does_not_take_the_rounds_of_few() -> None:
+    """Both sides of the change at 1000 are pinned: the number of rounds is part of the order."""
+    assert (Order(1000, seed=0)._rounds, Order(1001, seed=0)._rounds) == (24, _ROUNDS)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2**62 + 1, 2.0, True, None])
+def test_a_number_of_samples_that_is_none_is_refused(n: int) -> None:
+    with pytest.raises(NielsCacheError, match=r"n=.*from 1 to 4611686018427387904"):
+        Order(n, seed=0)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "0", None])
+def test_a_seed_that_is_none_is_refused(seed: int) -> None:
+    with pytest.raises(NielsCacheError, match=r"seed=.*from 0 to"):
+        Order(3, seed=seed)
+
+
+def test_positions_and_epochs_that_do_not_exist_are_refused() -> None:
+    order = Order(10, seed=0)
+    with pytest.raises(NielsCacheError, match="position 10: there are 10 samples"):
+        order.at(np.array([3, 10, 12]), 0)
+    with pytest.raises(NielsCacheError, match="position -1: there are 10 samples"):
+        order.at(np.array([3, -1]), 0)
+    with pytest.raises(NielsCacheError, match="sample number 11: there are 10 samples"):
+        order.positions_of(np.array([11]), 0)
+    with pytest.raises(NielsCacheError, match="epoch=-1: must be a whole number of at least 0"):
+        order.at(np.array([3]), -1)
