@@ -23,7 +23,7 @@ from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.decoding import as_text
 from niels_cache_assets.cli.loader_states import read_loader_state
-from niels_cache_assets.cli.origins import print_row, row_of
+from niels_cache_assets.cli.origins import Cache, print_row, row_of
 from niels_cache_assets.documents import Conversation, Document
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -32,6 +32,7 @@ from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.loader import TokenLoader
 from niels_cache_runtime.meta import sha256_file, write_meta
 from niels_cache_runtime.packed_examples import PackedExamples
+from niels_cache_runtime.trace import BatchTrace
 from tests.tiny import sentences
 
 T = 48
@@ -321,18 +322,22 @@ def test_text_and_names_cannot_drive_a_terminal(
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", printed)
 
 
-def test_a_narrow_terminal_gets_narrow_tables(run: Run) -> None:
-    from niels_cache_assets.cli.origins import Cache
-
+def test_a_narrow_terminal_gets_the_text_below_the_table(run: Run) -> None:
     loader = TokenLoader(str(run.root / "pretrain/notes/train"), T=T, B=1, seed=1)
     trace = loader.trace(0)
+    assert isinstance(trace, BatchTrace)
     cache = Cache("notes", trace.folders[0], trace.file_names[0], trace.documents)
-    console = Console(width=100, force_terminal=True, color_system=None, highlight=False, markup=False)
-    with console.capture() as captured:
-        print_row(console, row_of(trace, 0), cache, whole=False)
-    lines = captured.get().splitlines()
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 100
+    documents = len(np.unique(trace.documents))
+    assert documents > 1
+    for width, lines in ((90, 3 + 2 * documents), (240, 3 + documents)):
+        console = Console(width=width, force_terminal=True, color_system=None, highlight=False, markup=False)
+        with console.capture() as captured:
+            print_row(console, row_of(trace, 0), cache, whole=False)
+        printed = captured.get().splitlines()
+        assert len(printed) == lines
+        assert max(map(len, printed)) <= width
+        last = cache.text(row_of(trace, 0), int(np.flatnonzero(np.diff(trace.documents[0]))[-1]) + 1, T + 1)
+        assert last[:20] in printed[-1]
 
 
 def checkpoint(path: Path, content: Any, **settings: Any) -> str:

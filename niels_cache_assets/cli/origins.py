@@ -6,14 +6,17 @@ each opened once per data set. Where one of them is missing, a note says so and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from niels_cache_assets.cli.console import new_table
@@ -26,7 +29,7 @@ from niels_cache_runtime.opening import current_tokenizer_sha256
 from niels_cache_runtime.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
-EXCERPT_CHARACTERS = 64  # a token is at least one, or nothing
+EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it: hardly any text has more tokens than characters
 NEIGHBOURHOOD_TOKENS = 48  # on either side of a token
 
 _UNKNOWN = -1
@@ -48,6 +51,7 @@ class Row:
 
 
 def row_of(trace: BatchTrace, number: int) -> Row:
+    """Row `number`, 0..B-1, of a batch."""
     return Row(
         number=number,
         dataset=trace.names[trace.dataset_ids[number]],
@@ -63,7 +67,7 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row, which lie behind one another in one document and one file. All _UNKNOWN but these: padding."""
+    """Columns first..last-1 of a row, one behind the other in one document and one file; padding where `file` is _UNKNOWN."""
 
     first: int
     last: int
@@ -142,20 +146,32 @@ class Cache:
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
-    """A table of the row's documents with the beginning of each, or (`whole`) followed by all of its text."""
+    """A table of the row's documents with the beginning of each (below it on a narrow terminal), or (`whole`) followed by all text."""
     segments = segments_of(row)
     console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold", soft_wrap=True)
-    columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
-    right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, right=right) if whole else new_table(*columns, "text", right=right, shrinking="text")
-    for segment in segments:
-        cells = _cells(segment, cache)
-        table.add_row(*cells, *([] if whole else [_excerpt(row, segment, cache)]))
+    table = _table_of(segments, cache)
+    excerpts = [] if whole else [Text(_excerpt(row, segment, cache), no_wrap=True, overflow="ellipsis") for segment in segments]
+    if not whole and Measurement.get(console, console.options, table).maximum + EXCERPT_CHARACTERS // 2 <= console.width:
+        console.print(_table_of(segments, cache, excerpts))
+        return
     console.print(table)
+    for segment, excerpt in zip(segments, excerpts, strict=False):
+        if segment.file != _UNKNOWN:
+            console.print(Text.assemble(f"{_columns(segment)}: ", excerpt), no_wrap=True, overflow="ellipsis")
     for segment in segments if whole else []:
         if segment.file != _UNKNOWN:
             console.print(f"\ncolumns {_columns(segment)}:", style="bold")
             console.print(Text(cache.text(row, segment.first, segment.last)), soft_wrap=True)
+
+
+def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text] = ()) -> Table:
+    """One line for each segment, with its excerpt where they are given."""
+    columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
+    right = frozenset({cache.unit, "from token", "row", "offset"})
+    table = new_table(*columns, "text", right=right, shrinking="text") if excerpts else new_table(*columns, right=right)
+    for segment, excerpt in zip_longest(segments, excerpts):
+        table.add_row(*_cells(segment, cache), *([excerpt] if excerpts else []))
+    return table
 
 
 def print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
