@@ -59,7 +59,7 @@ class Batch:
                 yield value
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return Batch(**{name: change(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()})
 
 

@@ -285,9 +285,8 @@ class TokenLoader(IterableDataset[Batch]):
         """Every `workers`-th batch from the `worker`-th on, without the first `done` of them: the position after it, where its rows are."""
         full, last = self._steps.full(position), self._steps.last(position)
         rows, own = self.B * self.world_size, self.rank * self.B + np.arange(self.B)
-        index = worker + done * workers
+        index, block = worker + done * workers, 1
         while full is None or index < full:
-            block = max(1, _PLANNED_SAMPLES // self.B)
             count = block if full is None else min(block, -(-(full - index) // workers))
             steps = index + workers * np.arange(count)
             located = self._mixture.locate((position.samples + steps[:, None] * rows + own).ravel())
@@ -295,6 +294,7 @@ class TokenLoader(IterableDataset[Batch]):
                 after = replace(position, samples=position.samples + (step + 1) * rows, step=position.step + step + 1)
                 yield after, located.part(place * self.B, (place + 1) * self.B)
             index += workers * count
+            block = max(1, min(2 * block, _PLANNED_SAMPLES // self.B))  # small at first: a resumed run waits for one batch only
         if index == full and last is not None:
             yield self._steps.after_last(position), self._mixture.locate(np.arange(*last, dtype=np.int64))
 

@@ -24,6 +24,7 @@ _CHOICES = {
     "overflow": ("truncate_right", "truncate_left", "drop"),
     "weigh_by": ("tokens", "examples"),
 }
+_PARTS = 1 << 16
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
@@ -170,6 +171,12 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
     if len(set(contents.values())) == 1:
         return settings.weights
     return [
-        (first, {name: float(weight / contents.get(name, Fraction(1))) for name, weight in shares.items()})
+        (first, _in_parts({name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}))
         for first, shares in settings.weights
     ]
+
+
+def _in_parts(shares: Mapping[str, Any]) -> dict[str, float]:
+    """Shares in whole parts of 2**16, at least 1 each: averages deserve no finer ones, and the blend's period stays short."""
+    total = sum(shares.values())
+    return {name: max(1, round(_PARTS * share / total)) if share > 0 and total > 0 else share for name, share in shares.items()}

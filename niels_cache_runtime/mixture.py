@@ -35,14 +35,11 @@ class Located:
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """(source, epoch, places (m,) int64) for every pair that occurs: what one read can take together."""
-        if not len(self):
-            return
-        source, epoch = int(self.sources[0]), int(self.epochs[0])
-        if (self.sources == source).all() and (self.epochs == epoch).all():
-            yield source, epoch, np.arange(len(self))
-            return
-        for pair in sorted(set(zip(self.sources.tolist(), self.epochs.tolist(), strict=True))):
-            yield *pair, np.flatnonzero((self.sources == pair[0]) & (self.epochs == pair[1]))
+        order = np.lexsort((self.epochs, self.sources))
+        sources, epochs = self.sources[order], self.epochs[order]
+        edges = np.flatnonzero((np.diff(sources, prepend=-1) != 0) | (np.diff(epochs, prepend=-1) != 0)).tolist()
+        for first, last in zip(edges, [*edges[1:], len(order)], strict=True):
+            yield int(sources[first]), int(epochs[first]), order[first:last]
 
 
 class Mixture:

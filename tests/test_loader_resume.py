@@ -1,0 +1,258 @@
+"""Resuming is exact: the batches after it are those of the run that was not interrupted, whatever the world size."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from tests.hand_made import rewrite_meta, write_meta_of, write_pair, write_stream
+
+T = 10
+WEIGHTS = {"notes": 3, "web": 1, "chats": 2}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("cache")
+    chats = root / "sft" / "chats"
+    write_pair(chats, "train", [[2, 10, 4, 3, *range(100 * i, 100 * i + 1 + i % 7), 4] for i in range(50)])
+    write_pair(chats, "val", [])
+    write_meta_of(chats, kind="sft")
+    return {
+        "notes": write_stream(root / "pretrain" / "notes", np.arange(10_000, 11_001), shard_tokens=130, doc_ends=[3, 100, 500, 1001]),
+        "web": write_stream(root / "pretrain" / "web", np.arange(20_000, 20_701), doc_ends=[350, 701]),
+        "chats": str(chats / "train"),
+    }
+
+
+def loader(sources: Mapping[str, str], **changes: Any) -> TokenLoader:
+    return TokenLoader(sources, **{"T": T, "B": 24, "seed": 7, "weights": WEIGHTS, **changes})
+
+
+def take(loader: TokenLoader, batches: int) -> list[list[int]]:
+    """Every row of that many batches, tokens and targets."""
+    iterator = iter(loader)
+    rows = []
+    for _ in range(batches):
+        batch = next(iterator)
+        rows += torch.cat([batch.x, batch.y, batch.y_masked, batch.document_ids, batch.position_ids], dim=1).tolist()
+    return rows
+
+
+def saved(loader: TokenLoader) -> dict[str, Any]:
+    """The state as it comes back from a file."""
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(sources: dict[str, str]) -> list[list[int]]:
+    return take(loader(sources), 40)
+
+
+def test_a_state_is_small_and_json(sources: dict[str, str]) -> None:
+    one = loader(sources)
+    take(one, 3)
+    assert len(json.dumps(one.state_dict())) < 3000
+    assert saved(one) == one.state_dict()
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(sources: dict[str, str], uninterrupted: list[list[int]]) -> None:
+    first = loader(sources)
+    rows = take(first, 7)
+    second = loader(sources)
+    second.load_state_dict(saved(first))
+    rows += take(second, 9)
+    third = TokenLoader.from_state(saved(second))
+    rows += take(third, 24)
+    assert rows == uninterrupted
+    assert third.step == 40
+
+
+Leg = tuple[int, int, int]
+
+
+@settings(max_examples=10, deadline=None)
+@given(legs=st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 13), st.integers(1, 4)), min_size=2, max_size=5))
+def test_resuming_over_and_over_with_other_world_sizes_and_batch_sizes_changes_nothing(
+    sources: dict[str, str], uninterrupted: list[list[int]], legs: list[Leg]
+) -> None:
+    state: dict[str, Any] | None = None
+    rows: list[list[int]] = []
+    for world_size, B, steps in legs:
+        ranks = [loader(sources, B=B, rank=rank, world_size=world_size) for rank in range(world_size)]
+        if state is not None:
+            for one in ranks:
+                one.load_state_dict(state)
+        taken = [take(one, steps) for one in ranks]
+        rows += [row for step in range(steps) for rank in taken for row in rank[step * B : (step + 1) * B]]
+        states = [saved(one) for one in ranks]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    expected = uninterrupted if len(rows) <= len(uninterrupted) else take(loader(sources, B=len(rows)), 1)
+    assert rows == expected[: len(rows)]
+
+
+def test_two_resumes_across_every_world_size_equal_the_uninterrupted_run(sources: dict[str, str], uninterrupted: list[list[int]]) -> None:
+    checked = 0
+    for first, second, third in [(1, 2, 3), (2, 4, 8), (3, 8, 1), (4, 1, 2), (8, 3, 4)]:
+        rows, state = [], None
+        for world_size in (first, second, third):
+            B = 24 // world_size
+            taken = []
+            for rank in range(world_size):
+                one = loader(sources, B=B, rank=rank, world_size=world_size)
+                if state is not None:
+                    one.load_state_dict(state)
+                taken.append(take(one, 6))
+            rows += [row for step in range(6) for rank in taken for row in rank[step * B : (step + 1) * B]]
+            state = saved(one)
+        assert rows == uninterrupted[: 18 * 24]
+        checked += 1
+    assert checked == 5
+
+
+def test_resuming_at_a_distant_step_is_the_run_from_there(sources: dict[str, str]) -> None:
+    one = loader(sources)
+    state = one.state_dict(steps=10_000_000)
+    assert (state["step"], state["samples"]) == (10_000_000, 240_000_000)
+    one.load_state_dict(state)
+    before = loader(sources)
+    before.load_state_dict(before.state_dict(steps=9_999_999))
+    assert take(before, 3)[24:] == take(one, 2)
+
+
+def test_a_run_resumed_at_its_end_has_ended_and_then_goes_on(sources: dict[str, str]) -> None:
+    settings = {"weights": None, "epochs": 1}
+    notes = {"notes": sources["notes"]}
+
+    def rows(one: TokenLoader) -> list[int]:
+        return [first for batch in one for first in batch.x[:, 0].tolist()]
+
+    one = loader(notes, **settings)
+    iterator = iter(one)
+    for _ in range(len(one)):
+        next(iterator)
+    state = saved(one)
+    resumed = TokenLoader.from_state(state)
+    assert rows(resumed) == []
+    second = rows(resumed)
+    straight = rows(loader(notes, weights=None, epochs=2))
+    assert len(second) == 100
+    assert second == straight[100:]
+
+
+def test_state_after_steps_is_the_state_that_these_steps_lead_to(sources: dict[str, str]) -> None:
+    notes = {"notes": sources["notes"]}
+    for changes in ({}, {"epochs": 1}, {"epochs": 1, "drop_last": True}, {"epochs": 2, "world_size": 3, "rank": 1, "B": 7}):
+        ahead, walked = (loader(notes, **{"weights": None, **changes}) for _ in range(2))
+        start = ahead.state_dict()
+
+        def batches(one: TokenLoader) -> Iterator[None]:
+            while True:
+                for _ in one:
+                    yield
+
+        walk = batches(walked)
+        for steps in range(1, 15):
+            next(walk)
+            assert ahead.state_dict(steps=steps) == walked.state_dict()
+        assert ahead.state_dict() == start
+
+
+def test_new_weights_hold_from_the_saved_position_on(sources: dict[str, str]) -> None:
+    one = loader(sources)
+    before = take(one, 5)
+    state = saved(one)
+    schedule = [*state["weights"], (state["samples"], {"notes": 1, "web": 1, "chats": 0})]
+    other = loader(sources, weights=schedule)
+    other.load_state_dict(state)
+    after = take(other, 5)
+    assert sum(row[0] >= 20_000 for row in after) == 60
+    assert take(loader(sources, weights=schedule), 10) == before + after
+
+
+def test_weights_that_would_rewrite_the_past_are_refused(sources: dict[str, str]) -> None:
+    one = loader(sources)
+    take(one, 5)
+    with pytest.raises(NielsCacheError, match=r"saved at sample 120 .*give weights=\[\*state"):
+        loader(sources, weights={"notes": 1, "web": 1, "chats": 1}).load_state_dict(saved(one))
+    loader(sources, weights={"notes": 0.3, "web": 0.1, "chats": 0.2}).load_state_dict(saved(one))
+
+
+def test_a_new_source_may_join_with_weight_zero_before(sources: dict[str, str]) -> None:
+    two = {name: sources[name] for name in ("notes", "web")}
+    one = loader(two, weights={"notes": 1, "web": 1})
+    take_rows = [batch.x.tolist() for batch in islice(one, 4)]
+    state = saved(one)
+    schedule = [(0, {"notes": 1, "web": 1, "chats": 0}), (state["samples"], WEIGHTS)]
+    other = loader(sources, weights=schedule)
+    other.load_state_dict(state)
+    assert other.samples == 96
+    assert len(take_rows) == 4
+    with pytest.raises(NielsCacheError, match="chats: the state has read from"):
+        loader(two, weights={"notes": 1, "web": 1}).load_state_dict(saved(loader(sources)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"T": 9}, "T=9: the state was saved with T=10"),
+        ({"seed": 8}, "seed=8"),
+        ({"stride": 5}, "stride=5"),
+        ({"shuffle": False}, "shuffle=False"),
+    ],
+)
+def test_other_samples_are_refused(sources: dict[str, str], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        loader(sources, **changes).load_state_dict(saved(loader(sources)))
+
+
+def test_a_changed_cache_is_refused_by_name_unless_that_is_accepted(tmp_path: Path) -> None:
+    folder = tmp_path / "pretrain" / "notes"
+    split = write_stream(folder, np.arange(1001))
+    one = TokenLoader(split, T=T, B=10, seed=0)
+    take_two = [batch.x.tolist() for batch in islice(one, 2)]
+    state = saved(one)
+    rewrite_meta(folder, note="rebuilt from the same text")  # the tokens are the same: no reason to refuse
+    TokenLoader(split, T=T, B=10, seed=0).load_state_dict(state)
+    write_stream(folder, np.arange(1, 1002))
+    other = TokenLoader(split, T=T, B=10, seed=0)
+    with pytest.raises(NielsCacheError, match=r"notes: .*notes/train is not the cache .*allow_changed=\('notes',\)"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, allow_changed=("notes",))
+    assert other.samples == 20
+    assert len(take_two) == 2
+
+
+def test_a_moved_cache_is_the_same_cache(tmp_path: Path) -> None:
+    first = write_stream(tmp_path / "here" / "notes", np.arange(1001), shard_tokens=64)
+    second = write_stream(tmp_path / "there" / "notes", np.arange(1001), shard_tokens=64)
+    one = TokenLoader(first, T=T, B=10, seed=0)
+    next(iter(one))
+    resumed = TokenLoader.from_state(saved(one), {"notes": second})
+    assert next(iter(resumed)).x.tolist() == next(iter(one)).x.tolist()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "not the state of a TokenLoader"),
+        ([1], "found list"),
+        ({"model": 1}, "found a dict with model"),
+        ({"format": "niels_cache_runtime.TokenLoader", "version": 99}, "version 99"),
+        ({"format": "niels_cache_runtime.TokenLoader", "version": 1, "order_version": 1}, "cannot be read"),
+    ],
+)
+def test_what_is_no_state_is_one_clear_line(sources: dict[str, str], state: Any, message: str) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        loader(sources).load_state_dict(state)
+    with pytest.raises(NielsCacheError, match=message):
+        TokenLoader.from_state(state)
