@@ -60,7 +60,8 @@ class Batch:
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: change(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()})
+        values |= {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return Batch(**values)
 
 
 class BatchMaker:
