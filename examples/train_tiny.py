@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
-from niels_cache_runtime.documents import document_mask
+from niels_cache_runtime import NielsCacheError, TokenLoader, document_mask, read_meta
 
 CACHE = "cache/quickstart/pretrain/python_docs"
 LEARNING_RATE = 2e-3

@@ -72,6 +72,7 @@ def loss_lines(printed: str) -> list[str]:
     return re.findall(r"^step +\d+  loss \d+\.\d+", printed, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_training_that_is_interrupted_and_resumed_has_the_losses_of_training_that_is_not(quickstart: Path) -> None:
     before = train_until_interrupted(quickstart, "interrupted.pt")
     steps = len(loss_lines(before)) + 4  # it may have got a little further than the step at which it was told to stop
