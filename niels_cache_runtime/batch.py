@@ -97,7 +97,7 @@ class BatchMaker:
         elif targets is None and self._packs:  # pretrain rows among packed ones: all is learned
             targets = np.ones((n, self._T), dtype=np.bool_)
         if targets is not None:
-            extra["y_masked"] = torch.where(self._send(np.ascontiguousarray(targets)), y, IGNORE_INDEX)
+            extra["y_masked"] = self._masked(y, targets)
         return Batch(x=x, y=y, **extra)
 
     def _document_fields(self, boundaries: Boundaries, n: int) -> dict[str, Any]:
@@ -113,6 +113,12 @@ class BatchMaker:
             made["cu_seqlens"] = self._send(cu)
             made["max_seqlen"] = max_seqlen(cu)
         return made
+
+    def _masked(self, y: torch.Tensor, targets: NDArray[np.bool_]) -> torch.Tensor:
+        """(B, T) int64: y where `targets`, else -100."""
+        if self._device.type == "cpu":  # numpy, as everything here on the calling thread: see batches
+            return torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
+        return torch.where(self._send(targets), y, IGNORE_INDEX)
 
     def _send(self, array: NDArray[Any]) -> torch.Tensor:
         return send(array, self._device)
