@@ -2,7 +2,8 @@
 
 The others run in processes and an environment of their own, `.bench-env` beside this repository's `.venv`, made here on first
 use. Each is first tried with 0, 1 and 2 workers, widening to int64 in the workers or, with 1 or 2 threads, in the process that trains;
-its fastest setting then takes turns with ours, one process at a time, the others waiting with full queues. All shuffle, and read local
+its fastest setting then takes turns with ours, one process at a time, the others waiting with full queues (where the threads are
+torch's, with 1 and with 2: the better median counts). All shuffle, and read local
 files.
 """
 
@@ -14,22 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE.parent / "peers-requirements.txt"
 ENVIRONMENT = HERE.parent.parent / ".bench-env"
 SCRIPTS = {"litdata": "litdata_loader.py", "mosaicml-streaming": "streaming_loader.py"}
-SETTINGS = [  # workers, where tokens are widened, threads of torch there
-    ("0", "main", "1"),
-    ("0", "main", "2"),
-    ("1", "worker", "1"),
-    ("1", "main", "1"),
-    ("1", "main", "2"),
-    ("2", "worker", "1"),
-    ("2", "main", "1"),
-    ("2", "main", "2"),
-]
+SETTINGS = [("0", "main"), ("1", "worker"), ("1", "main"), ("2", "worker"), ("2", "main")]  # workers, where tokens are widened
+THREADS = (1, 2)  # of torch, where tokens are widened in the main process: two are faster, unless anything else wants a core
 
 
 class PeersMissing(Exception):
@@ -47,6 +41,10 @@ class Speed:
     def median(self) -> float:
         return statistics.median(self.tokens)
 
+    def __str__(self) -> str:
+        low, middle, high = (f"{tokens / 1e6:.3g}" for tokens in (min(self.tokens), self.median, max(self.tokens)))
+        return f"{middle} ({low}-{high}) M tokens/s"
+
 
 def ensure_environment() -> Path:
     """The python of the peers' environment, which is made (minutes, gigabytes) unless it has these requirements already."""
@@ -63,32 +61,44 @@ def ensure_environment() -> Path:
 def compare(ours: Callable[[], object], *, source: Path, work: Path, T: int, B: int, rounds: int, seconds: float) -> Mapping[str, Speed]:
     """`ours` makes a batch; the peers read the shards of `source`, rewritten in their formats below `work`. Raises PeersMissing."""
     python = str(ensure_environment())
-    speeds: dict[str, list[float]] = {"ours": []}
-    best: dict[str, tuple[str, str, str]] = {}
+    runs: dict[tuple[str, str], Callable[[], float]] = {}  # name and settings, as they are printed
+    runs["ours", ""] = lambda: _tokens_per_second(ours, tokens_per_batch=B * T, seconds=seconds)
     with ExitStack() as stack:
-        readers = {"ours": lambda: _tokens_per_second(ours, tokens_per_batch=B * T, seconds=seconds)}
         for name, script in SCRIPTS.items():
             folder = work / name
             command = [python, str(HERE / script)]
             _run([*command, "write", str(source), str(folder), str(T)])
+            read = [*command, "read", str(folder), str(T), str(B)]
             tried = {}
             for settings in SETTINGS:
-                with _reader([*command, "read", str(folder), str(T), str(B), *settings]) as reader:
-                    tried[settings] = reader(seconds)
-                print(f"  {name}, {_described(settings)}: {tried[settings] / 1e6:.1f} M tokens/s", flush=True)
-            best[name] = max(tried, key=lambda settings: tried[settings])
-            reader = stack.enter_context(_reader([*command, "read", str(folder), str(T), str(B), *best[name]]))
-            readers[name] = lambda reader=reader: reader(seconds)  # type: ignore[misc]
-            speeds[name] = []
+                with _reader([*read, *settings]) as reader:
+                    found = {threads: reader(seconds, threads) for threads in _threads(settings)}
+                tried[settings] = max(found.values())
+                for threads, tokens in found.items():
+                    print(f"  {name}, {_described(settings, threads)}: {tokens / 1e6:.1f} M tokens/s", flush=True)
+            best = max(tried, key=lambda settings: tried[settings])
+            reader = stack.enter_context(_reader([*read, *best]))
+            for threads in _threads(best):
+                runs[name, _described(best, threads)] = partial(reader, seconds, threads)
+        speeds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
         for _ in range(rounds):
-            for name, measure in readers.items():
-                speeds[name].append(measure())
-    return {name: Speed(tokens=tokens, settings=_described(best[name]) if name in best else "") for name, tokens in speeds.items()}
+            for run, measure in runs.items():
+                speeds[run].append(measure())
+    results: dict[str, Speed] = {}
+    for (name, settings), tokens in speeds.items():
+        speed = Speed(tokens=tokens, settings=settings)
+        if name not in results or speed.median > results[name].median:
+            results[name] = speed
+    return results
 
 
-def _described(settings: tuple[str, str, str]) -> str:
-    workers, widened, threads = settings
-    place = "in the worker" if widened == "worker" else f"in the main process, {threads} thread{'s' * (threads != '1')}"
+def _threads(settings: tuple[str, str]) -> tuple[int, ...]:
+    return THREADS if settings[1] == "main" else (1,)
+
+
+def _described(settings: tuple[str, str], threads: int) -> str:
+    workers, widened = settings
+    place = "in the worker" if widened == "worker" else f"in the main process, {threads} thread{'s' * (threads > 1)}"
     return f"{workers} worker{'s' * (workers != '1')}, widened {place}"
 
 
@@ -101,8 +111,8 @@ def _tokens_per_second(make_batch: Callable[[], object], *, tokens_per_batch: in
 
 
 @contextmanager
-def _reader(command: list[str]) -> Iterator[Callable[[float], float]]:
-    """A peer's process, warm; called with seconds it measures for so long."""
+def _reader(command: list[str]) -> Iterator[Callable[[float, int], float]]:
+    """A peer's process, warm; called with seconds and threads of torch it measures for so long."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdin is not None
@@ -116,8 +126,8 @@ def _reader(command: list[str]) -> Iterator[Callable[[float], float]]:
             errors.seek(0)
             raise PeersMissing(_last_line(errors.read()))
 
-        def measure(seconds: float) -> float:
-            stdin.write(f"{seconds}\n")
+        def measure(seconds: float, threads: int) -> float:
+            stdin.write(f"{seconds} {threads}\n")
             stdin.flush()
             return float(answer())
 

@@ -1,12 +1,11 @@
 """What both peers' scripts share; runs in the peers' environment, so it imports nothing of this project.
 
     python PEER.py write SOURCE TARGET T        the shards of SOURCE in the peer's own format
-    python PEER.py read TARGET T B WORKERS MODE THREADS
+    python PEER.py read TARGET T B WORKERS MODE
 
-`read` prints "result ready" after the warm-up. Then every line on its input is a number of seconds to measure for, answered by a line
-"result N", tokens per second of x and y. MODE says where tokens are widened to int64: `worker` or `main`, the process that trains,
-with THREADS threads of torch.
-The start of an epoch, when a peer shuffles, is not measured.
+`read` prints "result ready" after the warm-up. Then every line on its input is a number of seconds to measure for and a number of
+torch's threads, answered by a line "result N", tokens per second of x and y. MODE says where tokens are widened to int64: `worker`
+or `main`, the process that trains. The start of an epoch, when a peer shuffles, is not measured.
 """
 
 import argparse
@@ -60,11 +59,9 @@ def main(write: Callable[[Path, Path, int], None], make_loader: Callable[..., It
     reading.add_argument("B", type=int)
     reading.add_argument("workers", type=int)
     reading.add_argument("mode", choices=["worker", "main"])
-    reading.add_argument("threads", type=int)
     given = parser.parse_args()
     if given.command == "write":
         return write(given.source, given.target, given.T)
-    torch.set_num_threads(given.threads)
     collate = stack_and_widen if given.mode == "worker" else stack
     loader = make_loader(given.target, T=given.T, B=given.B, workers=given.workers, collate=collate)
     _serve(loader, tokens_per_batch=given.B * given.T, shape=(given.B, given.T))
@@ -93,8 +90,10 @@ def _serve(loader: Iterable[torch.Tensor | Pair], *, tokens_per_batch: int, shap
         seconds_of_next()
     print("result ready", flush=True)
     for line in sys.stdin:
+        seconds, threads = line.split()
+        torch.set_num_threads(int(threads))
         busy, measured = 0.0, 0
-        while busy < float(line):
+        while busy < float(seconds):
             took = seconds_of_next()
             busy += took
             measured += took > 0
