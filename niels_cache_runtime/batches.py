@@ -2,7 +2,8 @@
 
 Tokens stay two bytes wide for as long as possible: gathered so, sent to an accelerator so, widened once at the end. On the CPU
 that is numpy on the calling thread: measured as fast as torch on two idle cores, and where other work keeps the cores busy or
-a container limits them, torch's pool of threads stalled for 16 ms at a time. Which rows to take is the samplers' business.
+a container limits them, torch's pool of threads stalled for 16 ms at a time. Storing a large batch evicts the caches, so that each
+call into numpy or torch then costs a microsecond or more: there are few. Which rows to take is the samplers' business.
 """
 
 import operator
@@ -17,6 +18,10 @@ from numpy.typing import NDArray
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.mmap import MappedTokens
+
+_CPU = torch.device("cpu")
+_INT64 = np.dtype(np.int64)
+_Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def check_positive(name: str, value: int) -> int:
@@ -63,8 +68,13 @@ def resolve_device(device: str) -> torch.device:
 
 
 def draw(count: int, *, B: int, generator: torch.Generator) -> NDArray[np.int64]:
-    """B numbers below `count`, with replacement: the one use of the generator per batch."""
-    return torch.randint(count, (check_positive("B", B),), generator=generator, device=generator.device).cpu().numpy()
+    """B numbers below `count`, with replacement: the one use of the generator per batch. They are those of `torch.randint`."""
+    B = check_positive("B", B)
+    if generator.device != _CPU:
+        return torch.randint(count, (B,), generator=generator, device=generator.device).cpu().numpy()
+    numbers = np.empty(B, dtype=np.int64)
+    torch.from_numpy(numbers).random_(0, count, generator=generator)  # what torch.randint calls on a tensor of its own: half the time
+    return numbers
 
 
 class WindowReader:
@@ -104,51 +114,58 @@ class PairMaker:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # asking the device costs a microsecond a batch
         self._memory = _RecycledMemory()
 
-    def pairs(self, rows: NDArray[np.uint16]) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(self, rows: NDArray[np.uint16] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """`rows` (B, T+1) -> x, y (B, T) int64, contiguous, on the device: all but the last token of each row, all but the first."""
-        if self._device.type == "cuda":
+        if self._is_cuda:
             tokens = send(rows, self._device)
             return tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
         x, y = self._memory.take(len(rows), rows.shape[1] - 1)
         x[:] = rows[:, :-1]
         y[:] = rows[:, 1:]
+        if self._is_cpu:
+            return torch.from_numpy(x), torch.from_numpy(y)
         return send(x, self._device), send(y, self._device)
 
 
 class _RecycledMemory:
     """int64 memory for batches, lent again once no tensor refers to it.
 
-    Fresh memory of this size is faulted in page by page, which takes longer than filling it (measured: up to 4x).
+    Fresh memory of this size is mapped anew and faulted in page by page, which takes longer than filling it (measured: 20x).
     """
 
     _KEPT = 4  # the batch in use, the next one, and some for a loader that is ahead
+    _FROM_BYTES = 128 << 10  # what is smaller, malloc keeps for itself: fresh arrays are free of faults, and cheaper
 
     def __init__(self) -> None:
-        self._lent: deque[tuple[NDArray[np.int64], weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=self._KEPT)
+        self._lent: deque[tuple[_Pair, weakref.ref[Any], weakref.ref[Any]]] = deque(maxlen=self._KEPT)
 
-    def take(self, rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def take(self, rows: int, columns: int) -> _Pair:
         """Two arrays (rows, columns) with arbitrary content. Their memory is free again when these very objects are gone.
 
         A tensor that `torch.from_numpy` makes of one holds it until the tensor's last view or autograd node goes. A numpy
         view of one does not hold it.
         """
-        memory = self._claim((2, rows, columns))
+        shape = (rows, columns)
+        if rows * columns * _INT64.itemsize < self._FROM_BYTES:
+            return np.empty(shape, dtype=_INT64), np.empty(shape, dtype=_INT64)
+        memory = self._claim(shape)
         if memory is None:
-            memory = np.empty((2, rows, columns), dtype=np.int64)
-        x, y = memory
+            memory = np.empty(shape, dtype=_INT64), np.empty(shape, dtype=_INT64)
+        x, y = memory[0].view(), memory[1].view()
         self._lent.append((memory, weakref.ref(x), weakref.ref(y)))
         return x, y
 
-    def _claim(self, shape: tuple[int, int, int]) -> NDArray[np.int64] | None:
+    def _claim(self, shape: tuple[int, int]) -> _Pair | None:
         """Memory of that shape that nobody holds. Taken out of the queue before it is looked at, so that no two threads claim it."""
         for _ in range(len(self._lent)):
             try:
                 memory, x, y = self._lent.popleft()
             except IndexError:  # another thread was faster
                 return None
-            if memory.shape == shape and x() is None and y() is None:
+            if memory[0].shape == shape and x() is None and y() is None:
                 return memory
             self._lent.append((memory, x, y))
         return None

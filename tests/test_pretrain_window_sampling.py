@@ -123,7 +123,7 @@ def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
     dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
     addresses = set()
     for _ in range(10):
-        x, _ = dataset.get_batch(B=8, generator=generator())
+        x, _ = dataset.get_batch(B=batches._RecycledMemory._FROM_BYTES // (8 * T), generator=generator())
         addresses.add(x.data_ptr())
     assert len(addresses) <= batches._RecycledMemory._KEPT
 
