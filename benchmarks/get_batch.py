@@ -1,11 +1,14 @@
 """`get_batch` against the usual per-row way, in one run, over the same tokens in 12 shards and in one.
 
-    python benchmarks/get_batch.py [--tokens 400000000] [--device cpu] [--runs 1]
+    python benchmarks/get_batch.py [--tokens 400000000] [--device cpu] [--runs 1] [--freed-mib 30]
 
 The usual way maps each shard with numpy and, for each row, slices, widens to int64 and wraps, then stacks the rows. Both draw
 windows at random, and both run warm: in the page cache, and after each has touched every page of its maps once. `fill` is what
 storing costs: two int64 tensors of that size, filled with a number. Rounds of the three alternate, so that a busy machine slows
 all; the table shows the median of all calls in microseconds and their ratios.
+
+Once a process has freed a large block, glibc no longer maps blocks up to that size anew (mallopt(3), M_MMAP_THRESHOLD), so that
+the usual way's tensors cost no page faults, as in most training. `--freed-mib 0` shows a process that has not: there they may.
 """
 
 import argparse
@@ -90,7 +93,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400_000_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--freed-mib", type=int, default=30)
     settings = parser.parse_args()
+    torch.empty(settings.freed_mib << 20, dtype=torch.uint8)  # freed at once
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {settings.tokens:,} tokens, {settings.device}")
     print(f"{'shards':>6} {'B':>4} {'T':>5} {'usual us':>9} {'ours us':>8} {'fill us':>8} {'usual/ours':>11} {'fill/ours':>10}")
     for shards in (12, 1):
