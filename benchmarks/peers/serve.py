@@ -68,6 +68,7 @@ def main(write: Callable[[Path, Path, int], None], make_loader: Callable[..., It
 
 
 def _serve(loader: Iterable[torch.Tensor | Pair], *, tokens_per_batch: int, shape: tuple[int, int]) -> None:
+    torch.empty(30 << 20, dtype=torch.uint8)  # freed at once: glibc then keeps blocks up to that size, as for our side
     batches = iter(loader)
 
     def seconds_of_next() -> float:
