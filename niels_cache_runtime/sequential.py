@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.opening import check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
 
 STATE_VERSION = 1
 
@@ -185,9 +185,8 @@ class DatasetLoader:
         if shards or not arrays:  # beside a folder of other projects' files, a meta.json is theirs
             meta = open_meta(folder.parent)
         if meta is not None:
-            prefix = f"{folder.name}/"
-            listed = {path: entry for path, entry in listed_files(meta, folder.parent).items() if path.startswith(prefix)}
-            check_sizes(folder.parent, listed, {prefix + path.name: path.stat().st_size for path in [*shards, *arrays]})
+            listed = listed_of_split(meta, folder, doc_ends=False)
+            check_sizes(folder.parent, listed, {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]})
             content = content_sha256(listed)
         if not shards and not arrays:
             raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
