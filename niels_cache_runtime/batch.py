@@ -79,6 +79,19 @@ class BatchMaker:
         self._boundaries = mask_cross_document_targets or bool(self._wanted - {"dataset_ids"})
         self._pairs = PairMaker(device)
 
+    def check_boundaries(self) -> None:
+        """Raise the NielsCacheError that a batch would, if documents are wanted of a source that lists none."""
+        for source in self._sources:
+            if self._boundaries and not source.packs:
+                source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_pairs"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pairs = PairMaker(self._device)
+
     def make(self, located: Located) -> Batch:
         """The samples at `located` (n,), one row each, in that order."""
         rows = self._read(located)

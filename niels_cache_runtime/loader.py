@@ -17,11 +17,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from niels_cache_runtime.batch import Batch, BatchMaker
 from niels_cache_runtime.batches import check_positive, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader_settings import LoaderSettings, check_count, name_sources, open_source, row_weights
+from niels_cache_runtime.loader_settings import LoaderSettings, check_choice, check_count, name_sources, open_source, row_weights
 from niels_cache_runtime.loader_state import (
     State,
     check_form,
     check_past_weights,
+    check_same_weights,
     check_settings,
     check_sources,
     make_state,
@@ -65,7 +66,8 @@ class TokenLoader(IterableDataset[Batch]):
 
     Iterating goes on at the loader's position, which moves with every batch handed out. Under a DataLoader (batch_size=None)
     each worker prepares whole batches in turn, in the same order for any number of workers; there the position moves in the
-    workers only: see `state_dict`. `names` are the sources' names, `samples` and `step` the position.
+    workers only: see `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True: new workers would
+    start at the main process's position again. `names` are the sources' names, `samples` and `step` the position.
 
     Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, and
     settings out of range.
@@ -138,6 +140,7 @@ class TokenLoader(IterableDataset[Batch]):
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
         self._resumed = False  # whether `_worker` comes from a state
         self._maker = self._make_maker(self.device)
+        self._maker.check_boundaries()
 
     @classmethod
     def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
@@ -148,8 +151,14 @@ class TokenLoader(IterableDataset[Batch]):
         """
         check_form(state)
         sizes = read_position(state).batches[-1]
-        folders = {name: source["folder"] for name, source in state["sources"].items()} | dict(name_sources(sources) if sources else {})
-        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **state["settings"], **changes}
+        folders = {name: source["folder"] for name, source in state["sources"].items()}
+        if isinstance(sources, str) and len(folders) == 1:
+            sources = dict.fromkeys(folders, sources)
+        folders |= name_sources(sources) if sources else {}
+        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **state["settings"]}
+        if "epochs" in changes:
+            del settings["on_exhausted"]  # it follows from them
+        settings |= changes
         loader = cls(folders, **settings)
         loader.load_state_dict(state)
         return loader
@@ -179,13 +188,13 @@ class TokenLoader(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         self._iteration += 1
-        return self._iterate() if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
+        return self._iterate(self._iteration) if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
 
     def state_dict(self, *, steps: int | None = None) -> State:
         """The position and what it depends on, JSON-able.
 
         steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
-        move, and only the training loop knows how many batches it took: give that number.
+        move, and only the training loop knows how many batches it took: give that number, counting passes read to their end.
         """
         position = self._position
         if steps is not None:
@@ -206,9 +215,14 @@ class TokenLoader(IterableDataset[Batch]):
         check_form(state)
         position = read_position(state)
         check_settings(state, self._settings.of_samples())
-        check_sources(state, self._source_states(), allow_changed=allow_changed)
+        allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
+        for name in allowed:
+            check_choice("allow_changed", name, self.names)
+        check_sources(state, self._source_states(), allow_changed=allowed)
         saved_weights = [(int(first), dict(shares)) for first, shares in state["weights"]]
-        if saved_weights != self._settings.weights and len(self.names) > 1 and not allow_changed:
+        if allowed:  # what the weights meant for the old cache cannot be computed any more, so they must be the same numbers
+            check_same_weights(state, saved_weights, self._settings.weights)
+        elif saved_weights != self._settings.weights and len(self.names) > 1:
             known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
             weights = row_weights(tuple(known), list(known.values()), self._settings.with_weights(saved_weights))
             saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
@@ -219,7 +233,17 @@ class TokenLoader(IterableDataset[Batch]):
                 f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
                 f"loader.state_dict(steps=batches taken) in the main process"
             )
-        self._position = position.resized(B=self.B, world_size=self.world_size)
+        if worker is not None and position.batches[-1][2:] != (self.B, self.world_size):
+            raise NielsCacheError(
+                f"B={self.B}, world_size={self.world_size}: a state from workers of a DataLoader goes on with its own "
+                f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size} only; for others, save "
+                f"loader.state_dict(steps=batches taken) in the main process"
+            )
+        position = position.resized(B=self.B, world_size=self.world_size)
+        end = self._steps.end(position)
+        if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: this pass begins here
+            position = replace(position, pass_start=position.samples)
+        self._position = position
         self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
         self._resumed = worker is not None
         self._iteration += 1
@@ -231,7 +255,10 @@ class TokenLoader(IterableDataset[Batch]):
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
         number = check_count("step", step)
-        first, last = self._steps.find(self._position, number, rank=self.rank if rank is None else rank)
+        rank = self.rank if rank is None else check_count("rank", rank)
+        first, last = self._steps.find(self._position, number, rank=rank)
+        if first == last:
+            raise NielsCacheError(f"step={number}: the last batch of a pass, of which rank {rank} had no row")
         samples = np.arange(first, last, dtype=np.int64)
         found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
         return found if row is None and column is None else found.token(row or 0, column or 0)
@@ -250,21 +277,27 @@ class TokenLoader(IterableDataset[Batch]):
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
         return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
 
-    def _iterate(self) -> Iterator[Batch]:
-        iteration = self._iteration
+    def _iterate(self, iteration: int) -> Iterator[Batch]:
+        self._check_newest(iteration)
         plan = self._plan(self._position, worker=0, workers=1, done=0)
         for position, batch in self._prefetched(plan) if self._prefetch else self._made(plan):
             self._position = position
             yield batch
-            if iteration != self._iteration:
-                raise NielsCacheError(
-                    "this iterator is stale: the loader was iterated again or given another state; use the newest iterator"
-                )
+            self._check_newest(iteration)
         self._end_pass()
+
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise NielsCacheError("this iterator is stale: the loader was iterated again or given another state; use the newest iterator")
 
     def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
         if self.device.type != "cpu":
             raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' there")
+        if self._worker is not None and not self._resumed and not self._settings.epochs:
+            raise NielsCacheError(
+                "an endless loader was iterated again under persistent workers, which would read the same batches again; "
+                "keep one iterator of the DataLoader, or give epochs=n"
+            )
         if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
             self._position = self._steps.next_pass(self._position)
             self._worker = None

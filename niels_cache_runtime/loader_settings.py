@@ -4,6 +4,8 @@ Every message names the setting and the nearest valid choice. Making batches is 
 """
 
 import difflib
+import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -66,6 +68,10 @@ class LoaderSettings:
         given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
         given["seed"] = check_count("seed", given["seed"])
         given["rank"] = check_count("rank", given["rank"])
+        for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
+            if given[name] not in (True, False):
+                raise NielsCacheError(f"{name}={given[name]!r}: must be True or False")
+            given[name] = bool(given[name])
         if given["rank"] >= given["world_size"]:
             raise NielsCacheError(f"rank={given['rank']}: world_size={given['world_size']} has ranks 0 to {given['world_size'] - 1}")
         if given["B"] * given["T"] >= 1 << 31:
@@ -113,6 +119,8 @@ def check_count(name: str, value: Any) -> int:
 
 def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
     """Names to folders; a single folder is named after its data set."""
+    if not isinstance(sources, Mapping | str | os.PathLike):
+        raise NielsCacheError(f"sources={sources!r}: neither a split's folder nor names to folders")
     if isinstance(sources, Mapping):
         if not sources:
             raise NielsCacheError("sources={}: names no cache; give a split's folder, or names to folders")
@@ -129,11 +137,23 @@ def _schedule(
             raise NielsCacheError(f"weights=None: {len(names)} sources need weights, for example {dict.fromkeys(names, 1.0)}")
         return [(0, dict.fromkeys(names, 1.0))]
     if isinstance(weights, Mapping):
-        return [(0, dict(weights))]
+        return [(0, _numbers(weights))]
     try:
-        return [(first, dict(shares)) for first, shares in weights]
+        segments = [(first, dict(shares)) for first, shares in weights]
     except (TypeError, ValueError) as error:
         raise NielsCacheError(f"weights={weights!r}: neither {{name: weight}} nor [(first sample, {{name: weight}}), ...]") from error
+    return [(first, _numbers(shares)) for first, shares in segments]
+
+
+def _numbers(shares: Mapping[str, float]) -> dict[str, float]:
+    """The weights as Python's own numbers, which JSON can hold."""
+    numbers: dict[str, float] = {}
+    for name, weight in shares.items():
+        whole = as_int(weight)
+        if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
+            raise NielsCacheError(f"weights: {name} has {weight!r}; a weight is a positive number")
+        numbers[str(name)] = float(weight) if whole is None else whole
+    return numbers
 
 
 def open_source(folder: str, settings: LoaderSettings) -> Source:
@@ -168,12 +188,15 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
         if held is None:
             raise NielsCacheError(f"weigh_by='examples': {name} is a stream of documents, not of SFT examples; use weigh_by='tokens'")
         contents[name] = Fraction(held, source.samples)
-    if len(set(contents.values())) == 1:
-        return settings.weights
-    return [
-        (first, _in_parts({name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}))
-        for first, shares in settings.weights
-    ]
+    return [(first, _shares_of_rows(shares, contents)) for first, shares in settings.weights]
+
+
+def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
+    """Where rows of all sources in use hold the same, the weights as given: exact, and untouched by sources that join later."""
+    used = {contents.get(name) for name, weight in shares.items() if weight}
+    if len(used) <= 1 or any(weight < 0 for weight in shares.values()):
+        return shares
+    return _in_parts({name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()})
 
 
 def _in_parts(shares: Mapping[str, Any]) -> dict[str, float]:

@@ -36,10 +36,23 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give what loader.state_dict() returned")
+    if state.get("version") == VERSION:
+        missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
+        if missing:
+            raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it is cut or was edited")
     if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "
             f"order {ORDER_VERSION}: go on with the release that saved it"
+        )
+
+
+def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
+    """Raise NielsCacheError unless `given` weights are the `saved` ones up to the state's position."""
+    samples = max(int(state["samples"]), 1)
+    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
+        raise NielsCacheError(
+            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
         )
 
 

@@ -34,6 +34,8 @@ class SampleDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
         """The samples of these indices, in their order."""
+        if not indices:
+            return []
         samples = np.array([self._checked(index) for index in indices], dtype=np.int64)
         batch = self._maker.make(self._mixture.locate(samples))
         columns: dict[str, Any] = {

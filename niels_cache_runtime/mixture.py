@@ -35,7 +35,9 @@ class Located:
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """(source, epoch, places (m,) int64) for every pair that occurs: what one read can take together."""
-        if len(self) and (self.sources == self.sources[0]).all() and (self.epochs == self.epochs[0]).all():
+        if not len(self):
+            return
+        if (self.sources == self.sources[0]).all() and (self.epochs == self.epochs[0]).all():
             yield int(self.sources[0]), int(self.epochs[0]), np.arange(len(self))  # one source, within an epoch: nothing to sort
             return
         order = np.lexsort((self.epochs, self.sources))

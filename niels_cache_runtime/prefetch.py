@@ -30,7 +30,8 @@ def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
             del item  # or its memory could not be used for the batch after next
     finally:
         stop.set()
-        thread.join()
+        if thread is not threading.current_thread():  # as it is where the garbage collector closes this
+            thread.join()
 
 
 def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop: threading.Event) -> None:
@@ -52,3 +53,7 @@ def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop:
         put(False, error)
     else:
         put(False, None)
+    finally:  # on this thread, where a CUDA stream that `items` has entered belongs
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()

@@ -63,7 +63,7 @@ class Steps:
     def full(self, position: Position) -> int | None:
         """How many full batches the pass has left."""
         end = self.end(position)
-        return None if end is None else (end - position.samples) // (self.B * self.world_size)
+        return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
     def last(self, position: Position) -> tuple[int, int] | None:
         """First and last + 1 sample of the batch after the full ones: this rank's even share of what is left. None if that is none."""
@@ -72,7 +72,7 @@ class Steps:
             return None
         first = position.samples + full * self.B * self.world_size
         rows = end - first
-        mine = first + self.rank * rows // self.world_size, first + (self.rank + 1) * rows // self.world_size
+        mine = _even_share(first, rows, rank=self.rank, world_size=self.world_size)
         return mine if mine[0] < mine[1] else None
 
     def count(self, position: Position) -> int | None:
@@ -129,7 +129,12 @@ class Steps:
             raise NielsCacheError(f"step={step}: this run ends before it, at sample {later}")
         if rows == B * world_size:
             return first + rank * B, first + (rank + 1) * B
-        return first + rank * rows // world_size, first + (rank + 1) * rows // world_size
+        return _even_share(first, rows, rank=rank, world_size=world_size)
+
+
+def _even_share(first: int, rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
+    """First and last + 1 of a rank's share of `rows` samples from `first` on. Rank 0, which usually saves the state, has one if any has."""
+    return first + -(-rank * rows // world_size), first + -(-(rank + 1) * rows // world_size)
 
 
 def position_to_state(position: Position) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
         begin = time.monotonic()
         reader.send_signal(signal.SIGINT)
         _, errors = reader.communicate(timeout=60)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 4  # the library itself would sleep for 5
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
 
 
