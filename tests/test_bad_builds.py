@@ -248,7 +248,7 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
     child.send_signal(kill)
     started = time.monotonic()
     assert child.wait(timeout=20) != 0
-    assert time.monotonic() - started < 4  # the library itself would sleep for 5
+    assert time.monotonic() - started < 4  # at once, also on a busy machine
     assert digests(folder) == before
     assert (tmp_path / ".x.partial").exists() == (kill == signal.SIGKILL)
     build(folder, sentences(50), tokenizer)

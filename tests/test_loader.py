@@ -314,6 +314,9 @@ def test_cuda_batches_equal_those_of_the_cpu(notes: str, web: str, prefetch: int
         ({"weights": {"note": 1}}, "note"),
         ({"weights": {"notes": -1}}, "notes"),
         ({"weights": 3}, "weights=3"),
+        ({"weights": {"notes": "3"}}, "notes has '3'"),
+        ({"weights": {"notes": float("inf")}}, "notes has inf"),
+        ({"shuffle": "no"}, "shuffle='no'"),
     ],
 )
 def test_wrong_settings_are_one_clear_line(notes: str, settings: dict, message: str) -> None:
@@ -331,3 +334,17 @@ def test_a_missing_cache_is_an_error_never_a_smaller_mix(tmp_path: Path, notes: 
         TokenLoader({"notes": notes, "web": notes}, T=T, B=4, seed=0)
     with pytest.raises(NielsCacheError, match="names no cache"):
         TokenLoader({}, T=T, B=4, seed=0)
+
+
+def test_a_cache_without_document_ends_says_so_before_training_starts(notes: str) -> None:
+    bare = Path(notes).parent.parent / "bare" / "train"
+    bare.mkdir(parents=True)
+    np.arange(500, dtype=np.uint16).tofile(bare / "shard_00000.bin")
+    assert len(next(iter(TokenLoader(str(bare), T=T, B=4, seed=0))).x) == 4
+    with pytest.raises(NielsCacheError, match="doc_ends"):
+        TokenLoader(str(bare), T=T, B=4, seed=0, fields=("position_ids",))
+
+
+def test_what_names_no_sources_is_one_clear_line(notes: str) -> None:
+    with pytest.raises(NielsCacheError, match="neither a split's folder nor names to folders"):
+        TokenLoader([notes], T=T, B=4, seed=0)  # type: ignore[arg-type]

@@ -256,3 +256,68 @@ def test_what_is_no_state_is_one_clear_line(sources: dict[str, str], state: Any,
         loader(sources).load_state_dict(state)
     with pytest.raises(NielsCacheError, match=message):
         TokenLoader.from_state(state)
+
+
+def test_a_run_beyond_one_pass_goes_on_when_it_is_given_epochs(sources: dict[str, str]) -> None:
+    notes = {"notes": sources["notes"]}
+    one = loader(notes, weights=None, B=10)
+    for _ in islice(one, 25):
+        pass
+    resumed = TokenLoader.from_state(saved(one), epochs=1)
+    assert (resumed.samples, len(resumed)) == (250, 5)
+    rows = [first for batch in resumed for first in batch.x[:, 0].tolist()]
+    assert rows == [first for batch in islice(loader(notes, weights=None, B=50), 6) for first in batch.x[:, 0].tolist()][250:]
+    assert resumed.samples == 300
+    with pytest.raises(TypeError, match="endless"):
+        len(TokenLoader.from_state(saved(resumed), epochs=None))
+
+
+def test_an_sft_source_may_join_a_blend_of_streams(sources: dict[str, str]) -> None:
+    two = {name: sources[name] for name in ("notes", "web")}
+    one = loader(two, weights={"notes": 0.7, "web": 0.3})
+    for _ in islice(one, 4):
+        pass
+    state = saved(one)
+    schedule = [(0, {"notes": 0.7, "web": 0.3, "chats": 0}), (state["samples"], {"notes": 0.5, "web": 0.3, "chats": 0.2})]
+    other = loader(sources, weights=schedule)
+    other.load_state_dict(state)
+    assert len(take(other, 2)) == 48
+
+
+def test_changed_sources_are_accepted_by_name_only(sources: dict[str, str]) -> None:
+    one = loader(sources)
+    take(one, 2)
+    with pytest.raises(NielsCacheError, match="did you mean 'notes'"):
+        loader(sources).load_state_dict(saved(one), allow_changed=("note",))
+    with pytest.raises(NielsCacheError, match="must be those of the state up to sample 48"):
+        loader(sources, weights={"notes": 9, "web": 1, "chats": 2}).load_state_dict(saved(one), allow_changed="notes")
+    loader(sources).load_state_dict(saved(one), allow_changed="notes")
+
+
+def test_a_single_cache_may_move_without_being_named(tmp_path: Path, sources: dict[str, str]) -> None:
+    moved = write_stream(tmp_path / "elsewhere", np.arange(10_000, 11_001), shard_tokens=130, doc_ends=[3, 100, 500, 1001])
+    state = saved(loader({"notes": sources["notes"]}, weights=None))
+    assert TokenLoader.from_state(state, moved).names == ("notes",)
+
+
+def test_rank_0_saves_the_end_of_a_pass_even_where_few_rows_are_left(sources: dict[str, str]) -> None:
+    ranks = [loader({"notes": sources["notes"]}, weights=None, B=33, rank=rank, world_size=3, epochs=1) for rank in range(3)]
+    rows = [sum(len(batch.x) for batch in one) for one in ranks]
+    assert rows == [34, 33, 33]
+    states = [saved(one) for one in ranks]
+    assert states[0]["samples"] == 100
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("key", ["weights", "sources", "settings", "batches"])
+def test_a_cut_state_is_refused(sources: dict[str, str], key: str) -> None:
+    state = saved(loader(sources))
+    del state[key]
+    for load in (loader(sources).load_state_dict, TokenLoader.from_state):
+        with pytest.raises(NielsCacheError, match=f"has no {key}"):
+            load(state)
+
+
+def test_the_state_of_numpy_settings_is_json_too(sources: dict[str, str]) -> None:
+    one = loader(sources, weights={"notes": np.float32(3), "web": np.int64(1), "chats": 2}, shuffle=np.bool_(True), seed=np.int64(7))
+    assert saved(one) == one.state_dict()

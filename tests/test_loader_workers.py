@@ -151,3 +151,29 @@ def test_as_a_map_style_dataset_it_has_the_same_order(notes: str) -> None:
     ]
     assert sorted(ranks) == WINDOWS
     assert dataset[3].keys() == {"x", "y", "document_ids", "position_ids", "dataset_ids"}
+
+
+def test_a_workers_state_is_refused_with_another_batch_size(notes: str) -> None:
+    one = StatefulDataLoader(loader(notes), batch_size=None, num_workers=1)
+    iterator = iter(one)
+    for _ in range(3):
+        next(iterator)
+    other = StatefulDataLoader(loader(notes, B=4), batch_size=None, num_workers=1)
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(NielsCacheError, match="goes on with its own B=8"):
+        list(other)
+
+
+def test_an_endless_loader_is_not_read_twice_by_persistent_workers(notes: str) -> None:
+    batches = workers(loader(notes, epochs=None), 1, persistent_workers=True, multiprocessing_context="fork")
+    assert len(list(islice(batches, 3))) == 3
+    with pytest.raises(NielsCacheError, match="keep one iterator"):
+        list(islice(batches, 3))
+
+
+def test_a_used_map_style_dataset_can_still_be_sent_to_a_worker(tmp_path: Path) -> None:
+    dataset = TokenLoader(write_stream(tmp_path / "notes", np.arange(60_000)), T=1024, B=4, seed=0).as_dataset()
+    rows = dataset.__getitems__(list(range(32)))
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert all(torch.equal(row["x"], copy[k]["x"]) for k, row in enumerate(rows))
+    assert dataset.__getitems__([]) == []
