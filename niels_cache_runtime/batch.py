@@ -138,11 +138,10 @@ class BatchMaker:
 
     def _read(self, located: Located) -> Rows:
         """Rows of every (source, epoch) in the batch, each group with one read, laid back into the order asked for."""
-        groups = list(located.groups())
-        if len(groups) == 1:
-            source, epoch, _ = groups[0]
+        if located.same is not None:
+            source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)
-        n = len(located)
+        n, groups = len(located), list(located.groups())
         tokens = np.empty((n, self._T + 1), dtype=np.uint16)
         targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
         continues = np.zeros(n, dtype=np.bool_)

@@ -135,7 +135,8 @@ class TokenLoader(IterableDataset[Batch]):
             drop_last=settings.drop_last,
             end_of_pass=self._end_of_pass if settings.epochs else None,
         )
-        self._position = Position.start(B=self.B, world_size=self.world_size)
+        self._start = Position.start(B=self.B, world_size=self.world_size)
+        self._taken = 0  # batches since
         self._iteration = 0  # the newest: older iterators are stale
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
         self._resumed = False  # whether `_worker` comes from a state
@@ -164,14 +165,19 @@ class TokenLoader(IterableDataset[Batch]):
         return loader
 
     @property
+    def position(self) -> Position:
+        """How far the run has come."""
+        return self._steps.advance(self._start, self._taken)
+
+    @property
     def samples(self) -> int:
         """Samples taken so far, on all ranks."""
-        return self._position.samples
+        return self.position.samples
 
     @property
     def step(self) -> int:
         """Batches taken so far, those before a resume included."""
-        return self._position.step
+        return self.position.step
 
     @property
     def samples_per_epoch(self) -> dict[str, int]:
@@ -180,7 +186,7 @@ class TokenLoader(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Batches of this rank that are left of the pass. TypeError for an endless loader."""
-        count = self._steps.count(self._position)
+        count = self._steps.count(self.position)
         if count is None:
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
@@ -196,7 +202,7 @@ class TokenLoader(IterableDataset[Batch]):
         steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
         move, and only the training loop knows how many batches it took: give that number, counting passes read to their end.
         """
-        position = self._position
+        position = self.position
         if steps is not None:
             position = self._steps.advance(position, check_count("steps", steps))
         state = make_state(
@@ -243,7 +249,7 @@ class TokenLoader(IterableDataset[Batch]):
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: this pass begins here
             position = replace(position, pass_start=position.samples)
-        self._position = position
+        self._start, self._taken = position, 0
         self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
         self._resumed = worker is not None
         self._iteration += 1
@@ -256,7 +262,7 @@ class TokenLoader(IterableDataset[Batch]):
         """
         number = check_count("step", step)
         rank = self.rank if rank is None else check_count("rank", rank)
-        first, last = self._steps.find(self._position, number, rank=rank)
+        first, last = self._steps.find(self.position, number, rank=rank)
         if first == last:
             raise NielsCacheError(f"step={number}: the last batch of a pass, of which rank {rank} had no row")
         samples = np.arange(first, last, dtype=np.int64)
@@ -279,9 +285,9 @@ class TokenLoader(IterableDataset[Batch]):
 
     def _iterate(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
-        plan = self._plan(self._position, worker=0, workers=1, done=0)
-        for position, batch in self._prefetched(plan) if self._prefetch else self._made(plan):
-            self._position = position
+        plan = self._plan(self.position, worker=0, workers=1, done=0)
+        for batch in self._prefetched(plan) if self._prefetch else self._made(plan):
+            self._taken += 1
             yield batch
             self._check_newest(iteration)
         self._end_pass()
@@ -299,7 +305,7 @@ class TokenLoader(IterableDataset[Batch]):
                 "keep one iterator of the DataLoader, or give epochs=n"
             )
         if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
-            self._position = self._steps.next_pass(self._position)
+            self._start = self._steps.next_pass(self._start)
             self._worker = None
         if self._worker is not None and self._worker[:2] != (worker, workers):
             raise NielsCacheError(
@@ -308,14 +314,14 @@ class TokenLoader(IterableDataset[Batch]):
             )
         done = self._worker[2] if self._worker else 0
         self._worker, self._resumed = (worker, workers, done), False
-        for _, batch in self._made(self._plan(self._position, worker=worker, workers=workers, done=done)):
+        for batch in self._made(self._plan(self._start, worker=worker, workers=workers, done=done)):
             done += 1
             self._worker = (worker, workers, done)
             yield batch
         self._raise_if_exhausted()
 
-    def _plan(self, position: Position, *, worker: int, workers: int, done: int) -> Iterator[tuple[Position, Located]]:
-        """Every `workers`-th batch from the `worker`-th on, without the first `done` of them: the position after it, where its rows are."""
+    def _plan(self, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
+        """Every `workers`-th batch from the `worker`-th on, without the first `done` of them: where its rows are."""
         full, last = self._steps.full(position), self._steps.last(position)
         rows, own = self.B * self.world_size, self.rank * self.B + np.arange(self.B)
         index, block = worker + done * workers, 1
@@ -323,46 +329,45 @@ class TokenLoader(IterableDataset[Batch]):
             count = block if full is None else min(block, -(-(full - index) // workers))
             steps = index + workers * np.arange(count)
             located = self._mixture.locate((position.samples + steps[:, None] * rows + own).ravel())
-            for place, step in enumerate(steps.tolist()):
-                after = replace(position, samples=position.samples + (step + 1) * rows, step=position.step + step + 1)
-                yield after, located.part(place * self.B, (place + 1) * self.B)
+            for first in range(0, len(located), self.B):
+                yield located.part(first, first + self.B)
             index += workers * count
             block = max(1, min(2 * block, _PLANNED_SAMPLES // self.B))  # small at first: a resumed run waits for one batch only
         if index == full and last is not None:
-            yield self._steps.after_last(position), self._mixture.locate(np.arange(*last, dtype=np.int64))
+            yield self._mixture.locate(np.arange(*last, dtype=np.int64))
 
-    def _made(self, plan: Iterator[tuple[Position, Located]]) -> Iterator[tuple[Position, Batch]]:
-        return ((position, self._maker.make(located)) for position, located in plan)
+    def _made(self, plan: Iterator[Located]) -> Iterator[Batch]:
+        return map(self._maker.make, plan)
 
-    def _prefetched(self, plan: Iterator[tuple[Position, Located]]) -> Iterator[tuple[Position, Batch]]:
+    def _prefetched(self, plan: Iterator[Located]) -> Iterator[Batch]:
         if self.device.type != "cuda":
             yield from prefetched(self._made(plan), ahead=self._prefetch)
             return
         # Copies run on a stream of their own, beside the training step; the step's stream waits for its batch only.
         aside = torch.cuda.Stream(self.device)
 
-        def made_aside() -> Iterator[tuple[Position, Batch, torch.cuda.Event]]:
+        def made_aside() -> Iterator[tuple[Batch, torch.cuda.Event]]:
             with torch.cuda.stream(aside):
-                for position, batch in self._made(plan):
-                    yield position, batch, aside.record_event()
+                for batch in self._made(plan):
+                    yield batch, aside.record_event()
 
-        for position, batch, ready in prefetched(made_aside(), ahead=self._prefetch):
+        for batch, ready in prefetched(made_aside(), ahead=self._prefetch):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(ready)
             for tensor in batch.tensors():
                 tensor.record_stream(stream)
-            yield position, batch
+            yield batch
 
     def _end_of_pass(self, start: int) -> int:
         return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]
 
     def _end_pass(self) -> None:
         self._raise_if_exhausted()
-        self._position = self._steps.next_pass(self._position)
+        self._start, self._taken = self._steps.next_pass(self.position), 0
 
     def _raise_if_exhausted(self) -> None:
         if self._settings.on_exhausted == "raise":
-            end, name = self._mixture.end_of_pass(self._position.pass_start, epochs=self._settings.epochs or 1)
+            end, name = self._mixture.end_of_pass(self._start.pass_start, epochs=self._settings.epochs or 1)
             raise NielsCacheError(
                 f"{name}: read {self._settings.epochs} times, exhausted at sample {end} of the run (on_exhausted='raise')"
             )

@@ -20,25 +20,29 @@ Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Located:
-    """Where samples are: source index, epoch of that source, sample number in it; all (n,) int64."""
+    """Where samples are: source index, epoch of that source, sample number in it; all (n,) int64.
+
+    same: the source and epoch of all of them, where that was noticed.
+    """
 
     sources: NDArray[np.int64]
     epochs: NDArray[np.int64]
     numbers: NDArray[np.int64]
+    same: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def part(self, first: int, last: int) -> "Located":
         """Entries first..last-1."""
-        return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last])
+        return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """(source, epoch, places (m,) int64) for every pair that occurs: what one read can take together."""
         if not len(self):
             return
-        if (self.sources == self.sources[0]).all() and (self.epochs == self.epochs[0]).all():
-            yield int(self.sources[0]), int(self.epochs[0]), np.arange(len(self))  # one source, within an epoch: nothing to sort
+        if self.same is not None:
+            yield *self.same, np.arange(len(self))
             return
         order = np.lexsort((self.epochs, self.sources))
         sources, epochs = self.sources[order], self.epochs[order]
@@ -64,10 +68,11 @@ class Mixture:
         """Global samples (n,) int64 -> where they are."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
+        groups = list(Located(sources, epochs, numbers).groups())
         if self._orders is not None:
-            for source, epoch, places in Located(sources, epochs, numbers).groups():
+            for source, epoch, places in groups:
                 numbers[places] = self._orders[source].at(numbers[places], epoch)
-        return Located(sources, epochs, numbers)
+        return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """The first global sample from `start` on that would begin a source's next `epochs` epochs, and the name of that source."""
