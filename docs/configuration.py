@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, SftSource
@@ -65,10 +67,16 @@ def first_paragraph(thing: type) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def reference() -> str:
     lines = [INTRODUCTION]
-    for title, model in (("[build]", BuildSettings), ("[tokenizer]", TokenizerSettings)):
-        lines += [f"## {title}", "", first_paragraph(model).partition(": ")[2].capitalize(), "", *table(model), ""]
+    shared: tuple[type[BaseModel], ...] = (BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings)
+    for model in shared:
+        title = first_paragraph(model).partition(":")[0]
+        lines += [f"## {title}", "", capitalized(first_paragraph(model).partition(": ")[2]), "", *table(model), ""]
     for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):
         lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
         for kind, source in kinds.items():

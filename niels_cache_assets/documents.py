@@ -20,7 +20,8 @@ class Document(NamedTuple):
     """One pretraining text and where it came from.
 
     `source_id` is the source's own id (or file#row), `file` is relative to the source's root, `row` counts from 0 in that file.
-    A document that carries `split` keeps it; one that carries none is split by val_frac or by token budgets.
+    A document that carries `split` keeps it; one that carries none is split by val_frac or by token budgets. `redirect`: upstream says that
+    this page only points at another.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Document(NamedTuple):
     row: int = 0
     title: str | None = None
     split: Split | None = None
+    redirect: bool = False
 
 
 class Conversation(NamedTuple):

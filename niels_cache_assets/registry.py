@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from niels_cache_assets import defaults
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -32,6 +34,7 @@ PROFILES = ("default", "quickstart")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES)
 
 Tables = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -73,6 +76,8 @@ class Registry:
 
     build: BuildSettings
     tokenizer: TokenizerSettings
+    cleaning: CleaningSettings
+    dedup: DedupSettings
     pretrain: Mapping[str, PretrainSource]
     sft: Mapping[str, SftSource]
     origin: str
@@ -84,6 +89,15 @@ class Registry:
     def partition_keys(self, family: Family) -> list[str]:
         """Names that can be built, in order."""
         return [name for name, source in self.datasets(family).items() if source.missing_setting() is None]
+
+    def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
+        """Pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those with that step of it."""
+        names = [name for name in self.partition_keys("pretrain") if self.pretrain[name].enabled]
+        return [name for name in names if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)]
+
+    def cleaning_of(self, name: str) -> CleaningSettings:
+        """The thresholds for a pretrain data set: [cleaning], with its own `cleaning` in them."""
+        return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
         """Names that cannot be built yet, with what to set."""
@@ -166,8 +180,8 @@ def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
     """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
     merged = dict(below)
     for section, tables in above.items():
-        if section not in {"build", "tokenizer", *FAMILIES}:
-            refuse_choice(where, "unknown table", section, ["build", "tokenizer", *FAMILIES])
+        if section not in _SECTIONS:
+            refuse_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
             raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
         merged[section] = dict(merged.get(section, {}))
@@ -217,6 +231,8 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
     registry = Registry(
         build=_validate(BuildSettings, tables.get("build", {}), where, "build", base_dir),
         tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), where, "tokenizer", base_dir),
+        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), where, "cleaning", base_dir),
+        dedup=_validate(DedupSettings, tables.get("dedup", {}), where, "dedup", base_dir),
         pretrain=typed["pretrain"],
         sft=typed["sft"],
         origin=where,
@@ -225,6 +241,12 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
             refuse_choice(where, "[tokenizer] train_on names an unknown data set", name, [*registry.pretrain, *registry.sft])
+    for name in registry.dedup.priority:
+        if name not in registry.pretrain:
+            refuse_choice(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
+    for name, source in registry.pretrain.items():
+        changes = source.cleaning or {}
+        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, where, f"pretrain.{name}.cleaning", base_dir)
     return registry
 
 

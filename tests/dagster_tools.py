@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,10 @@ class Project:
     @property
     def registry(self) -> Registry:
         loaded = load_registry(profile="quickstart", config=str(self.folder / "niels_cache.toml"))
-        return Registry(
-            build=loaded.build,
-            tokenizer=loaded.tokenizer,
+        return replace(
+            loaded,
             pretrain={name: source for name, source in loaded.pretrain.items() if name != "python_docs"},
             sft={name: source for name, source in loaded.sft.items() if name != "python_help"},
-            origin=loaded.origin,
-            profile=loaded.profile,
         )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
+
+PrepareStep = Literal["clean", "dedup"]
 
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
 
@@ -90,7 +93,10 @@ class Source(BaseModel):
 
 
 class PretrainSource(Source):
-    """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both."""
+    """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both.
+
+    What is costly per document (markup to text) belongs into `convert`, which a corpus runs in worker processes.
+    """
 
     family: ClassVar[Family] = "pretrain"
     shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
@@ -99,12 +105,24 @@ class PretrainSource(Source):
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
+    prepare: tuple[PrepareStep, ...] = Field((), strict=False, description="'clean', 'dedup' or both: what is done before tokenization")
+    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] that are otherwise for this data set")
+    decontaminate: Literal["off", "exact", "near"] = Field(
+        "off", description="Keep documents that equal, or nearly equal, one of val out of train"
+    )
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which 'near' holds")
 
     @model_validator(mode="after")
     def _one_split_rule(self) -> Self:
         if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
             raise ValueError("give token budgets (train_tokens, val_tokens) or val_frac, not both")
         unused = self.model_fields_set & {"train_tokens", "val_tokens", "val_frac"}
+        if self.cleaning is not None and "clean" not in self.prepare:
+            raise ValueError('cleaning does nothing without prepare = ["clean"]; add that, or remove it')
+        if len(set(self.prepare)) != len(self.prepare):
+            raise ValueError("prepare names a step twice")
+        if "dedup" in self.prepare and self.decontaminate != "off":
+            raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; remove decontaminate')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
         return self
@@ -114,9 +132,24 @@ class PretrainSource(Source):
         """Documents carry `split`: upstream's own splits."""
         return False
 
+    def identity(self) -> dict[str, Any]:
+        """As of every source; preparation and decontamination, which are no part of what the source gives, count where they are done."""
+        settings = super().identity()
+        for key in ("prepare", "cleaning", "decontaminate", "decontaminate_threshold"):
+            del settings[key]
+        return settings
+
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+
+    def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
+        """The documents before `convert`, in batches: `documents` is the one after the other."""
+        return self.documents(context)
+
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+        """Finish what `unconverted` gave: documents, and the reasons of those dropped here. Picklable and pure; may run in any process."""
+        return documents, Counter()
 
 
 class SftSource(Source):

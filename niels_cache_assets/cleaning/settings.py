@@ -1,0 +1,43 @@
+"""The thresholds of cleaning: table [cleaning], and `cleaning = {...}` of a data set for what it needs otherwise."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class CleaningSettings(BaseModel):
+    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
+
+    A data set's own `cleaning = {...}` replaces keys. Where a threshold comes from: docs/cleaning.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    skip: tuple[str, ...] = Field((), strict=False, description="Reasons that are not looked for, for example ['not_english']")
+    min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
+    min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
+    max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: a larger share of the lines are bullets")
+    min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: a smaller share of the words has a letter")
+    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: shorter words on average, in characters")
+    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: longer words on average, in characters")
+    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word")
+    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words")
+    max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words makes a larger share of all pairs")
+    max_top_2gram_characters: float | None = Field(None, ge=0, le=1, description="repetitive: share of characters in the top word pair")
+    max_top_3gram_characters: float | None = Field(None, ge=0, le=1, description="The same for three words")
+    max_top_4gram_characters: float | None = Field(None, ge=0, le=1, description="The same for four words")
+    max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of lines that were there before")
+    max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of paragraphs that were there before")
+    languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages that stay, as ISO 639-1 codes")
+    language_characters: int = Field(400, ge=1, description="The language is told from this many first characters")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="A reason that takes more of the documents is a warning")
+    min_language_share: float = Field(0.5, ge=0, le=1, description="A smaller share in `languages`, of those asked, is a warning")
+
+    @model_validator(mode="after")
+    def _word_lengths_in_order(self) -> Self:
+        if self.min_mean_word_length > self.max_mean_word_length:
+            raise ValueError("min_mean_word_length is above max_mean_word_length")
+        return self
+
+    def with_changes(self, changes: dict[str, Any]) -> Self:
+        """These settings with the keys of a data set's own table in them, checked again (pydantic.ValidationError)."""
+        return type(self).model_validate({**self.model_dump(), **changes})
