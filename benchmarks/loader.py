@@ -1,12 +1,16 @@
 """The runtime's figures in one run: batches, other projects' loaders, document fields, opening, resuming, packing.
 
-    python benchmarks/loader.py [--quick] [--no-peers] [--only batches fields peers opening resuming packing]
+    python benchmarks/loader.py [--quick] [--no-peers] [--only batches fields peers opening resuming packing] [--freed-mib 30]
 
 Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard, warm in the page cache; documents of
 600 tokens on average. Whatever is compared takes turns in short rounds, so that a busy machine slows all of it; a time is the median
 of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y, at random places; it and
 `fill_` count with torch's threads or with one, whichever is faster. Lengths of examples are those of dolly in a cache built here where
-NIELS_CACHE_REAL_DATA is set, else log-normal. Needs 2 GB of disk and page cache, with peers 4 GB (peers/compare.py: how they are run).
+NIELS_CACHE_REAL_DATA is set, else log-normal.
+
+Once a process has freed a large block, glibc no longer maps blocks up to that size anew (mallopt(3), M_MMAP_THRESHOLD), so that the
+usual way's tensors cost no page faults, as in much of training: the strict comparison. `--freed-mib 0` shows a process that has not.
+Needs 2 GB of disk and page cache, with peers 4 GB (peers/compare.py: how they are run).
 """
 
 import argparse
@@ -441,6 +445,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--no-peers", action="store_true", help="without the other projects' loaders")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
+    parser.add_argument("--freed-mib", type=int, default=30, help="free a block of this size first: see the module (default: 30)")
     parser.add_argument("--open", nargs=2, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.open:
@@ -448,7 +453,7 @@ def main() -> None:
     scale = QUICK if settings.quick else FULL
     parts = [part for part in settings.only if not (part == "peers" and settings.no_peers)]
     print(f"torch {torch.__version__}, numpy {np.__version__}, {os.cpu_count()} cores, {scale.tokens:,} tokens", flush=True)
-    torch.empty(30 << 20, dtype=torch.uint8)  # freed at once: glibc then keeps blocks up to that size, and no way pays page faults
+    torch.empty(settings.freed_mib << 20, dtype=torch.uint8)  # freed at once
     with tempfile.TemporaryDirectory() as temporary:
         rows = list(measure(parts, scale, Path(temporary)))
     print("| what | measured | wanted | ratio |\n|---|---|---|---|")
