@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets import defaults
 from niels_cache_assets.build_cache import (
     CODE_VERSIONS,
     OnProgress,
@@ -25,6 +24,7 @@ from niels_cache_assets.build_cache import (
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
+from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.splits import UNLIMITED, split_by_fraction
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -86,7 +86,7 @@ def build_dataset(
             fingerprint=fingerprint,
         )
 
-    old = _finished_meta(directory)
+    old = finished_meta(directory)
     if not source.enabled:
         fingerprint = fingerprint_of({"enabled": False, "source": source.source})
         if old is not None and old.get("built") and not force:
@@ -163,25 +163,6 @@ def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> 
     return apply_run_settings(registry.build, shared), apply_run_settings(registry.source(name), own)
 
 
-def _finished_meta(directory: Path) -> Meta | None:
-    """The meta.json of a cache that may still be good: readable, and every file of the right size. Anything else is rebuilt."""
-    try:
-        meta = read_meta(str(directory / META_NAME))
-    except NielsCacheError:
-        return None
-    sizes = {path: entry["bytes"] for path, entry in meta.get("files", {}).items()}
-    whole = all((directory / path).is_file() and (directory / path).stat().st_size == size for path, size in sizes.items())
-    return meta if whole else None
-
-
-def _splits_by_fraction(source: PretrainSource) -> bool:
-    return not source.has_own_splits and source.train_tokens is None and source.val_tokens is None
-
-
-def _val_frac(source: PretrainSource) -> float:
-    return defaults.VAL_FRAC if source.val_frac is None else source.val_frac
-
-
 def _split_rule(source: Source, seed: int) -> str:
     """How this data set is divided, in one line for meta.json."""
     if isinstance(source, SftSource):
@@ -189,8 +170,8 @@ def _split_rule(source: Source, seed: int) -> str:
     assert isinstance(source, PretrainSource)
     if source.has_own_splits:
         return "upstream's own splits"
-    if _splits_by_fraction(source):
-        return f"seeded {_val_frac(source):g} of documents to val, seed {seed}"
+    if source.seeded_val_frac is not None:
+        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {seed}"
     train = "the source ends" if source.train_tokens is None else f"{source.train_tokens} tokens"
     return f"val until {source.val_tokens or 0} tokens, then train until {train}"
 
@@ -198,11 +179,11 @@ def _split_rule(source: Source, seed: int) -> str:
 def _build_pretrain(source: PretrainSource, run: _Run) -> None:
     documents: Iterator[Document] = chain.from_iterable(source.documents(run.context))
     count = None
-    if _splits_by_fraction(source):
+    if source.seeded_val_frac is not None:
         run.context.log("counting documents, to split them by val_frac")
         unreported = replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
         count = sum(document.split is None for batch in source.documents(unreported) for document in batch)
-        documents = split_by_fraction(documents, count=count, val_frac=_val_frac(source), seed=run.build.seed)
+        documents = split_by_fraction(documents, count=count, val_frac=source.seeded_val_frac, seed=run.build.seed)
     build_pretrain_cache(
         documents,
         str(run.directory),

@@ -132,6 +132,13 @@ class PretrainSource(Source):
         """Documents carry `split`: upstream's own splits."""
         return False
 
+    @property
+    def seeded_val_frac(self) -> float | None:
+        """The share of the documents without a split that goes to val, seeded; None where token budgets (or upstream alone) decide."""
+        if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
+            return None
+        return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
+
     def identity(self) -> dict[str, Any]:
         """As of every source; preparation and decontamination, which are no part of what the source gives, count where they are done."""
         settings = super().identity()

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,23 +24,35 @@ from niels_cache_runtime.formats import (
     idx_name,
     tokens_name,
 )
+from niels_cache_runtime.meta import Meta, read_meta
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
-_LAYOUT = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+_CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+
+
+def finished_meta(directory: Path) -> Meta | None:
+    """The meta.json of what may still be good: readable, and every file of the right size. Anything else is to be built again."""
+    try:
+        meta = read_meta(str(directory / META_NAME))
+    except NielsCacheError:
+        return None
+    sizes = {path: entry["bytes"] for path, entry in meta.get("files", {}).items()}
+    whole = all((directory / path).is_file() and (directory / path).stat().st_size == size for path, size in sizes.items())
+    return meta if whole else None
 
 
 @contextmanager
-def atomic_directory(target: str | Path) -> Iterator[Path]:
+def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = _CACHE_NAMES.__contains__) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `target` when the block ends well, and vanishes when it does not.
 
-    Raises NielsCacheError if another build of `target` runs, if the parent is not writable, or if `target` is a directory that is
-    not ours (it holds something that no cache holds). A partial directory left by a killed build is cleared by the next one.
+    Raises NielsCacheError if another build of `target` runs, if the parent is not writable, or if `target` is a directory that is not
+    ours (`is_ours` says of a name in it whether we write such a thing). A partial directory left by a killed build is cleared by the next.
     """
     target = Path(os.path.realpath(target))  # a link to a larger disk stays one
     partial = target.parent / f".{target.name}.partial"
-    _refuse_foreign_directory(target)
+    _refuse_foreign_directory(target, is_ours)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115  (held for the whole block, closed below)
@@ -64,10 +76,10 @@ def atomic_directory(target: str | Path) -> Iterator[Path]:
             _remove(partial)  # after an exchange this is the old build
 
 
-def _refuse_foreign_directory(target: Path) -> None:
+def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> None:
     if target.exists() and not target.is_dir():
         raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
-    foreign = sorted(path.name for path in target.iterdir() if path.name not in _LAYOUT) if target.is_dir() else []
+    foreign = sorted(path.name for path in target.iterdir() if not is_ours(path.name)) if target.is_dir() else []
     if foreign:
         raise NielsCacheError(f"{target}: holds {foreign[0]!r}, so it is not a cache to replace; move it away or choose another place")
 

@@ -89,10 +89,11 @@ class ShardWriter:
 
 
 class NpyWriter:
-    """A 1-D .npy file of unknown length: the header is written last, into room kept for it."""
+    """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items."""
 
-    def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files) -> None:
+    def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None) -> None:
         self._path, self._relative, self._dtype, self._files = root / relative, relative, dtype, files
+        self._row = () if width is None else (width,)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
         self._file.write(bytes(_NPY_HEADER_BYTES))
         self.items = 0
@@ -103,7 +104,7 @@ class NpyWriter:
 
     def seal(self) -> None:
         self._file.seek(0)
-        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items,)}
+        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items, *self._row)}
         np.lib.format.write_array_header_1_0(self._file, description)
         assert self._file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
         sync_and_close(self._file)
