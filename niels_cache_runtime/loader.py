@@ -3,7 +3,7 @@
     step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
 
 Everything before the last arrow is computed from the position, so a state is a few integers and resuming costs the same at any
-step. Orders and blends are computed for a few thousand samples at a time; a batch is then one gather for each source in it.
+step. A batch is one gather for each source in it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,14 +29,13 @@ from niels_cache_runtime.loader_state import (
     read_position,
 )
 from niels_cache_runtime.map_style import SampleDataset
-from niels_cache_runtime.mixture import Located, Mixture
+from niels_cache_runtime.mixture import Mixture
 from niels_cache_runtime.mixture_report import MixtureReport, make_report
-from niels_cache_runtime.prefetch import prefetched
+from niels_cache_runtime.planning import plan_batches
+from niels_cache_runtime.prefetch import prefetched_batches
 from niels_cache_runtime.source import Source
 from niels_cache_runtime.steps import Position, Steps
 from niels_cache_runtime.trace import BatchTrace, TokenOrigin, trace_samples
-
-_PLANNED_SAMPLES = 4096  # located at once: what a batch of its own would pay in calls, thousands share
 
 
 class TokenLoader(IterableDataset[Batch]):
@@ -285,8 +284,8 @@ class TokenLoader(IterableDataset[Batch]):
 
     def _iterate(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
-        plan = self._plan(self.position, worker=0, workers=1, done=0)
-        for batch in self._prefetched(plan) if self._prefetch else self._made(plan):
+        batches = self._batches(self.position)
+        for batch in prefetched_batches(batches, device=self.device, ahead=self._prefetch) if self._prefetch else batches:
             self._taken += 1
             yield batch
             self._check_newest(iteration)
@@ -314,49 +313,15 @@ class TokenLoader(IterableDataset[Batch]):
             )
         done = self._worker[2] if self._worker else 0
         self._worker, self._resumed = (worker, workers, done), False
-        for batch in self._made(self._plan(self._start, worker=worker, workers=workers, done=done)):
+        for batch in self._batches(self._start, worker=worker, workers=workers, done=done):
             done += 1
             self._worker = (worker, workers, done)
             yield batch
         self._raise_if_exhausted()
 
-    def _plan(self, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
-        """Every `workers`-th batch from the `worker`-th on, without the first `done` of them: where its rows are."""
-        full, last = self._steps.full(position), self._steps.last(position)
-        rows, own = self.B * self.world_size, self.rank * self.B + np.arange(self.B)
-        index, block = worker + done * workers, 1
-        while full is None or index < full:
-            count = block if full is None else min(block, -(-(full - index) // workers))
-            steps = index + workers * np.arange(count)
-            located = self._mixture.locate((position.samples + steps[:, None] * rows + own).ravel())
-            for first in range(0, len(located), self.B):
-                yield located.part(first, first + self.B)
-            index += workers * count
-            block = max(1, min(2 * block, _PLANNED_SAMPLES // self.B))  # small at first: a resumed run waits for one batch only
-        if index == full and last is not None:
-            yield self._mixture.locate(np.arange(*last, dtype=np.int64))
-
-    def _made(self, plan: Iterator[Located]) -> Iterator[Batch]:
+    def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
+        plan = plan_batches(self._mixture, self._steps, position, worker=worker, workers=workers, done=done)
         return map(self._maker.make, plan)
-
-    def _prefetched(self, plan: Iterator[Located]) -> Iterator[Batch]:
-        if self.device.type != "cuda":
-            yield from prefetched(self._made(plan), ahead=self._prefetch)
-            return
-        # Copies run on a stream of their own, beside the training step; the step's stream waits for its batch only.
-        aside = torch.cuda.Stream(self.device)
-
-        def made_aside() -> Iterator[tuple[Batch, torch.cuda.Event]]:
-            with torch.cuda.stream(aside):
-                for batch in self._made(plan):
-                    yield batch, aside.record_event()
-
-        for batch, ready in prefetched(made_aside(), ahead=self._prefetch):
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(ready)
-            for tensor in batch.tensors():
-                tensor.record_stream(stream)
-            yield batch
 
     def _end_of_pass(self, start: int) -> int:
         return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]

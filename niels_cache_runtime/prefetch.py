@@ -9,6 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import torch
+
+from niels_cache_runtime.batch import Batch
+
 _Item = TypeVar("_Item")
 _POLL_SECONDS = 0.1  # how long a thread whose iterator was dropped may wait for room before it looks whether it should stop
 
@@ -32,6 +36,26 @@ def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
         stop.set()
         if thread is not threading.current_thread():  # as it is where the garbage collector closes this
             thread.join()
+
+
+def prefetched_batches(batches: Iterator[Batch], *, device: torch.device, ahead: int) -> Iterator[Batch]:
+    """`prefetched`; on CUDA the copies run on a stream of their own beside the training step, whose stream waits for its batch only."""
+    if device.type != "cuda":
+        yield from prefetched(batches, ahead=ahead)
+        return
+    aside = torch.cuda.Stream(device)
+
+    def made_aside() -> Iterator[tuple[Batch, torch.cuda.Event]]:
+        with torch.cuda.stream(aside):
+            for batch in batches:
+                yield batch, aside.record_event()
+
+    for batch, ready in prefetched(made_aside(), ahead=ahead):
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(ready)
+        for tensor in batch.tensors():
+            tensor.record_stream(stream)
+        yield batch
 
 
 def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop: threading.Event) -> None:
