@@ -1,8 +1,10 @@
 """The thresholds of cleaning: table [cleaning], and `cleaning = {...}` of a data set for what it needs otherwise."""
 
+import difflib
+import re
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class CleaningSettings(BaseModel):
@@ -31,6 +33,29 @@ class CleaningSettings(BaseModel):
     language_characters: int = Field(400, ge=1, description="The language is told from this many first characters")
     max_reason_share: float = Field(0.5, gt=0, le=1, description="A reason that takes more of the documents is a warning")
     min_language_share: float = Field(0.5, ge=0, le=1, description="A smaller share in `languages`, of those asked, is a warning")
+
+    @field_validator("skip")
+    @classmethod
+    def _skips_reasons(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from niels_cache_assets.cleaning.filters import REASONS  # which need these settings
+
+        skippable = [reason for reason in REASONS if reason != "empty"]
+        for reason in value:
+            if reason == "empty":
+                raise ValueError("'empty' cannot be skipped: a document without text has nothing to keep")
+            if reason not in skippable:
+                near = difflib.get_close_matches(reason, skippable, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(skippable)}"
+                raise ValueError(f"no reason {reason!r}; {hint}")
+        return value
+
+    @field_validator("languages")
+    @classmethod
+    def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for code in value:
+            if not re.fullmatch("[a-z]{2,3}", code):
+                raise ValueError(f"{code!r} is no language code; write ISO 639 codes such as 'en', 'de', 'zh'")
+        return value
 
     @model_validator(mode="after")
     def _word_lengths_in_order(self) -> Self:

@@ -1,0 +1,51 @@
+"""The chain: a document is normalized, then the filters look at it, and the first reason they give wins.
+
+A Cleaner keeps nothing between documents, so any process may clean any document. Cost: docs/cleaning.md. Reading documents and writing what
+remains is the corpus's work.
+"""
+
+from typing import NamedTuple
+
+from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
+from niels_cache_assets.cleaning.filters import FILTERS, Facts
+from niels_cache_assets.cleaning.normalizers import normalize, replace_unreadable
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.documents import Document
+
+
+class Rejected(NamedTuple):
+    """A document that goes, as it was normalized, and why; `value` is what the filter measured, None where it measures nothing."""
+
+    document: Document
+    reason: str
+    value: float | None
+
+
+class Cleaner:
+    """Cleans documents by the given settings. Picklable."""
+
+    def __init__(self, settings: CleaningSettings) -> None:
+        self.settings = settings
+
+    def clean(self, document: Document, report: CleaningReport | None = None) -> Document | Rejected:
+        """The document, normalized, or why it goes; `report`, where given, counts it.
+
+        The text, the title and the other strings are free of NULs, controls and lone surrogates afterwards, so that they can be written
+        as UTF-8.
+        """
+        title = None if document.title is None else replace_unreadable(document.title)
+        source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
+        facts = Facts(document._replace(text=normalize(document.text), title=title, source_id=source_id, file=file))
+        result = self._judged(facts)
+        if report is not None:
+            language = None
+            if facts.language_asked:
+                language = facts.language(self.settings.language_characters)[0] or UNKNOWN_LANGUAGE
+            report.add(result, language)
+        return result
+
+    def _judged(self, facts: Facts) -> Document | Rejected:
+        for reason, judge in FILTERS:
+            if reason not in self.settings.skip and (rejection := judge(facts, self.settings)):
+                return Rejected(facts.document, rejection.reason, rejection.value)
+        return facts.document

@@ -1,0 +1,96 @@
+"""What cleaning did, as counts and examples: how many documents each reason took, and a seeded sample of them.
+
+Reports of consecutive chunks of an input merge into the report of the whole, whoever made them: an example is chosen by a keyed hash of its
+place in the input, so neither the number of processes nor the cut into chunks shows. Memory: 50 excerpts per reason.
+"""
+
+import hashlib
+from collections import Counter
+from heapq import heappush, heappushpop
+from typing import TYPE_CHECKING, Any, Self
+
+from niels_cache_assets.cleaning.filters import REASONS
+from niels_cache_assets.documents import Document
+
+if TYPE_CHECKING:
+    from niels_cache_assets.cleaning.chain import Rejected
+
+EXAMPLES = 50
+EXCERPT_CHARACTERS = 500
+UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
+
+
+class CleaningReport:
+    """Counts and examples of a chunk of an input whose first document is number `first` of all.
+
+    `documents` and `kept` count; `dropped` counts by reason; `languages` counts what the identifier said, of the documents that came so
+    far ("und": it could not tell). Picklable.
+    """
+
+    def __init__(self, seed: int, first: int = 0) -> None:
+        self.seed = seed
+        self.documents = 0
+        self.kept = 0
+        self.dropped: Counter[str] = Counter()
+        self.languages: Counter[str] = Counter()
+        self._first = first
+        self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}  # heaps by reason; the largest hash on top, as a negative
+
+    def add(self, result: "Document | Rejected", language: str | None = None) -> None:
+        """Count the next document of the input; `language` is what the identifier said, None where it was not asked."""
+        ordinal = self._first + self.documents
+        self.documents += 1
+        if language is not None:
+            self.languages[language] += 1
+        if isinstance(result, Document):
+            self.kept += 1
+            return
+        self.dropped[result.reason] += 1
+        heap = self._examples.setdefault(result.reason, [])
+        key = -_keyed_hash(self.seed, ordinal)
+        if len(heap) < EXAMPLES or key > heap[0][0]:
+            self._keep_example(heap, (key, -ordinal, _row(result)))
+
+    def merge(self, later: Self) -> None:
+        """Take in the report of a chunk that comes after this one, made with the same seed."""
+        if later.seed != self.seed:
+            raise ValueError(f"reports of two seeds do not merge: {self.seed}, {later.seed}")
+        self.documents += later.documents
+        self.kept += later.kept
+        self.dropped += later.dropped
+        self.languages += later.languages
+        for reason, examples in later._examples.items():
+            heap = self._examples.setdefault(reason, [])
+            for example in examples:
+                self._keep_example(heap, example)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The examples as rows of corpus.layout.REJECTED: by reason, in the order of the filters, then as they came."""
+        known = [reason for reason in REASONS if reason in self._examples]
+        others = sorted(self._examples.keys() - set(REASONS))  # a caller's own
+        return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
+
+    @staticmethod
+    def _keep_example(heap: list[tuple[int, int, dict[str, Any]]], example: tuple[int, int, dict[str, Any]]) -> None:
+        if len(heap) < EXAMPLES:
+            heappush(heap, example)
+        else:
+            heappushpop(heap, example)
+
+
+def _keyed_hash(seed: int, ordinal: int) -> int:
+    """64 bits, evenly spread, of a place in the input."""
+    return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
+
+
+def _row(rejected: "Rejected") -> dict[str, Any]:
+    document = rejected.document
+    return {
+        "reason": rejected.reason,
+        "title": document.title,
+        "source_id": document.source_id,
+        "file": document.file,
+        "row": document.row,
+        "value": rejected.value,
+        "excerpt": document.text[:EXCERPT_CHARACTERS],
+    }

@@ -1,0 +1,218 @@
+"""Filters: each looks at one normalized document and says why it should go, or nothing. The first reason wins, so the cheap come first.
+
+A filter is a function of a document's facts and the settings, and one line of FILTERS; its reason, a threshold in settings.py. Thresholds
+follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix) where it has the rule. Definitions all share:
+a word is what lies between white space (str.split), a letter is str.isalpha, a line is a line with something in it.
+
+Cost: about 0.1 ms for a document of 2 KB that passes them all, half of it for words and their pairs.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.documents import Document
+
+STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # Gopher's
+
+_REDIRECT = re.compile(r"#redirect\b", re.IGNORECASE)
+_MAY_REFER_TO = re.compile(
+    r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:.]{0,80}:?$", re.MULTILINE
+)
+_DISAMBIGUATION_CHARACTERS = 500  # such a page says so in its first sentence
+_BULLET = re.compile(r"\s*(?:[*•‣◦⁃∙▪●·]|[-–—+]\s)")
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """Why a document goes, and what was measured (None where nothing is measured)."""
+
+    reason: str
+    value: float | None = None
+
+
+class Facts:
+    """A document and what several filters ask about it, each worked out when it is first asked for."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.text = document.text
+        self._language: tuple[str | None, float] | None = None
+
+    @cached_property
+    def words(self) -> list[str]:
+        return self.text.split()
+
+    @cached_property
+    def lower_words(self) -> list[str]:
+        return self.text.lower().split()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines with something in them, without the white space around them."""
+        return [line for line in map(str.strip, self.text.split("\n")) if line]
+
+    @property
+    def language_asked(self) -> bool:
+        return self._language is not None
+
+    def language(self, characters: int) -> tuple[str | None, float]:
+        """(code or None, share) of the first so many characters, which are the same for every filter that asks."""
+        if self._language is None:
+            from niels_cache_assets.cleaning.language import identify
+
+            self._language = identify(self.text[:characters])
+        return self._language
+
+
+Filter = Callable[[Facts, CleaningSettings], Rejection | None]
+
+
+def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Upstream says so, or the text is the mark of one."""
+    return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
+
+
+def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Nothing remains after normalization."""
+    return None if facts.text and not facts.text.isspace() else Rejection(reason="empty", value=0.0)
+
+
+def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Titled so, or a line near the beginning that ends with "X may refer to:" (can, might, stand for, ...)."""
+    titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
+    start = facts.text[:_DISAMBIGUATION_CHARACTERS]
+    return Rejection(reason="disambiguation") if titled or _MAY_REFER_TO.search(start) else None
+
+
+def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Too few characters (the value is their number), or too few words (the value is theirs)."""
+    if len(facts.text) < settings.min_characters:
+        return Rejection(reason="too_short", value=float(len(facts.text)))
+    return Rejection(reason="too_short", value=float(len(facts.words))) if len(facts.words) < settings.min_words else None
+
+
+def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Share of the lines that begin with a bullet: *, •, or one of - – — + and a blank."""
+    return _above("list_page", sum(map(bool, map(_BULLET.match, facts.lines))), len(facts.lines), settings.max_bullet_share)
+
+
+def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Share of the words that have a letter in them."""
+    others = [word for word in facts.words if not word.isalpha()]  # most words are letters only: no need to look into them
+    with_letter = len(facts.words) - len(others) + sum(any(map(str.isalpha, word)) for word in others)
+    share = with_letter / len(facts.words) if facts.words else 1.0
+    return Rejection(reason="low_alpha_ratio", value=share) if share < settings.min_alpha_word_share else None
+
+
+def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Characters per word, without the white space."""
+    if not facts.words:
+        return None
+    mean = sum(map(len, facts.words)) / len(facts.words)
+    outside = not settings.min_mean_word_length <= mean <= settings.max_mean_word_length
+    return Rejection(reason="bad_mean_word_len", value=mean) if outside else None
+
+
+def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """Number signs and ellipses (three dots or U+2026) per word."""
+    symbols = facts.text.count("#") + facts.text.count("...") + facts.text.count("…")
+    return _above("high_symbol_ratio", symbols, len(facts.words), settings.max_symbols_per_word)
+
+
+def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """How many of STOP_WORDS occur, as words of their own, in any case."""
+    found = len(STOP_WORDS.intersection(facts.lower_words))
+    return Rejection(reason="no_stopwords", value=float(found)) if found < settings.min_stopwords else None
+
+
+def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """One pair of words makes too large a share of all pairs (in lower case; a pair that is there once repeats nothing).
+
+    Then, where they are set: Gopher's shares of characters in the most frequent 2-, 3- and 4-gram, and of repeated lines and paragraphs.
+    """
+    pairs = len(facts.words) - 1
+    found = _above("repetitive", _most_frequent_pair(facts.lower_words, settings.max_bigram_share), pairs, settings.max_bigram_share)
+    if found:
+        return found
+    for size, limit in (
+        (2, settings.max_top_2gram_characters),
+        (3, settings.max_top_3gram_characters),
+        (4, settings.max_top_4gram_characters),
+    ):
+        if limit is not None and (found := _above("repetitive", *_top_ngram_characters(facts.lower_words, size), limit)):
+            return found
+    if settings.max_duplicate_lines is not None:
+        found = _above("repetitive", *_repeated(facts.lines), settings.max_duplicate_lines)
+    if not found and settings.max_duplicate_paragraphs is not None:
+        paragraphs = [paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]
+        found = _above("repetitive", *_repeated(paragraphs), settings.max_duplicate_paragraphs)
+    return found
+
+
+def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """The identifier cannot tell the language of the first characters."""
+    code, _ = facts.language(settings.language_characters)
+    return Rejection(reason="language_error") if code is None else None
+
+
+def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+    """The first characters are in a language that is not among those that stay; the value is the share of them that is."""
+    code, share = facts.language(settings.language_characters)
+    return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
+
+
+FILTERS: tuple[tuple[str, Filter], ...] = (
+    ("redirect", redirect),
+    ("empty", empty),
+    ("disambiguation", disambiguation),
+    ("too_short", too_short),
+    ("list_page", list_page),
+    ("bad_mean_word_len", bad_mean_word_len),
+    ("high_symbol_ratio", high_symbol_ratio),
+    ("low_alpha_ratio", low_alpha_ratio),
+    ("no_stopwords", no_stopwords),
+    ("repetitive", repetitive),
+    ("language_error", language_error),
+    ("not_english", not_english),
+)
+REASONS: tuple[str, ...] = tuple(reason for reason, _ in FILTERS)
+
+
+def _above(reason: str, count: float, total: int, limit: float) -> Rejection | None:
+    """A rejection if count / total is above the limit; nothing has no share."""
+    return Rejection(reason=reason, value=count / total) if total > 0 and count / total > limit else None
+
+
+def _most_frequent_pair(words: list[str], limit: float) -> int:
+    """How often the most frequent pair of neighbours occurs; 0 if no pair can be above the limit, or none is there twice.
+
+    A pair is no more frequent than either of its words, and few words are that frequent: only pairs of those are counted.
+    """
+    pairs = len(words) - 1
+    frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
+    if not frequent:
+        return 0
+    counts = Counter(pair for pair in pairwise(words) if pair[0] in frequent and pair[1] in frequent)
+    most = max(counts.values(), default=0)
+    return most if most > 1 else 0
+
+
+def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
+    """(characters in the most frequent n-gram, in all words): the longest of those that tie, none if all are there once."""
+    counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
+    most = max(counts.values(), default=0)
+    if most < 2:
+        return 0, sum(map(len, words))
+    longest = max(sum(map(len, ngram)) for ngram, count in counts.items() if count == most)
+    return most * longest, sum(map(len, words))
+
+
+def _repeated(parts: list[str]) -> tuple[int, int]:
+    """(how many were there before, how many there are)."""
+    return len(parts) - len(set(parts)), len(parts)
