@@ -15,6 +15,7 @@ import numpy as np
 
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
+from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import (
     COLLISION,
@@ -82,6 +83,9 @@ def build_pretrain_cache(
     append_eot: bool = True,
     on_collision: Literal["drop", "raise"] = "drop",
     threads: int | None = None,
+    decontaminate: Decontaminate = "off",
+    decontaminate_threshold: float = 0.8,
+    val_texts: Iterable[str | Document] | None = None,
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
@@ -95,8 +99,14 @@ def build_pretrain_cache(
     `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts; `progress` is called after every
     chunk, with a share of `expected_documents` where that is known. `out_dir` is replaced in one step at the end.
 
+    `decontaminate` keeps out of train, counts, and takes from no budget: with "exact" what has the canonical text of a document of val
+    (`in_val`), with "near" also what has `decontaminate_threshold` of its word 5-grams in common with one (Jaccard, compared exactly:
+    `near_val`). Val has to be known before train begins: documents whose own split is val must all come before the first of train, or be
+    given a first time as `val_texts`, which are read before the build and not written.
+
     Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
-    text with a special token where `on_collision="raise"`, and for what the disk refuses. The last good cache then stays as it was.
+    text with a special token where `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for what
+    the disk refuses. The last good cache then stays as it was.
     """
     require_whole_numbers(
         max_train_tokens=max_train_tokens,
@@ -116,18 +126,30 @@ def build_pretrain_cache(
     documents: Iterator[Document] = as_documents(texts)
     if shuffle_buffer is not None:
         documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
-    encoded = encode_documents(
-        documents, view, report, threads=threads or available_threads(), append_eot=append_eot, raise_on_collision=on_collision == "raise"
-    )
     dropped: Counter[str] = Counter()
     source_dropped = report.dropped  # of the whole stream, unless the budgets end it early
     with (
         atomic_directory(out_dir) as partial,
         PretrainWriter(partial, shard_bytes=shard_bytes) as writer,
-        closing(encoded) as batches,
+        open_guard(decontaminate, decontaminate_threshold, partial) as guard,
+        closing(
+            encode_documents(
+                documents,
+                view,
+                report,
+                threads=threads or available_threads(),
+                append_eot=append_eot,
+                raise_on_collision=on_collision == "raise",
+                screen=guard.screen if guard else None,
+            )
+        ) as batches,
     ):
+        if guard is not None:
+            guard.read_val(as_documents(val_texts or ()))
         seen = 0
         for batch in batches:
+            if guard is not None:
+                batch = guard.admit(batch, is_val=splitter.val_mask(batch))
             dropped.update(batch.dropped)
             writer.write(splitter.place(batch))
             seen += len(batch.documents)
@@ -141,6 +163,7 @@ def build_pretrain_cache(
         if not writer.tokens("train"):
             raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + source_dropped))
         writer.seal()
+        identity = decontamination_identity(decontaminate, decontaminate_threshold)  # nothing where it is off: older caches stay good
         settings = {
             "max_train_tokens": max_train_tokens,
             "max_val_tokens": max_val_tokens,
@@ -148,12 +171,14 @@ def build_pretrain_cache(
             "seed": seed,
             "shuffle_buffer": shuffle_buffer,
             "append_eot": append_eot,
+            **identity,
         }
         meta = {
             **_common_meta("pretrain", out_dir, view, provenance, seed, settings),
             **writer.totals(),
             "append_eot": append_eot,
             "shard_bytes": shard_bytes,
+            **identity,
             "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
             "dropped": dict(dropped + source_dropped),
             "facts": report.facts,

@@ -24,6 +24,7 @@ from niels_cache_assets.build_cache import (
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
+from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.splits import UNLIMITED, split_by_fraction
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -134,6 +135,7 @@ def cache_fingerprint(
         "tokenizer_sha256": tokenizer_sha256,
         "revision": revision,
         "code_version": CODE_VERSIONS[source.family],
+        **(decontamination_identity(source.decontaminate, source.decontaminate_threshold) if isinstance(source, PretrainSource) else {}),
     }
     return fingerprint_of(identity)
 
@@ -177,15 +179,25 @@ def _split_rule(source: Source, seed: int) -> str:
 
 
 def _build_pretrain(source: PretrainSource, run: _Run) -> None:
-    documents: Iterator[Document] = chain.from_iterable(source.documents(run.context))
+    def documents(context: StreamContext) -> Iterator[Document]:
+        stream = chain.from_iterable(source.documents(context))
+        if count is None or source.seeded_val_frac is None:
+            return stream
+        return split_by_fraction(stream, count=count, val_frac=source.seeded_val_frac, seed=run.build.seed)
+
+    def unreported() -> StreamContext:
+        return replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
+
     count = None
     if source.seeded_val_frac is not None:
         run.context.log("counting documents, to split them by val_frac")
-        unreported = replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
-        count = sum(document.split is None for batch in source.documents(unreported) for document in batch)
-        documents = split_by_fraction(documents, count=count, val_frac=source.seeded_val_frac, seed=run.build.seed)
+        count = sum(document.split is None for document in documents(unreported()))
+    val_texts = None
+    if source.decontaminate != "off" and (source.has_own_splits or count is not None):  # by budgets val comes first in any case
+        run.context.log("reading val, to keep its documents out of train")
+        val_texts = (document for document in documents(unreported()) if document.split == "val")
     build_pretrain_cache(
-        documents,
+        documents(run.context),
         str(run.directory),
         tokenizer=run.tokenizer,
         max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
@@ -194,6 +206,9 @@ def _build_pretrain(source: PretrainSource, run: _Run) -> None:
         seed=run.build.seed,
         shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
         threads=run.build.threads,
+        decontaminate=source.decontaminate,
+        decontaminate_threshold=source.decontaminate_threshold,
+        val_texts=val_texts,
         provenance=run.provenance,
         report=run.context.report,
         progress=run.progress,

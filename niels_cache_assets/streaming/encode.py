@@ -8,7 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +41,7 @@ class EncodedDocuments:
     `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
     `characters`: int64 per document. `dropped`: reasons of those left out here. `source_dropped`: what the source had left out when it
     gave the last of these documents; a source is read ahead of what is written, by more on more threads, so its own counter will not do.
+    `screened`: compared with val already (decontaminate.py).
     """
 
     documents: list[Document]
@@ -49,6 +50,15 @@ class EncodedDocuments:
     characters: np.ndarray
     dropped: Counter[str]
     source_dropped: Counter[str]
+    screened: bool = False
+
+    def keep(self, kept: np.ndarray) -> "EncodedDocuments":
+        """These documents without those where `kept`, bool (documents,), is False."""
+        if kept.all():
+            return self
+        documents = [document for document, keep in zip(self.documents, kept.tolist(), strict=True) if keep]
+        tokens = self.tokens[np.repeat(kept, self.lengths)]
+        return replace(self, documents=documents, tokens=tokens, lengths=self.lengths[kept], characters=self.characters[kept])
 
 
 def normalize_newlines(text: str) -> str:
@@ -93,16 +103,18 @@ def encode_documents(
     threads: int,
     append_eot: bool,
     raise_on_collision: bool,
+    screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
     """Encode a stream of documents; see EncodedDocuments. `report` is what the source fills while it is read.
 
-    Without EOT a document of no tokens would leave no trace, and is dropped and counted. Raises NielsCacheError on a collision where the
-    caller asks for that.
+    Without EOT a document of no tokens would leave no trace, and is dropped and counted. `screen` gets each encoded chunk on its
+    thread. Raises NielsCacheError on a collision where the caller asks for that.
     """
 
     def encode(task: tuple[list[Document], Counter[str]]) -> EncodedDocuments:
         chunk, source_dropped = task
-        return _encode_chunk(chunk, source_dropped, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+        encoded = _encode_chunk(chunk, source_dropped, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+        return screen(encoded) if screen is not None else encoded
 
     chunks = in_chunks(documents, lambda document: len(document.text))
     return map_in_order(encode, ((chunk, report.dropped.copy()) for chunk in chunks), threads=threads)

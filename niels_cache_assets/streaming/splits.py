@@ -87,6 +87,14 @@ class BudgetSplitter:
             return None
         return 1 - sum(self.remaining.values()) / self._budget or None
 
+    def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
+        """Bool (documents,): which of a batch `place` will give to val; nothing is taken from the budget."""
+        chosen = np.array([document.split == "val" for document in batch.documents], dtype=bool)
+        if self.remaining["val"]:
+            free = np.flatnonzero([document.split is None for document in batch.documents])
+            chosen[self._within_budget("val", batch, free)] = True
+        return chosen
+
     def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute a batch. What no budget has room for is in no part."""
         kept = batch.lengths.copy()
@@ -100,14 +108,18 @@ class BudgetSplitter:
             candidates = np.flatnonzero(free & (target < 0))
             if not len(candidates) or not self.remaining[split]:
                 continue
-            ends = np.cumsum(batch.lengths[candidates])
-            taken = candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
+            taken = self._within_budget(split, batch, candidates)
             target[taken] = SPLITS.index(split)
-            overrun = int(ends[len(taken) - 1]) - self.remaining[split]
+            overrun = int(batch.lengths[taken].sum()) - self.remaining[split]
             if overrun > 0:
                 kept[taken[-1]] -= overrun
             self.remaining[split] -= int(kept[taken].sum())
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
+
+    def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
+        """Those of the candidates (positions, in order) that the budget has room for, the one that overruns it included."""
+        ends = np.cumsum(batch.lengths[candidates])
+        return candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
 
     def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():

@@ -1,0 +1,209 @@
+"""Whether texts equal, or nearly equal, a document of val: exact answers, mostly after a look at the first half of a text.
+
+Val's documents are added, the index is sealed, and then any number of threads may ask. A text T is near a document V where the Jaccard
+similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds spare the work:
+
+1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no document of val. So T is read from its start until
+   more are missing than its longest possible rest allows, and only else all of it. Membership is one bit of a table of which at most a
+   sixteenth is set: what looks like a member and is none makes it look further, no more. Nearly every text leaves here.
+2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sets with J >= t share one of the first
+   |X| - ceil(t |X|) + 1 of each, in any one order (here: of the hashes). Only those of val are indexed.
+3. What is left is compared with the documents of val that share such a shingle and are about as long (t <= |T| / |V| <= 1 / t).
+
+With "exact" t is 1 in the first bound, and then the SHA-1 of the canonical text decides.
+
+Memory is bounded by val, not by train: at threshold 0.8 up to 7 bytes a word of val and about 200 a document; the shingles themselves
+(8 bytes a word) lie in an unlinked file. At worst one text is compared with every document of val. Splits, batches and counters are
+decontaminate.py's.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup.jaccard import jaccard
+from niels_cache_assets.dedup.signatures import Shingles, Signer
+from niels_cache_runtime.errors import NielsCacheError
+
+Kind = Literal["exact", "near"]
+Hashes = NDArray[np.uint64]
+
+_BITS_PER_SHINGLE = 16
+_BLOCK = 1 << 20
+_MINIMAL_HEAD = 100  # characters
+_CHARACTERS_PER_WORD = 8  # of prose, with blanks, and some to spare; a wrong guess costs time and nothing else
+_ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: a bound must err on the wide side
+
+
+class Match(NamedTuple):
+    """The earliest document of val that a text is a copy of. `similarity`: 1 where exact, else that of the word 5-grams."""
+
+    kind: Kind
+    ordinal: int
+    similarity: float
+
+
+class ValIndex:
+    """Documents of val, to be asked about texts; see the module. A context manager: it holds a file in `folder`.
+
+    Documents have the ordinals 0, 1, 2, ... in the order in which they are added.
+    """
+
+    def __init__(self, kind: Kind, *, threshold: float, folder: Path) -> None:
+        if not 0 < threshold < 1:
+            raise NielsCacheError(f"the threshold of near duplicates is {threshold}; it must be above 0 and below 1")
+        self._near = kind == "near"
+        self._threshold = threshold if self._near else 1.0
+        self._head_share = _head_share(self._threshold)
+        self._signer = Signer()
+        self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
+        self._first: dict[bytes, int] = {}  # ordinal by digest
+        self._sizes: list[int] = []
+        self._prefixes: list[Hashes] = []
+        self.sealed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._spool.close()
+
+    def add(self, texts: Sequence[str]) -> None:
+        """More documents of val."""
+        shingles = self._signer.shingle(texts)
+        for index, digest in enumerate(shingles.digests):
+            hashes = shingles.of(index)
+            self._first.setdefault(digest.tobytes(), len(self._sizes))
+            self._sizes.append(len(hashes))
+            if self._near:
+                self._prefixes.append(hashes[: self._prefix_length(len(hashes))].copy())
+            self._spool.write(hashes.data)
+
+    def holds(self, texts: Sequence[str]) -> list[bool]:
+        """Whether documents with these canonical texts were added. Works before sealing, too."""
+        return [digest.tobytes() in self._first for digest in self._signer.shingle(texts).digests]
+
+    def seal(self) -> None:
+        """Nothing is added from now on; `find` works on any thread."""
+        if self.sealed:
+            return
+        self._spool.flush()
+        count = sum(self._sizes)
+        self._hashes: Hashes = np.memmap(self._spool, np.uint64, "r", shape=(count,)) if count else np.empty(0, np.uint64)
+        self._starts = np.cumsum([0, *self._sizes], dtype=np.int64)
+        bits = max(6, (count * _BITS_PER_SHINGLE - 1).bit_length())
+        self._shift = np.uint64(64 - bits)
+        self._members = np.zeros(1 << (bits - 3), np.uint8)
+        for start in range(0, count, _BLOCK):
+            slots = self._hashes[start : start + _BLOCK] >> self._shift
+            np.bitwise_or.at(self._members, slots >> np.uint64(3), np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8))
+        if self._near:
+            lengths = np.fromiter(map(len, self._prefixes), np.int64, len(self._prefixes))
+            prefixes = np.concatenate([*self._prefixes, np.empty(0, np.uint64)])
+            self._prefixes.clear()
+            order = np.argsort(prefixes, kind="stable")
+            self._prefix_hashes = prefixes[order]
+            self._prefix_ordinals = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[order]
+        self.sealed = True
+
+    def find(self, texts: Sequence[str]) -> list[Match | None]:
+        """For each text the earliest document of val that it equals, else the earliest that it is near to."""
+        matches: list[Match | None] = [None] * len(texts)
+        suspects = self._suspects(texts)
+        if suspects:
+            shingles = self._signer.shingle([texts[index] for index in suspects])
+            missing = self._missing_by_text(shingles).tolist()
+            for position, (index, count) in enumerate(zip(suspects, _counts(shingles), strict=True)):
+                if missing[position] <= self._may_miss(count):
+                    matches[index] = self._compare(shingles, position)
+        return matches
+
+    def _suspects(self, texts: Sequence[str]) -> list[int]:
+        """Those whose first part does not show that too much of them is in no document of val."""
+        heads = [self._head(text) for text in texts]
+        suspects = [index for index, head in enumerate(heads) if head is None]
+        looked_at = [index for index, head in enumerate(heads) if head is not None]
+        if not looked_at:
+            return suspects
+        shown = [head for head in heads if head is not None]
+        shingles = self._signer.shingle(shown)
+        missing_by_text = self._missing_by_text(shingles).tolist()
+        for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
+            # A word has a character and a blank, so this is at least the number of different shingles of the whole text.
+            most = count + (len(texts[index]) - len(head)) // 2 + 1
+            # Fewer words than a shingle has make one of a kind that the whole text does not hold.
+            if count < 2 or missing <= self._may_miss(most):
+                suspects.append(index)
+        return sorted(suspects)
+
+    def _head(self, text: str) -> str | None:
+        """The text up to a blank, where it is worth looking at alone: its words are the first words of the text."""
+        length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
+        end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
+        return text[:end] if end > 0 else None
+
+    def _missing_by_text(self, shingles: Shingles) -> NDArray[np.int64]:
+        """(n,) int64: at most the number of different shingles of each text that are in no document of val, and mostly just that.
+
+        Each missing one sets one of at least four times as many marks as the text has shingles, instead of sorting them.
+        """
+        marks = 4 << np.ceil(np.log2(np.maximum(_counts(shingles), 1))).astype(np.int64)
+        firsts = np.cumsum(marks) - marks
+        missing = np.flatnonzero(~self._is_member(shingles.hashes))
+        text = np.searchsorted(shingles.ends, missing, side="right")
+        marked = np.zeros(int(marks.sum()), dtype=bool)
+        marked[firsts[text] + (shingles.hashes[missing].view(np.int64) & (marks[text] - 1))] = True
+        return np.add.reduceat(marked, firsts, dtype=np.int64)
+
+    def _is_member(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Bool (n,): False for those that are, for certain, in no document of val."""
+        slots = hashes >> self._shift
+        bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
+        return (bits & np.uint8(1)).astype(bool)
+
+    def _may_miss(self, size: int) -> int:
+        return size - math.ceil(self._threshold * size - _ROUNDING)
+
+    def _prefix_length(self, size: int) -> int:
+        return min(size, self._may_miss(size) + 1)
+
+    def _compare(self, shingles: Shingles, position: int) -> Match | None:
+        hashes = shingles.of(position)
+        if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._may_miss(len(hashes)):
+            return None
+        ordinal = self._first.get(shingles.digests[position].tobytes())
+        if ordinal is not None:
+            return Match("exact", ordinal, 1.0)
+        return self._nearest(hashes) if self._near else None
+
+    def _nearest(self, hashes: Hashes) -> Match | None:
+        prefix = hashes[: self._prefix_length(len(hashes))]
+        first = self._prefix_hashes.searchsorted(prefix, side="left").tolist()
+        stop = self._prefix_hashes.searchsorted(prefix, side="right").tolist()
+        sharing = [self._prefix_ordinals[start:end] for start, end in zip(first, stop, strict=True) if start < end]
+        for ordinal in np.unique(np.concatenate(sharing)).tolist() if sharing else ():
+            shorter, longer = sorted((self._sizes[ordinal], len(hashes)))
+            if shorter < self._threshold * longer - _ROUNDING:
+                continue
+            similarity = jaccard(hashes, self._hashes[self._starts[ordinal] : self._starts[ordinal + 1]])
+            if similarity >= self._threshold:
+                return Match("near", ordinal, similarity)
+        return None
+
+
+def _counts(shingles: Shingles) -> list[int]:
+    """The number of shingles of each text, repetitions included."""
+    return np.diff(shingles.ends, prepend=0).tolist()
+
+
+def _head_share(threshold: float) -> float:
+    """How much of a text that has nothing in common with val must be read until the first bound shows it."""
+    words = 1 / _CHARACTERS_PER_WORD
+    missing, longest = words * (1 - 1 / _BITS_PER_SHINGLE), (1 - threshold) / 2
+    return longest / (missing - (1 - threshold) * words + longest) if missing > (1 - threshold) * words else 1.0
