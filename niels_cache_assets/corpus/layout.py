@@ -12,6 +12,8 @@ DOCUMENTS = {
     "file": "string",
     "row": "int64",
     "split": "string",  # upstream's own, else null
+    "characters": "int64",
+    "bytes": "int64",  # of the text as UTF-8
 }
 REJECTED = {
     "reason": "string",
@@ -41,6 +43,11 @@ TEXT_BYTES_PER_FILE = 500_000_000
 def documents_file(index: int) -> str:
     """File name of the index-th part of the documents."""
     return f"documents_{index:05d}.parquet"
+
+
+def duplicates_file(name: str) -> str:
+    """File name of a data set's drop list."""
+    return f"{name}.parquet"
 
 
 def corpus_dir(root: str | Path, name: str) -> Path:

@@ -1,0 +1,163 @@
+"""What a worker does with a chunk of documents: finish them, clean them, sign them, count. No file is touched.
+
+A pure function of the chunk and the settings, so the number of processes never shows. Memory: the chunk, twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.corpus.store import Row, document_hash
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.files import writable
+from niels_cache_assets.streaming.encode import INVALID_UNICODE
+
+if TYPE_CHECKING:
+    from niels_cache_assets.cleaning.chain import Cleaner
+    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.dedup.signatures import Signer
+
+LENGTH_BINS = 40  # bin b of a histogram: 2**(b-1) <= characters < 2**b; bin 0 is the empty text
+EXCERPT_CHARACTERS = 500  # what a report keeps of a text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTotals:
+    """Sums over texts; `bytes` as UTF-8. `lengths`: (LENGTH_BINS,) int64, how many texts have so many characters."""
+
+    documents: int
+    characters: int
+    bytes: int
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, characters: Iterable[int] = (), sizes: Iterable[int] = ()) -> TextTotals:
+        """Of texts with so many characters and bytes."""
+        counts = list(characters)
+        bins = np.bincount([min(count.bit_length(), LENGTH_BINS - 1) for count in counts], minlength=LENGTH_BINS)
+        return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins)
+
+    def __add__(self, other: TextTotals) -> TextTotals:
+        return TextTotals(
+            documents=self.documents + other.documents,
+            characters=self.characters + other.characters,
+            bytes=self.bytes + other.bytes,
+            lengths=self.lengths + other.lengths,
+        )
+
+
+class Chunk(NamedTuple):
+    """Documents of a source before `convert`; `first` is the place of the first one in the source."""
+
+    first: int
+    documents: list[Document]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedChunk:
+    """A chunk, done. `rows`, `hashes`, `digests` and `slots` are of the documents that stay (see CorpusWriter.write)."""
+
+    dropped_by_source: Counter[str]
+    report: CleaningReport
+    rows: list[Row]
+    hashes: bytes
+    digests: np.ndarray | None
+    slots: np.ndarray | None
+    before: TextTotals
+    after: TextTotals
+    words: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkWork:
+    """What is to be done, as a function of a chunk. It travels with every chunk, so it holds settings; what is heavy is made once there.
+
+    `cleaning` None: documents are not cleaned. `num_perm` and `ngram` None: they are not signed.
+    """
+
+    source: PretrainSource
+    seed: int
+    cleaning: CleaningSettings | None
+    num_perm: int | None
+    ngram: int | None
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        from niels_cache_assets.cleaning.counting import CleaningReport
+
+        report = CleaningReport(self.seed, chunk.first)
+        given, dropped_by_source = self.source.convert(chunk.documents)
+        results = [self._clean(document, report) for document in given]
+        kept = [document for document in results if document is not None]
+        rows = [_row(document) for document in kept]
+        signed = None
+        if self.num_perm is not None and self.ngram is not None:
+            signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
+        return PreparedChunk(
+            dropped_by_source=dropped_by_source,
+            report=report,
+            rows=rows,
+            hashes=b"".join(document_hash(row) for row in rows),
+            digests=signed.digests if signed else None,
+            slots=signed.slots if signed else None,
+            before=TextTotals.of((len(document.text) for document in given), (_size(document.text) for document in given)),
+            after=TextTotals.of((row[-2] for row in rows), (row[-1] for row in rows)),
+            words=sum(len(document.text.split()) for document in kept),
+        )
+
+    def _clean(self, document: Document, report: CleaningReport) -> Document | None:
+        from niels_cache_assets.cleaning.chain import Rejected
+
+        if self.cleaning is not None:
+            result = _cleaner(self.cleaning).clean(document, report)
+            return result if isinstance(result, Document) else None
+        named = _with_writable_names(document)
+        if document.text.isascii() or _is_writable(document.text):
+            report.add(named)
+            return named
+        report.add(Rejected(named._replace(text=writable(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None))
+        return None
+
+
+@lru_cache(maxsize=1)
+def _cleaner(settings: CleaningSettings) -> Cleaner:
+    from niels_cache_assets.cleaning.chain import Cleaner
+
+    return Cleaner(settings)
+
+
+@lru_cache(maxsize=1)
+def _signer(num_perm: int, ngram: int) -> Signer:
+    from niels_cache_assets.dedup.signatures import Signer
+
+    return Signer(num_perm=num_perm, ngram=ngram)
+
+
+def _row(document: Document) -> Row:
+    """The document as a row of DOCUMENTS without its ordinal."""
+    text, source_id, file, row, title, split, _ = document
+    return text, title, source_id, file, row, split, len(text), _size(text)
+
+
+def _with_writable_names(document: Document) -> Document:
+    title = None if document.title is None else writable(document.title)
+    return document._replace(source_id=writable(document.source_id), file=writable(document.file), title=title)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,49 @@
+"""Prepared data sets as members of others: in the place of the table, what reads its corpus minus its drop list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import PrivateAttr
+
+from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
+from niels_cache_assets.documents import Document
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+
+
+class PreparedMember(PretrainSource):
+    """A source that streams a prepared data set. Opens it when it is asked, not before, and every time: a corpus may be replaced."""
+
+    source: Literal["prepared"] = "prepared"
+    _open: Callable[[], PreparedCorpus] = PrivateAttr()
+
+    @classmethod
+    def of(cls, opener: Callable[[], PreparedCorpus]) -> PreparedMember:
+        member = cls()
+        member._open = opener
+        return member
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return f"sha256:{fingerprint_of(self.identity())}"
+
+    def identity(self) -> dict[str, Any]:
+        return {"prepared": self._open().identity()}
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        prepared = self._open()
+        context.report.dropped.update(prepared.dropped)
+        return prepared.documents()
+
+
+def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
+    """All pretrain tables by name, those with a corpus replaced by what reads it: the `siblings` of a StreamContext."""
+    prepared = set(registry.prepared())
+    return {
+        name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if name in prepared else source
+        for name, source in registry.pretrain.items()
+    }

@@ -1,0 +1,183 @@
+"""`prepare_corpus`: stream a data set's source through cleaning and signing, on every core, into its corpus on disk.
+
+One pass. Memory: a few chunks of about a megabyte per worker process and one row group, whatever the size of the source; one document that
+is larger than a chunk is held a few times. The same source and settings give the same bytes, for any number of processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, TextTotals
+from niels_cache_assets.corpus.identity import cleaning_identity, corpus_fingerprint, require_prepared, signature_identity
+from niels_cache_assets.corpus.layout import corpus_dir
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
+from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
+from niels_cache_assets.streaming.encode import available_threads, in_chunks
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import Meta, read_meta, write_meta
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusProgress:
+    """How far a corpus is; how many documents a source has is not known before it ends."""
+
+    documents: int  # given by the source so far
+    kept: int
+    characters: int  # of all that were given
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOutcome:
+    """What happened to one corpus. `meta` is empty where the data set is switched off and was never prepared.
+
+    `warning` is set where an old corpus was kept because its upstream could not be reached.
+    """
+
+    name: str
+    state: Literal["built", "cache_hit", "disabled"]
+    meta: Meta
+    directory: Path
+    seconds: float
+    warning: str | None = None
+
+
+def prepare_corpus(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    force: bool = False,
+    processes: int | None = None,
+    progress: Callable[[CorpusProgress], None] | None = None,
+    log: Log = lambda message: None,
+) -> CorpusOutcome:
+    """Make `corpus/<name>` under `root`, or find that the corpus there is what that would make.
+
+    `processes`: workers; None uses every core, 1 works in this process. Raises NielsCacheError for a data set without `prepare`, a source
+    of which nothing is left, and a worker that was killed; the last good corpus then stays.
+    """
+    started = time.monotonic()
+    source = require_prepared(registry, name)
+    if processes is not None and processes < 1:
+        raise NielsCacheError(f"processes is {processes}; give at least 1, or None for every core")
+    directory = corpus_dir(root, name)
+    old = finished_meta(directory)
+
+    def outcome(state: Literal["built", "cache_hit", "disabled"], meta: Meta, warning: str | None = None) -> CorpusOutcome:
+        seconds = time.monotonic() - started
+        return CorpusOutcome(name=name, state=state, meta=meta, directory=directory, seconds=seconds, warning=warning)
+
+    if not source.enabled:
+        return outcome("disabled", old or {})
+    siblings = with_prepared(registry, root)
+    try:
+        revision = source.revision(siblings)
+    except SourceUnavailable as error:
+        if old is not None and not force:
+            kept = old["dataset_revision"]
+            if old["fingerprint"] == corpus_fingerprint(registry, name, revision=kept):
+                return outcome("cache_hit", old, warning=f"{error}; kept the finished corpus of revision {kept}")
+        raise
+    fingerprint = corpus_fingerprint(registry, name, revision=revision)
+    if old is not None and not force and old["fingerprint"] == fingerprint:
+        return outcome("cache_hit", old)
+    context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings)
+    log(f"preparing {name}: {', '.join(source.prepare)}")
+    _write(registry, name, directory, context, fingerprint, processes or available_threads(), progress)
+    return outcome("built", read_meta(str(directory / META_NAME)))
+
+
+def _write(
+    registry: Registry,
+    name: str,
+    directory: Path,
+    context: StreamContext,
+    fingerprint: str,
+    processes: int,
+    progress: Callable[[CorpusProgress], None] | None,
+) -> None:
+    from niels_cache_assets.cleaning.counting import CleaningReport
+
+    source = registry.pretrain[name]
+    signatures = signature_identity(registry, name) or {}
+    cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
+    work = ChunkWork(
+        source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
+    )
+    report = CleaningReport(context.seed)
+    before = after = TextTotals.of()
+    words = 0
+    dropped_by_source: Counter[str] = Counter()
+    splits: Counter[str] = Counter()
+    with (
+        atomic_directory(directory, is_ours=is_corpus_file) as partial,
+        CorpusWriter(partial, num_perm=signatures.get("num_perm")) as writer,
+        closing(map_in_processes(work, _chunks(source, context), processes=processes, doing=f"preparing {name}")) as chunks,
+    ):
+        for chunk in chunks:
+            writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+            report.merge(chunk.report)
+            before, after, words = before + chunk.before, after + chunk.after, words + chunk.words
+            dropped_by_source += chunk.dropped_by_source
+            splits.update(row[5] or "unknown" for row in chunk.rows)
+            if progress is not None:
+                progress(CorpusProgress(before.documents, after.documents, before.characters))
+        dropped_by_source += context.report.dropped
+        if not writer.documents:
+            raise NielsCacheError(_why_empty(directory, report.dropped + dropped_by_source))
+        writer.seal()
+        write_rejected(partial, report.rows(), writer.files)
+        meta = {
+            "kind": "corpus",
+            "built": True,
+            "dataset_name": name,
+            "dataset_config": getattr(source, "config", None),
+            "dataset_revision": context.revision,
+            "source": source.describe(),
+            "seed": context.seed,
+            "prepare": sorted(source.prepare),
+            "cleaning": cleaning_identity(registry, name),
+            "signatures": signature_identity(registry, name),
+            "documents": {"read": before.documents, "kept": after.documents},
+            "characters": {"before": before.characters, "after": after.characters},
+            "bytes": {"before": before.bytes, "after": after.bytes},
+            "words": words,
+            "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
+            "splits": dict(splits),
+            "languages": dict(report.languages),
+            "dropped": dict(report.dropped + dropped_by_source),
+            "dropped_by_source": dict(+dropped_by_source),
+            "facts": context.report.facts,
+            "files": writer.files,
+            "content_sha256": writer.content_sha256,
+            "fingerprint": fingerprint,
+        }
+        write_meta(str(partial / META_NAME), meta)
+
+
+def _chunks(source: PretrainSource, context: StreamContext) -> Iterator[Chunk]:
+    """The source's own documents in chunks of 256 or about a megabyte, however it batches them."""
+    first = 0
+    for documents in in_chunks(chain.from_iterable(source.unconverted(context)), lambda document: len(document.text)):
+        yield Chunk(first, documents)
+        first += len(documents)
+
+
+def _why_empty(directory: Path, dropped: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "the source is empty"
+    return f"{directory}: no document is left ({reasons}); nothing was written; check the source and the thresholds of [cleaning]"

@@ -1,0 +1,200 @@
+"""Reading a prepared data set: its corpus minus its drop list, every document with its split.
+
+What `build_dataset` of a data set with `prepare` reads instead of the source. Memory: one row group of text (2 MB), and two bytes per
+document of the corpus. Reading decompresses parquet at some hundred megabytes a second; nothing is cleaned or looked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_assets.corpus.identity import current_corpus
+from niels_cache_assets.corpus.layout import corpus_dir, documents_file, duplicates_dir, duplicates_file
+from niels_cache_assets.documents import Document
+from niels_cache_assets.registry import BuildSettings, Registry
+from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, SPLITS, Split
+from niels_cache_runtime.meta import Meta, read_meta
+
+UNKNOWN = -1  # among splits: token budgets decide when the cache is built
+_COLUMNS = ["text", "source_id", "file", "row", "title"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedCorpus:
+    """A corpus with what goes of it. `splits`: (documents,) int8, index into SPLITS or UNKNOWN. `gone`: (documents,) bool, the drop list.
+
+    `dropped`: reasons with counts, of cleaning and of the drop list. `drop_sha256`: None where duplicates are not looked for.
+    """
+
+    name: str
+    directory: Path
+    meta: Meta
+    splits: np.ndarray
+    gone: np.ndarray
+    dropped: dict[str, int]
+    drop_sha256: str | None
+    split_identity: dict[str, Any] | None
+
+    @cached_property
+    def kept(self) -> int:
+        """Documents that stay."""
+        return len(self.gone) - int(self.gone.sum())
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the documents and their splits, for the fingerprint of a cache that is made of them."""
+        return {"content_sha256": self.meta["content_sha256"], "drop_sha256": self.drop_sha256, "splits": self.split_identity}
+
+    def documents(self) -> Iterator[list[Document]]:
+        """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
+
+        Raises NielsCacheError for files that cannot be read, and at the end where the corpus was replaced meanwhile.
+        """
+        split_names: list[Split | None] = [*SPLITS, None]  # UNKNOWN is the last
+        for first, columns in self._groups(_COLUMNS):
+            stays = ~self.gone[first : first + len(columns[0])]
+            splits = self.splits[first : first + len(columns[0])].tolist()
+            batch = [
+                Document(text, source_id, file, row, title, split_names[split])
+                for text, source_id, file, row, title, split, stay in zip(*columns, splits, stays.tolist(), strict=True)
+                if stay
+            ]
+            if batch:
+                yield batch
+        if read_meta(str(self.directory / META_NAME))["meta_sha256"] != self.meta["meta_sha256"]:
+            raise NielsCacheError(f"{self.directory}: the corpus was replaced while it was read; run this again")
+
+    def _groups(self, names: list[str]) -> Iterator[tuple[int, list[list[Any]]]]:
+        """(ordinal of the first row, columns) of every row group in order."""
+        first = 0
+        for path in document_files(self.directory, self.meta):
+            with open_documents(path) as parquet:
+                for group in range(parquet.num_row_groups):
+                    table = parquet.read_row_group(group, columns=names)
+                    yield first, [table[name].to_pylist() for name in names]
+                    first += len(table)
+        if first != len(self.gone):
+            raise NielsCacheError(
+                f"{self.directory}: the corpus holds {first} documents, its meta.json says {len(self.gone)}; prepare it again"
+            )
+
+
+def open_prepared(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    source: PretrainSource | None = None,
+    build: BuildSettings | None = None,
+    minus_duplicates: bool = True,
+) -> PreparedCorpus:
+    """The prepared data set as the configuration asks for it; `source` and `build`: its table and [build] for one run.
+
+    Raises NielsCacheError, which says what to materialize, where its corpus or (with "dedup") its drop list is missing or out of date.
+    """
+    source, build = source or registry.pretrain[name], build or registry.build
+    directory = corpus_dir(root, name)
+    meta = current_corpus(registry, name, root=root)
+    prepared = PreparedCorpus(
+        name=name,
+        directory=directory,
+        meta=meta,
+        splits=document_splits(meta, directory, source, build.seed),
+        gone=np.zeros(meta["documents"]["kept"], dtype=bool),
+        dropped=dict(meta["dropped"]),
+        drop_sha256=None,
+        split_identity=split_identity(source, build.seed),
+    )
+    return _minus_duplicates(registry, prepared, root) if "dedup" in source.prepare and minus_duplicates else prepared
+
+
+def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[list[Document]]:
+    """The documents of a prepared data set that stay, with their split, in batches. Raises as `open_prepared` does."""
+    return open_prepared(registry, name, root=root).documents()
+
+
+def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
+    """What decides which documents without a split of their own are val; None where token budgets, or upstream alone, decide."""
+    return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
+
+
+def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
+    """(documents,) int8, index into SPLITS or UNKNOWN: upstream's own, else a seeded share (splits.val_mask) of the others, in order."""
+    splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
+    if set(meta["splits"]) - {"unknown"}:
+        first = 0
+        for path in document_files(directory, meta):
+            with open_documents(path) as parquet:
+                own = parquet.read(columns=["split"])["split"].to_pylist()
+            splits[first : first + len(own)] = [UNKNOWN if split is None else SPLITS.index(split) for split in own]
+            first += len(own)
+    if source.seeded_val_frac is not None:
+        free = np.flatnonzero(splits == UNKNOWN)
+        is_val = val_mask(len(free), val_frac=source.seeded_val_frac, seed=seed)
+        splits[free] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))
+    return splits
+
+
+def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
+    """`characters` and `bytes` of every document, (documents,) int64 each."""
+    parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
+    for path in document_files(directory, meta):
+        with open_documents(path) as parquet:
+            table = parquet.read(columns=[*parts])
+            for name, columns in parts.items():
+                columns.append(table[name].to_numpy())
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def document_files(directory: Path, meta: Meta) -> list[Path]:
+    """The documents_*.parquet of a corpus, in order."""
+    count = sum(name.startswith("documents_") for name in meta["files"])
+    return [directory / documents_file(index) for index in range(count)]
+
+
+@contextmanager
+def open_documents(path: Path) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile; what cannot be read becomes one line that names the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as parquet:
+            yield parquet
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
+
+
+def _minus_duplicates(registry: Registry, prepared: PreparedCorpus, root: Path) -> PreparedCorpus:
+    folder, name = duplicates_dir(root), prepared.name
+    advice = "materialize corpus/duplicates first (niels-cache build-all does)"
+    meta = finished_meta(folder)
+    if meta is None:
+        raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {advice}")
+    if meta["inputs"].get(name) != prepared.meta["content_sha256"]:
+        raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {advice}")
+    if meta["settings"] != registry.dedup.model_dump(mode="json"):
+        raise NielsCacheError(f"{folder}: the duplicates were found with other settings of [dedup]; {advice}")
+    if meta["splits"][name] != prepared.split_identity:
+        raise NielsCacheError(
+            f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {prepared.split_identity}; "
+            f"set seed and val_frac in the configuration, not for one run, and {advice}"
+        )
+    counts = meta["datasets"][name]
+    with open_documents(folder / duplicates_file(name)) as parquet:
+        ordinals = parquet.read(columns=["ordinal"])["ordinal"].to_numpy()
+    gone = prepared.gone.copy()
+    gone[ordinals] = True
+    duplicates = {f"{kind}_duplicate": counts[kind] for kind in ("exact", "near") if counts[kind]}
+    return replace(prepared, gone=gone, dropped={**prepared.dropped, **duplicates}, drop_sha256=counts["drop_sha256"])

@@ -1,0 +1,183 @@
+"""The files of a corpus, written once from front to back: documents in parquet, digests and signatures as arrays, rejected examples.
+
+Memory: one row group of documents (2 MB of text), whatever the size of the corpus. What is in them is decided in `prepare`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niels_cache_assets.corpus.layout import (
+    DIGESTS_NAME,
+    DOCUMENTS,
+    REJECTED,
+    REJECTED_NAME,
+    SIGNATURES_NAME,
+    TEXT_BYTES_PER_FILE,
+    documents_file,
+)
+from niels_cache_assets.streaming.writers import Files, NpyWriter, add_file
+from niels_cache_runtime.formats import META_NAME
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIGEST_BYTES = 20  # SHA-1
+TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
+
+_NAMES = re.compile(r"documents_\d{5,}\.parquet")
+_FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
+
+Row = tuple[Any, ...]
+
+
+def is_corpus_file(name: str) -> bool:
+    """Whether a corpus holds files of that name."""
+    return name in _FIXED_NAMES or _NAMES.fullmatch(name) is not None
+
+
+def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """The Arrow schema of a table of `corpus.layout`."""
+    import pyarrow as pa
+
+    kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64()}
+    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+class TableFile:
+    """One zstd parquet file with these columns."""
+
+    def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
+        import pyarrow.parquet
+
+        self._path, self._relative, self._files = root / relative, relative, files
+        self._schema = arrow_schema(columns)
+        self._writer = pyarrow.parquet.ParquetWriter(self._path, self._schema, compression="zstd")
+
+    def write_group(self, columns: Iterable[Sequence[Any] | np.ndarray]) -> None:
+        """Append one row group, given by column, in the order of the schema."""
+        import pyarrow as pa
+
+        arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def seal(self) -> None:
+        self._writer.close()
+        with open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+        add_file(self._path, self._relative, self._files)
+
+    def abandon(self) -> None:
+        self._writer.close()
+
+
+class CorpusWriter:
+    """Documents, in files of about 500 MB of text, and their digests and signatures; a context manager that closes what it opened."""
+
+    def __init__(self, root: Path, *, num_perm: int | None) -> None:
+        """`num_perm`: slots of a signature; None: no digests and no signatures."""
+        self._root = root
+        self._table: TableFile | None = None
+        self._tables = 0
+        self._text_bytes = 0  # in the open file, the waiting rows included
+        self._waiting: list[Row] = []
+        self._waiting_bytes = 0
+        self._content = hashlib.sha256()
+        self.files: Files = {}
+        self.documents = 0
+        self._digests = self._slots = None
+        if num_perm is not None:
+            self._digests = NpyWriter(root, DIGESTS_NAME, np.dtype("u1"), self.files, width=DIGEST_BYTES)
+            self._slots = NpyWriter(root, SIGNATURES_NAME, np.dtype("<u4"), self.files, width=num_perm)
+
+    def __enter__(self) -> CorpusWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in (self._table, self._digests, self._slots):
+            if part is not None:
+                part.abandon()
+
+    def write(self, rows: Sequence[Row], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> None:
+        """Append documents: rows of DOCUMENTS without the ordinal, the last column is the text's bytes.
+
+        `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
+        """
+        self._content.update(hashes)
+        if self._digests is not None and self._slots is not None:
+            assert digests is not None
+            assert slots is not None
+            self._digests.write(digests)
+            self._slots.write(slots)
+        for row in rows:
+            self._waiting.append((self.documents, *row))
+            self._waiting_bytes += row[-1]
+            self.documents += 1
+            if self._waiting_bytes >= TEXT_BYTES_PER_GROUP:
+                self._flush()
+
+    def seal(self) -> None:
+        self._flush()
+        self._seal_table()
+        for part in (self._digests, self._slots):
+            if part is not None:
+                part.seal()
+        self._digests = self._slots = None
+
+    @property
+    def content_sha256(self) -> str:
+        """Over the hash of every document, in order: what the corpus says, whatever wrote the parquet files."""
+        return self._content.hexdigest()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        if self._table is None:
+            self._table = TableFile(self._root, documents_file(self._tables), DOCUMENTS, self.files)
+            self._tables += 1
+        self._table.write_group(zip(*self._waiting, strict=True))
+        self._text_bytes += self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+        if self._text_bytes >= TEXT_BYTES_PER_FILE:
+            self._seal_table()
+
+    def _seal_table(self) -> None:
+        if self._table is not None:
+            self._table.seal()
+            self._table, self._text_bytes = None, 0
+
+
+def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
+    """rejected.parquet, from rows by column name; without rows it has its columns all the same."""
+    held = list(rows)
+    with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
+        table.write_group([row[name] for row in held] for name in REJECTED)
+
+
+@contextmanager
+def closing_table(table: TableFile) -> Iterator[TableFile]:
+    """Seal the table at the end of the block, or close it where the block fails."""
+    try:
+        yield table
+    except BaseException:
+        table.abandon()
+        raise
+    table.seal()
+
+
+def document_hash(row: Row) -> bytes:
+    """sha256 of one row of DOCUMENTS without the ordinal: every field as UTF-8 with its length in front, nulls apart from empty."""
+    digest = hashlib.sha256()
+    for value in row:
+        data = b"" if value is None else str(value).encode()
+        digest.update(f"{'null' if value is None else len(data)}:".encode())
+        digest.update(data)
+    return digest.digest()
