@@ -1,0 +1,60 @@
+"""Locality-sensitive hashing of MinHash slots in bands of rows: how many of each, what pairs they find, the hash of each band.
+
+Two documents of similarity s share one band of `rows` slots with probability s^rows, and one of `bands` with 1 - (1 - s^rows)^bands, the
+S-curve (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4). Nothing here knows documents.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup.hashing import MIX_1, NO_SHINGLE, SHINGLE_BASE, mix_array
+from niels_cache_runtime.errors import NielsCacheError
+
+NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles: it is in no bucket
+_STEPS = 10_000  # of the integrals below
+
+
+def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probability that two documents of such a similarity share at least one band, elementwise, float64."""
+    return 1 - (1 - similarity**rows) ** bands
+
+
+@lru_cache(maxsize=64)
+def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
+    """(bands, rows) with bands x rows <= num_perm, whose S-curve is nearest to a step at the threshold.
+
+    The usual weighting: half the area of false positives (below the threshold, under the curve) and half that of false negatives (above
+    the threshold, over the curve) is least; where two are equal, the one of fewer bands. 8 x 16 for 0.85 and 128 slots.
+    """
+    if not 0 < threshold < 1:
+        raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
+    middles = (np.arange(_STEPS) + 0.5) / _STEPS
+    below = middles < threshold
+    best, least = (1, 1), np.inf
+    for rows in range(1, num_perm + 1):
+        power = 1 - middles**rows
+        missed = np.ones_like(power)  # (1 - s^rows)^bands
+        for bands in range(1, num_perm // rows + 1):
+            missed *= power
+            error = np.count_nonzero(below) - missed[below].sum() + missed[~below].sum()
+            if error < least - 1e-9 or (error < least + 1e-9 and bands < best[0]):
+                best, least = (bands, rows), error
+    return best
+
+
+def band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
+    """(documents, bands) uint64 of (documents, num_perm) uint32: equal where all slots of the band are; NO_BUCKET without shingles.
+
+    Slots beyond bands x rows are not used. Two different bands have one hash with probability 2^-64.
+    """
+    if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
+        raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")
+    folded = slots[:, : bands * rows].reshape(len(slots), bands, rows)
+    hashes = np.full((len(slots), bands), SHINGLE_BASE, dtype=np.uint64)
+    for row in range(rows):
+        hashes = mix_array(hashes * np.uint64(MIX_1) + folded[:, :, row])
+    hashes[hashes == NO_BUCKET] = np.uint64(1)
+    hashes[slots[:, 0] == np.uint32(NO_SHINGLE)] = NO_BUCKET
+    return hashes

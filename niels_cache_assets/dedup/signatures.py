@@ -1,0 +1,173 @@
+"""Signatures of texts: SHA-1 of the canonical text for exact duplicates, MinHash slots for near ones, shingle hashes for exact similarity.
+
+    signer = Signer(num_perm=128, ngram=5)
+    signer.sign(texts)  ->  Signatures(digests, slots)
+
+What the numbers are: `canonical`, `hashing`. The same for every process, machine, Python and hash seed, with numba (`kernels`) or without.
+A text without words has no shingle: its slots are all NO_SHINGLE, no band holds it, its similarity to anything is 0; only its digest can
+equal another's.
+
+Cost: see benchmarks/dedup.py; the kernels release the GIL. Memory: the texts of a call once more as UTF-8 and once as canonical text, in
+groups of about a megabyte, a longer text alone; the slots take nothing beside.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup import hashing
+from niels_cache_assets.dedup.canonical import canonical_text, code_points
+from niels_cache_assets.dedup.compiled import available
+
+DIGEST_BYTES = 20
+_CHARACTERS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signatures:
+    """Of n documents: digests (n, 20) uint8, SHA-1 of the canonical text as UTF-8; slots (n, num_perm) uint32, MinHash of its shingles."""
+
+    digests: NDArray[np.uint8]
+    slots: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shingles:
+    """Of n documents: digests (n, 20) uint8; hashes (total,) uint64, as they come in the texts, repetitions included; ends (n,) int64."""
+
+    digests: NDArray[np.uint8]
+    hashes: NDArray[np.uint64]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def of(self, index: int) -> NDArray[np.uint64]:
+        """Sorted and unique: the shingle set of the index-th document, as `jaccard` wants it."""
+        return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """Signs texts with `num_perm` slots over shingles of `ngram` words. `pure`: without numba, though it is installed."""
+
+    num_perm: int = 128
+    ngram: int = 5
+    pure: bool = False
+
+    def sign(self, texts: Sequence[str]) -> Signatures:
+        """Signatures of texts, in their order. NULs and lone surrogates are no error: the canonical text is without them."""
+        digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
+        slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
+        for start, end in _groups(texts):
+            canonical, ends = self._canonical(texts[start:end])
+            _digest(canonical, ends, digests[start:end])
+            self._slots(canonical, ends, slots[start:end])
+        return Signatures(digests=digests, slots=slots)
+
+    def shingle(self, texts: Sequence[str]) -> Shingles:
+        """Digests and all shingle hashes of texts, in their order: 8 bytes a word."""
+        digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
+        hashes = [np.empty(0, dtype=np.uint64)]
+        ends = np.zeros(len(texts), dtype=np.int64)
+        total = 0
+        for start, end in _groups(texts):
+            canonical, canonical_ends = self._canonical(texts[start:end])
+            _digest(canonical, canonical_ends, digests[start:end])
+            group, group_ends = self._shingles(canonical, canonical_ends)
+            hashes.append(group)
+            ends[start:end] = group_ends + total
+            total += len(group)
+        return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
+
+    def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
+        """The shingle set of a text: its hashes, sorted and unique, (n,) uint64; empty for a text without words."""
+        return self.shingle([text]).of(0)
+
+    def sign_canonical(self, texts: Sequence[str]) -> NDArray[np.uint32]:
+        """(n, num_perm) uint32: the slots alone, of texts that are canonical already (`canonical_text`)."""
+        slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
+        for start, end in _groups(texts):
+            self._slots(*_joined([text.encode() for text in texts[start:end]]), slots[start:end])
+        return slots
+
+    @property
+    def _compiled(self) -> bool:
+        return available() and not self.pure
+
+    def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The canonical texts as UTF-8, one after the other, and where each ends."""
+        if not self._compiled:
+            return _joined([canonical_text(text).encode() for text in texts])
+        from niels_cache_assets.dedup import kernels
+
+        source, ends = _joined([text.encode("utf-8", "surrogatepass") for text in texts])
+        canonical = np.empty(len(source) + 1, dtype=np.uint8)  # one more: the kernel writes before it decides
+        canonical_ends = np.empty(len(texts), dtype=np.int64)
+        kernels.canonicalize(source, ends, code_points(), canonical, canonical_ends)
+        return canonical[: canonical_ends[-1]], canonical_ends
+
+    def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        if not self._compiled:
+            parts = [hashing.shingle_hashes(text, self.ngram) for text in _split(canonical, ends)]
+            return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
+        from niels_cache_assets.dedup import kernels
+
+        shingles = np.empty(np.count_nonzero(canonical == ord(" ")) + len(ends), dtype=np.uint64)
+        shingle_ends = np.empty(len(ends), dtype=np.int64)
+        kernels.shingle(canonical, ends, self.ngram, shingles, shingle_ends)
+        return shingles[: shingle_ends[-1]], shingle_ends
+
+    def _slots(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+        if not self._compiled:
+            for row, text in zip(out, _split(canonical, ends), strict=True):
+                row[:] = hashing.slots_of(hashing.shingle_hashes(text, self.ngram), self.num_perm)
+            return
+        from niels_cache_assets.dedup import kernels
+
+        kernels.sign(canonical, ends, self.ngram, *hashing.slot_constants(self.num_perm), out)
+
+
+def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """(n,) float64: the share of equal slots, row by row, which estimates the similarity with variance J(1-J)/num_perm; 0 without words."""
+    equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
+    return equal.mean(axis=1)
+
+
+def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of about a megabyte together."""
+    start = size = 0
+    for index, text in enumerate(texts):
+        if size and size + len(text) > _CHARACTERS_AT_ONCE:
+            yield start, index
+            start, size = index, 0
+        size += len(text)
+    if texts:
+        yield start, len(texts)
+
+
+def _joined(texts: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Texts, at least one, as one read-only array, and where each ends."""
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return np.frombuffer(texts[0] if len(texts) == 1 else b"".join(texts), dtype=np.uint8), ends
+
+
+def _split(canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes]:
+    start = 0
+    for end in ends.tolist():
+        yield canonical[start:end].tobytes()
+        start = end
+
+
+def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    view, start, digests = memoryview(canonical), 0, bytearray()  # type: ignore[arg-type]
+    for end in ends.tolist():
+        digests += hashlib.sha1(view[start:end], usedforsecurity=False).digest()
+        start = end
+    out[:] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -1,0 +1,216 @@
+"""Canonical text, digests, shingles and slots: equal with and without numba, in any process, and what the definitions say."""
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.dedup import hashing
+from niels_cache_assets.dedup.canonical import CODE_POINTS, canonical_code_point, canonical_text, code_points
+from niels_cache_assets.dedup.jaccard import jaccard
+from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
+from tests.tiny import sentences
+
+PURE = Signer(pure=True)
+COMPILED = Signer()
+GOLDEN_TEXTS = [
+    "The quick brown fox jumps over the lazy dog, twice.",
+    "Don't\u00a0STOP \u2026 \x00Ünï \ud800code №5 日本語 😀 ſ K",
+    "two words",
+    "!!!",
+    "",
+]
+
+GOLDEN_DIGESTS = ["57acd98d", "73966e3c", "6bbd56a6", "da39a3ee", "da39a3ee"]
+GOLDEN_SLOTS = [
+    [389369259, 1489340480, 157717743],
+    [570651922, 775069620, 205329890],
+    [4034617061, 2897916428, 2989988128],
+    [4294967295, 4294967295, 4294967295],
+    [4294967295, 4294967295, 4294967295],
+]
+GOLDEN_SLOTS_SHA256 = "9a860166f626e4b0"
+GOLDEN_SHINGLES = [2628159584962471930]
+
+texts = st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Z", "C", "M"]), max_size=200)
+wordy = st.lists(st.sampled_from(["a", "Be", "see!", "de-e", "12345678", "éé", "日本", "x" * 17, "  ", "\n", "…"]), max_size=60).map(
+    " ".join
+)
+
+
+def test_the_table_holds_the_rule_for_every_code_point() -> None:
+    table = code_points()
+    assert table.tolist() == [canonical_code_point(code_point) for code_point in range(CODE_POINTS)]
+    # The rule does not depend on the Python version, for digests and signatures lie on disk.
+    assert hashlib.sha256(table.astype("<u4").tobytes()).hexdigest() == "9bfca3daf82468c093a9eb9c424b0b338588786ca6ceffffef1b47811e98a37c"
+
+
+def test_no_code_point_grows_and_none_changes_twice() -> None:
+    table = code_points()
+
+    def utf8_bytes(code_point: np.ndarray) -> np.ndarray:
+        return np.searchsorted([0x80, 0x800, 0x10000], code_point, side="right") + 1
+
+    kept = table != 0
+    assert kept.sum() > 1_000_000
+    assert (utf8_bytes(table[kept]) <= utf8_bytes(np.arange(CODE_POINTS)[kept])).all()
+    assert (table[table] == table).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("  Hello,\tWORLD!\r\n", "hello world"),
+        ("don't - stop_now", "dont stopnow"),
+        ("a\u00a0b\u3000c\u2028d\x1ce\u200bf", "a b c d e f"),
+        ("soft\u00adhyphen zero\u200dwidth \ufeffmark", "softhyphen zerowidth mark"),
+        ("nul\x00nul \ud83dx", "nulnul x"),
+        ("ÀÉ Σίσυφος «x» ¿y? €5 x² 😀", "àé σίσυφος x y €5 x² 😀"),
+        ("$1+1=2 <a>^|~`", "112 a"),
+        ("... !!!", ""),
+        ("", ""),
+    ],
+)
+def test_canonical_text_is_lower_case_without_punctuation_and_with_single_blanks(text: str, canonical: str) -> None:
+    assert canonical_text(text) == canonical
+
+
+@given(texts | wordy)
+def test_canonical_text_of_canonical_text_is_itself(text: str) -> None:
+    canonical = canonical_text(text)
+    assert canonical_text(canonical) == canonical
+    assert canonical == " ".join(canonical.split(" ")).strip(" ")
+    assert canonical_text("\n" + text.upper().lower() + " .") == canonical_text(text.upper().lower())
+
+
+@settings(deadline=None)
+@given(st.lists(texts | wordy, max_size=5), st.sampled_from([1, 2, 5, 9]), st.sampled_from([16, 20, 128]))
+@example(GOLDEN_TEXTS, 5, 128)
+def test_kernels_and_plain_python_give_the_same(documents: list[str], ngram: int, num_perm: int) -> None:
+    pytest.importorskip("numba")
+    pure, compiled = Signer(num_perm=num_perm, ngram=ngram, pure=True), Signer(num_perm=num_perm, ngram=ngram)
+    assert_equal(compiled.sign(documents), pure.sign(documents))
+    one, other = compiled.shingle(documents), pure.shingle(documents)
+    assert one.hashes.tolist() == other.hashes.tolist()
+    assert one.ends.tolist() == other.ends.tolist()
+    assert one.digests.tobytes() == pure.sign(documents).digests.tobytes()
+    canonical = [canonical_text(document) for document in documents]
+    assert compiled.sign_canonical(canonical).tolist() == compiled.sign(documents).slots.tolist()
+
+
+def assert_equal(one: Signatures, other: Signatures) -> None:
+    assert len(one) == len(other)
+    assert one.digests.tobytes() == other.digests.tobytes()
+    assert one.slots.tobytes() == other.slots.tobytes()
+
+
+@pytest.mark.parametrize("signer", [PURE, COMPILED], ids=["plain Python", "compiled"])
+def test_golden_values(signer: Signer) -> None:
+    """On disk already somewhere: a change of these is a new SIGNATURE_VERSION."""
+    signatures = signer.sign(GOLDEN_TEXTS)
+    assert [bytes(digest[:4]).hex() for digest in signatures.digests] == GOLDEN_DIGESTS
+    assert signatures.slots[:, :3].tolist() == GOLDEN_SLOTS
+    assert hashlib.sha256(signatures.slots.astype("<u4").tobytes()).hexdigest()[:16] == GOLDEN_SLOTS_SHA256
+    assert signer.shingle_hashes(GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
+    assert hashing.SIGNATURE_VERSION == "1"
+
+
+def test_digests_are_sha1_of_the_canonical_text() -> None:
+    for text, digest in zip(GOLDEN_TEXTS, COMPILED.sign(GOLDEN_TEXTS).digests, strict=True):
+        assert bytes(digest) == hashlib.sha1(canonical_text(text).encode()).digest()
+
+
+def test_shingles_are_runs_of_five_words() -> None:
+    def words(text: str) -> int:
+        return len(COMPILED.shingle([text]).hashes)
+
+    assert [words(text) for text in ("", "...", "a", "a b c d", "a b c d e", "a b c d e f", "a b c d e f g")] == [0, 0, 1, 1, 1, 2, 3]
+    repeated = "a b c d e " * 4
+    assert len(COMPILED.shingle([repeated]).hashes) == 16
+    assert len(COMPILED.shingle_hashes(repeated)) == 5
+    assert jaccard(COMPILED.shingle_hashes("a b c d e f"), COMPILED.shingle_hashes("x A b, c d e")) == 1 / 3
+
+
+def test_a_text_without_words_is_near_nothing() -> None:
+    signatures = COMPILED.sign(["...", "", "word"])
+    assert (signatures.slots[:2] == hashing.NO_SHINGLE).all()
+    assert (signatures.slots[2] <= hashing.LAST_SLOT_VALUE).all()
+    assert estimated_jaccard(signatures.slots[[0, 0, 2]], signatures.slots[[1, 2, 2]]).tolist() == [0, 0, 1]
+    assert jaccard(COMPILED.shingle_hashes("..."), COMPILED.shingle_hashes("")) == 0
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_jaccard_is_that_of_sets(one: set[int], other: set[int]) -> None:
+    expected = len(one & other) / len(one | other) if one and other else 0
+    assert jaccard(np.array(sorted(one), dtype=np.uint64), np.array(sorted(other), dtype=np.uint64)) == expected
+
+
+def test_signing_together_or_alone_is_the_same() -> None:
+    documents = [*sentences(50, words=30), "x " * 700_000, *GOLDEN_TEXTS]  # the long one is a group of its own
+    together = COMPILED.sign(documents)
+    for index, document in enumerate(documents):
+        assert_equal(
+            COMPILED.sign([document]), Signatures(digests=together.digests[index : index + 1], slots=together.slots[index : index + 1])
+        )
+    shingles = COMPILED.shingle(documents)
+    assert all(shingles.of(index).tolist() == COMPILED.shingle_hashes(document).tolist() for index, document in enumerate(documents))
+
+
+def test_more_shingles_than_the_kernel_buffers_are_all_seen() -> None:
+    generator = torch.Generator().manual_seed(1)
+    text = " ".join(f"w{number}" for number in torch.randint(1 << 30, (10_000,), generator=generator).tolist())
+    assert_equal(COMPILED.sign([text]), PURE.sign([text]))
+
+
+def test_slots_of_fewer_are_the_first_of_more() -> None:
+    document = sentences(3, words=40)
+    assert Signer(num_perm=16).sign(document).slots.tolist() == Signer(num_perm=256).sign(document).slots[:, :16].tolist()
+
+
+def test_no_texts_and_a_pickled_signer() -> None:
+    for signer in (PURE, COMPILED, pickle.loads(pickle.dumps(COMPILED))):
+        assert signer.sign([]).slots.shape == (0, 128)
+        assert signer.shingle([]).hashes.shape == (0,)
+        assert len(signer.sign(["a"])) == 1
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_other_processes_and_hash_seeds_sign_the_same(hash_seed: str) -> None:
+    script = (
+        "import hashlib, sys; from niels_cache_assets.dedup.signatures import Signer; from tests.tiny import sentences\n"
+        "for pure in (False, True):\n"
+        "    signed = Signer(pure=pure).sign(sentences(20, words=50))\n"
+        "    print(hashlib.sha256(signed.digests.tobytes() + signed.slots.tobytes()).hexdigest())\n"
+        "print('numba' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    here = COMPILED.sign(sentences(20, words=50))
+    expected = hashlib.sha256(here.digests.tobytes() + here.slots.tobytes()).hexdigest()
+    assert done.stdout.split()[:2] == [expected, expected]
+
+
+def test_similarity_is_estimated_without_bias_and_with_the_variance_of_the_binomial() -> None:
+    """2,000 pairs over the whole range: |mean error| < 0.003, RMSE at most 1.05 x sqrt(J(1-J)/128)."""
+    generator = torch.Generator().manual_seed(7)
+    ones, others = [], []
+    for pair in range(2000):
+        words = [f"w{number}" for number in torch.randint(1 << 30, (120,), generator=generator).tolist()]
+        changed = list(words)
+        for place in torch.randperm(120, generator=generator)[: pair % 12].tolist():
+            changed[place] = f"v{pair}"
+        ones.append(" ".join(words))
+        others.append(" ".join(changed))
+    one, other = COMPILED.shingle(ones), COMPILED.shingle(others)
+    similarity = np.array([jaccard(one.of(index), other.of(index)) for index in range(2000)])
+    assert similarity.min() < 0.4
+    error = estimated_jaccard(COMPILED.sign(ones).slots, COMPILED.sign(others).slots) - similarity
+    assert abs(error.mean()) < 0.003
+    assert np.sqrt((error**2).mean()) <= 1.05 * np.sqrt((similarity * (1 - similarity) / 128).mean())
