@@ -1,0 +1,222 @@
+"""Bands and the greedy pass: the same documents go as with one index that is asked and filled document by document."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.dedup import greedy
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
+from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
+from niels_cache_assets.dedup.hashing import NO_SHINGLE
+from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
+from niels_cache_runtime.errors import NielsCacheError
+
+Triple = tuple[int, int, bool]
+
+
+def clustered_texts(count: int, *, bases: int, edits: int, seed: int = 0) -> list[str]:
+    """`count` texts of 60 words, each one of `bases` with fewer than `edits` words changed."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(below: int) -> int:
+        return int(torch.randint(below, (), generator=generator))
+
+    originals = [[f"w{draw(200)}" for _ in range(60)] for _ in range(bases)]
+    texts = []
+    for _ in range(count):
+        words = list(originals[draw(bases)])
+        for _ in range(draw(edits)):
+            words[draw(60)] = f"z{draw(50)}"
+        texts.append(" ".join(words))
+    return texts
+
+
+def in_blocks(signatures: Signatures, size: int) -> Iterator[Signatures]:
+    for start in range(0, len(signatures), size):
+        yield Signatures(digests=signatures.digests[start : start + size], slots=signatures.slots[start : start + size])
+
+
+def triples(dropped: Dropped) -> list[Triple]:
+    return list(zip(dropped.ordinals.tolist(), dropped.because.tolist(), dropped.exact.tolist(), strict=True))
+
+
+def insert_one_by_one(signatures: Signatures, bands: int, rows: int, verify: Verify | None = None) -> list[Triple]:
+    """The rule, plainly: dictionaries of buckets, in order."""
+    digests: dict[bytes, int] = {}
+    buckets: dict[tuple[int, bytes], list[int]] = {}
+    gone = []
+    for ordinal, (digest, slots) in enumerate(zip(signatures.digests, signatures.slots, strict=True)):
+        keys = [(band, slots[band * rows : (band + 1) * rows].tobytes()) for band in range(bands) if slots[0] != NO_SHINGLE]
+        shared = sorted({earlier for key in keys for earlier in buckets.get(key, [])[:MEMBERS_COMPARED]})
+        if verify is not None:
+            shared = [earlier for earlier in shared if verify.similarity(earlier, ordinal) >= verify.threshold]
+        if digest.tobytes() in digests:
+            gone.append((ordinal, digests[digest.tobytes()], True))
+        elif shared:
+            gone.append((ordinal, shared[0], False))
+        else:
+            digests[digest.tobytes()] = ordinal
+            for key in keys:
+                buckets.setdefault(key, []).append(ordinal)
+    return gone
+
+
+def made_up(rows: list[tuple[int, list[int]]]) -> Signatures:
+    """Signatures of given digests and slots."""
+    digests = np.zeros((len(rows), 20), dtype=np.uint8)
+    for digest, (number, _) in zip(digests, rows, strict=True):
+        digest[0] = number
+    return Signatures(digests=digests, slots=np.array([slots for _, slots in rows], dtype=np.uint32).reshape(len(rows), -1 if rows else 4))
+
+
+@pytest.mark.parametrize(("bands", "rows"), [(8, 16), (16, 8), (2, 64), (25, 5)])
+def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows: int) -> None:
+    datasketch = pytest.importorskip("datasketch")
+    signatures = Signer().sign(clustered_texts(1500, bases=150, edits=6))
+    index = datasketch.MinHashLSH(params=(bands, rows), num_perm=128)
+    gone = {}
+    for ordinal, slots in enumerate(signatures.slots):
+        minhash = datasketch.MinHash(num_perm=128, hashvalues=slots, scheme="affine32")
+        found = index.query(minhash)
+        if found:
+            gone[ordinal] = min(found)
+        else:
+            index.insert(ordinal, minhash)
+    dropped = keep_first(in_blocks(signatures, 400), bands=bands, rows=rows, scratch=tmp_path)
+    assert 100 < len(gone) < 1400
+    assert dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True)) == gone
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), max_size=30), st.integers(1, 30))
+def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
+) -> None:
+    signatures = made_up(rows)
+    dropped = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"))
+    assert triples(dropped) == insert_one_by_one(signatures, 2, 2)
+    assert dropped.documents == len(rows)
+    assert np.array_equal(dropped.similarity == 1, dropped.exact)
+
+    def similarity(earlier: int, later: int) -> float:
+        assert earlier < later
+        return (earlier * 7 + later * 3) % 10 / 10
+
+    verify = Verify(similarity=similarity, threshold=0.5)
+    verified = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"), verify=verify)
+    assert triples(verified) == insert_one_by_one(signatures, 2, 2, verify)
+    for ordinal, because, exact, measured in zip(*columns(verified), strict=True):
+        assert measured == (1 if exact else np.float32(similarity(because, ordinal)))
+
+
+def columns(dropped: Dropped) -> list[list[float]]:
+    return [column.tolist() for column in (dropped.ordinals, dropped.because, dropped.exact, dropped.similarity)]
+
+
+def test_plain_python_drops_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signatures = Signer().sign(clustered_texts(300, bases=30, edits=3))
+    dropped = keep_first([signatures], bands=8, rows=16, scratch=tmp_path)
+    monkeypatch.setattr(greedy, "compiled", lambda function: function)
+    assert triples(keep_first([signatures], bands=8, rows=16, scratch=tmp_path)) == triples(dropped)
+    assert len(dropped) > 100
+
+
+def test_what_is_dropped_draws_nobody_after_it(tmp_path: Path) -> None:
+    """1 is like 0, 2 is like 1 alone: 2 stays, for 1 is not kept."""
+    signatures = made_up([(0, [1, 1, 2, 2]), (1, [1, 1, 3, 3]), (2, [4, 4, 3, 3])])
+    assert triples(keep_first([signatures], bands=2, rows=2, scratch=tmp_path)) == [(1, 0, False)]
+
+
+def test_documents_without_words_are_only_exact_duplicates(tmp_path: Path) -> None:
+    signatures = Signer().sign(["...", "one word", "", "!", "One word!"])
+    assert (band_hashes(signatures.slots, 8, 16)[[0, 2, 3]] == NO_BUCKET).all()
+    dropped = keep_first([signatures], bands=8, rows=16, scratch=tmp_path)
+    assert triples(dropped) == [(2, 0, True), (3, 0, True), (4, 1, True)]
+    other_digests = Signatures(digests=made_up([(n, [n]) for n in range(5)]).digests, slots=signatures.slots)
+    assert triples(keep_first([other_digests], bands=8, rows=16, scratch=tmp_path)) == [(4, 1, False)]
+
+
+def test_digests_that_only_begin_alike_are_no_duplicates(tmp_path: Path) -> None:
+    digests = np.zeros((3, 20), dtype=np.uint8)
+    digests[1:, 19] = 1
+    slots = np.arange(12, dtype=np.uint32).reshape(3, 4)
+    slots[2] = slots[1]
+    dropped = keep_first([Signatures(digests=digests, slots=slots)], bands=2, rows=2, scratch=tmp_path)
+    assert triples(dropped) == [(2, 1, False)]  # no longer the first of its eight bytes: found as a near one
+
+
+def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path) -> None:
+    count = MEMBERS_COMPARED + 40
+    signatures = made_up([(0, [5, 5, index, index]) for index in range(count)])
+    signatures.digests[:, :4] = np.arange(count, dtype=np.uint32)[:, None].view(np.uint8)
+    compared: list[tuple[int, int]] = []
+
+    def similarity(earlier: int, later: int) -> float:
+        compared.append((earlier, later))
+        return 0.0
+
+    dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=similarity, threshold=0.5))
+    assert len(dropped) == 0
+    assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
+    assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
+
+
+@pytest.mark.parametrize("verify", [None, Verify(similarity=lambda earlier, later: 1.0, threshold=0.8)], ids=["bands", "verified"])
+def test_the_same_document_over_and_over_takes_one_step_each(tmp_path: Path, verify: Verify | None) -> None:
+    """A quadratic step would not end here."""
+    one = Signer().sign(["the same words in every one of these documents"])
+    count = 200_000 if verify is None else 20_000
+    block = Signatures(digests=np.repeat(one.digests, 10_000, axis=0), slots=np.repeat(one.slots, 10_000, axis=0))
+    dropped = keep_first((block for _ in range(count // 10_000)), bands=8, rows=16, scratch=tmp_path, verify=verify)
+    assert dropped.ordinals.tolist() == list(range(1, count))
+    assert not dropped.because.any()
+    assert dropped.exact.all()
+
+
+def test_no_documents(tmp_path: Path) -> None:
+    for blocks in ([], [Signer().sign([])]):
+        dropped = keep_first(blocks, bands=8, rows=16, scratch=tmp_path)
+        assert (dropped.documents, len(dropped)) == (0, 0)
+
+
+def test_bands_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match="9 bands of 16 rows do not fit signatures of 128 slots"):
+        keep_first([Signer().sign(["a"])], bands=9, rows=16, scratch=tmp_path)
+    with pytest.raises(NielsCacheError, match="between 0 and 1"):
+        choose_bands(1.0, 128)
+
+
+def test_bands_chosen_are_those_that_datasketch_chooses() -> None:
+    assert choose_bands(0.85, 128) == (8, 16)
+    lsh = pytest.importorskip("datasketch.lsh")
+    for threshold, num_perm in ((0.5, 64), (0.8, 64), (0.9, 32), (0.7, 16)):
+        assert choose_bands(threshold, num_perm) == lsh._optimal_param(threshold, num_perm, 0.5, 0.5)
+
+
+def test_pairs_share_a_band_as_often_as_the_curve_says() -> None:
+    """Random slots that are equal with probability s."""
+    generator = torch.Generator().manual_seed(3)
+    pairs = 20_000
+    for similarity in (0.5, 0.8, 0.9):
+        one = torch.randint(1 << 31, (pairs, 128), generator=generator)
+        other = torch.where(torch.rand((pairs, 128), generator=generator) < similarity, one, one + 1)
+        hashes = [band_hashes(slots.numpy().astype(np.uint32), 8, 16) for slots in (one, other)]
+        found = (hashes[0] == hashes[1]).any(axis=1).mean()
+        assert abs(found - s_curve(8, 16, np.array([similarity]))[0]) < 0.015
+        assert abs(estimated_jaccard(one.numpy().astype(np.uint32), other.numpy().astype(np.uint32)).mean() - similarity) < 0.003
+
+
+def test_band_hashes_are_equal_where_the_slots_are_and_do_not_see_the_rest() -> None:
+    slots = torch.randint(2, (500, 5), generator=torch.Generator().manual_seed(5)).numpy().astype(np.uint32)
+    hashes = band_hashes(slots, 2, 2)
+    assert hashes.shape == (500, 2)
+    for band in range(2):
+        bands = [tuple(row) for row in slots[:, band * 2 : band * 2 + 2].tolist()]
+        assert len(set(bands)) == 4
+        assert len(set(hashes[:, band].tolist())) == 4
+        assert len(set(zip(bands, hashes[:, band].tolist(), strict=True))) == 4
