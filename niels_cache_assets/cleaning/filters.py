@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import and_
 
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.documents import Document
@@ -24,7 +25,10 @@ _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:.]{0,80}:?$", re.MULTILINE
 )
 _DISAMBIGUATION_CHARACTERS = 500  # such a page says so in its first sentence
-_BULLET = re.compile(r"\s*(?:[*•‣◦⁃∙▪●·]|[-–—+]\s)")
+_BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
+_ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
+_LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
+_NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and code not in _ASCII_BLANKS)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
@@ -87,7 +91,8 @@ def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None
     """Titled so, or a line near the beginning that ends with "X may refer to:" (can, might, stand for, ...)."""
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
-    return Rejection(reason="disambiguation") if titled or _MAY_REFER_TO.search(start) else None
+    says_so = (" refer" in start or " stand" in start) and _MAY_REFER_TO.search(start)
+    return Rejection(reason="disambiguation") if titled or says_so else None
 
 
 def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
@@ -99,14 +104,17 @@ def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Share of the lines that begin with a bullet: *, •, or one of - – — + and a blank."""
-    return _above("list_page", sum(map(bool, map(_BULLET.match, facts.lines))), len(facts.lines), settings.max_bullet_share)
+    return _above("list_page", sum(line.startswith(_BULLETS) for line in facts.lines), len(facts.lines), settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Share of the words that have a letter in them."""
-    others = [word for word in facts.words if not word.isalpha()]  # most words are letters only: no need to look into them
-    with_letter = len(facts.words) - len(others) + sum(any(map(str.isalpha, word)) for word in others)
-    share = with_letter / len(facts.words) if facts.words else 1.0
+    words = len(facts.words)
+    # Words with an ASCII letter are quickly counted, and usually enough.
+    at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
+    if not words or at_least / words >= settings.min_alpha_word_share:
+        return None
+    share = sum(any(map(str.isalpha, word)) for word in facts.words) / words
     return Rejection(reason="low_alpha_ratio", value=share) if share < settings.min_alpha_word_share else None
 
 
@@ -198,7 +206,8 @@ def _most_frequent_pair(words: list[str], limit: float) -> int:
     frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
     if not frequent:
         return 0
-    counts = Counter(pair for pair in pairwise(words) if pair[0] in frequent and pair[1] in frequent)
+    flags = list(map(frequent.__contains__, words))
+    counts = Counter(compress(pairwise(words), map(and_, flags, flags[1:])))
     most = max(counts.values(), default=0)
     return most if most > 1 else 0
 

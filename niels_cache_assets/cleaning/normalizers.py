@@ -53,6 +53,7 @@ _TAG = re.compile(
 )
 _PLACE_OF_TAG = {"breaking": "\n", "spacing": " ", "inline": ""}
 
+_OPENING_MARKS = "&{[<="  # without one of these there is no markup
 _NO_MARKUP = dict.fromkeys(map(ord, "&{}[]<>="))
 _NEWLINES = ("\r\n", "\r", "\v", "\f", "\x85", "\u2028", "\u2029")
 _BLANKS = tuple("\t\x1c\x1d\x1e\x1f\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000")
@@ -153,9 +154,9 @@ def normalize(text: str) -> str:
         before = text
         for _, normalizer in NORMALIZERS:
             text = normalizer(text)
-        if text == before:
+        if text == before or not any(mark in text for mark in _OPENING_MARKS):
             return text
-    return collapse_blanks(replace_unreadable(text.translate(_NO_MARKUP)))
+    return collapse_blanks(text.translate(_NO_MARKUP))
 
 
 def _settle(text: str, mark: str, brackets: str, step: Normalizer) -> str:
@@ -171,7 +172,7 @@ def _settle(text: str, mark: str, brackets: str, step: Normalizer) -> str:
 
 def _decoded(entity: str) -> str:
     """What an entity stands for; itself if nothing (html.unescape alone would take `&notit;` for `&not` and `it;`)."""
-    return html.unescape(entity) if entity[1] == "#" else html5.get(entity[1:], entity)
+    return replace_unreadable(html.unescape(entity)) if entity[1] == "#" else html5.get(entity[1:], entity)
 
 
 def _in_place_of_entity(found: re.Match[str]) -> str:
