@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.pipeline import cache_fingerprint
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
@@ -25,6 +27,7 @@ State = Literal[
     "no tokenizer",
     "other tokenizer",
     "other settings",
+    "no corpus",  # or no drop list, of its own or of a member, or one that is out of date
     "unreadable",
 ]
 
@@ -43,7 +46,7 @@ class CacheState:
 
     @property
     def needs_build(self) -> bool:
-        return self.state in ("missing", "no tokenizer", "other tokenizer", "other settings", "unreadable")
+        return self.state in ("missing", "no tokenizer", "other tokenizer", "other settings", "no corpus", "unreadable")
 
 
 def cache_state(registry: Registry, name: str, *, root: Path) -> CacheState:
@@ -93,8 +96,19 @@ def _judge(registry: Registry, name: str, root: Path) -> tuple[State, str]:
     state, advice = _judge_tokenizer(meta, root)
     if state != "built":
         return state, advice
-    sha256, revision = meta["tokenizer_sha256"], meta["dataset_revision"]
-    if meta["fingerprint"] != cache_fingerprint(registry, source, registry.build, tokenizer_sha256=sha256, revision=revision):
+    try:
+        fingerprint = cache_fingerprint(
+            registry,
+            source,
+            registry.build,
+            tokenizer_sha256=meta["tokenizer_sha256"],
+            revision=meta["dataset_revision"],
+            siblings=with_prepared(registry, root),
+            prepared=open_prepared(registry, name, root=root) if is_prepared(source) else None,
+        )
+    except NielsCacheError as error:
+        return "no corpus", str(error)
+    if meta["fingerprint"] != fingerprint:
         return "other settings", "build it: its settings have changed since, or one run used others"
     return "in sync", ""
 

@@ -1,5 +1,7 @@
 """From a registry entry to a cache: resolve settings and revision, decide whether a build is needed, stream it through a builder.
 
+A data set with `prepare` is read from its corpus, minus its drop list, and not from its source: what upstream has now is for
+prepare_corpus to ask. The tokenizer is trained on the sources themselves, so that it does not wait for corpora.
 Plain Python for notebooks and for the Dagster assets alike; progress and log lines go to the callbacks that the caller gives.
 """
 
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from niels_cache_assets.build_cache import (
     CODE_VERSIONS,
@@ -21,6 +23,8 @@ from niels_cache_assets.build_cache import (
     fingerprint_of,
     write_unbuilt_cache,
 )
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
@@ -98,12 +102,16 @@ def build_dataset(
 
     tokenizer = load_tokenizer(registry, root)
     tokenizer_sha256 = tokenizer.model_sha256
+    siblings = with_prepared(registry, root)
+    prepared = open_prepared(registry, name, root=root, source=source, build=build) if is_prepared(source) else None
 
     def fingerprint_at(revision: str | None) -> str:
-        return cache_fingerprint(registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision)
+        return cache_fingerprint(
+            registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision, siblings=siblings, prepared=prepared
+        )
 
     try:
-        revision = source.revision(registry.pretrain)
+        revision = prepared.meta["dataset_revision"] if prepared else source.revision(siblings)
     except SourceUnavailable as error:
         if not force and old is not None and old.get("built") and old["fingerprint"] == fingerprint_at(old["dataset_revision"]):
             return outcome("cache_hit", warning=f"{error}; kept the finished cache of revision {old['dataset_revision']}")
@@ -111,10 +119,10 @@ def build_dataset(
     fingerprint = fingerprint_at(revision)
     if not force and old is not None and old.get("fingerprint") == fingerprint:
         return outcome("cache_hit")
-    context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=registry.pretrain)
+    context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
     run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress)
     if isinstance(source, PretrainSource):
-        _build_pretrain(source, run)
+        _build_pretrain(source, run, prepared)
     else:
         assert isinstance(source, SftSource)
         _build_sft(source, run)
@@ -122,22 +130,44 @@ def build_dataset(
 
 
 def cache_fingerprint(
-    registry: Registry, source: Source, build: BuildSettings, *, tokenizer_sha256: str | None, revision: str | None
+    registry: Registry,
+    source: Source,
+    build: BuildSettings,
+    *,
+    tokenizer_sha256: str | None,
+    revision: str | None,
+    siblings: Mapping[str, PretrainSource],
+    prepared: PreparedCorpus | None,
 ) -> str:
-    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless."""
-    members = getattr(source, "members", {})
+    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless.
+
+    `siblings`: the pretrain tables, those with a corpus as what reads it. `prepared`: the corpus that is read instead of the source; its
+    content and drop list count then, and nothing of how they came about.
+    """
+    members = getattr(source, "members", {}) if prepared is None else {}
     identity = {
-        "source": source.identity(),
-        "members": {member: registry.pretrain[member].identity() for member in members if member in registry.pretrain},
+        "source": source.identity() if prepared is None else _prepared_identity(prepared),
+        "members": {member: siblings[member].identity() for member in members if member in siblings},
         "seed": build.seed,
         "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
         "special_tokens": registry.tokenizer.special_tokens,
         "tokenizer_sha256": tokenizer_sha256,
-        "revision": revision,
+        "revision": revision if prepared is None else None,
         "code_version": CODE_VERSIONS[source.family],
         **(decontamination_identity(source.decontaminate, source.decontaminate_threshold) if isinstance(source, PretrainSource) else {}),
     }
     return fingerprint_of(identity)
+
+
+def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
+    """Whether a corpus is read instead of this source."""
+    return isinstance(source, PretrainSource) and bool(source.prepare)
+
+
+def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
+    source = prepared.source
+    budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+    return {**prepared.identity(), **budgets, "shuffle_buffer": 0 if source.shuffles_itself else source.shuffle_buffer}
 
 
 def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
@@ -178,8 +208,10 @@ def _split_rule(source: Source, seed: int) -> str:
     return f"val until {source.val_tokens or 0} tokens, then train until {train}"
 
 
-def _build_pretrain(source: PretrainSource, run: _Run) -> None:
+def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> None:
     def documents(context: StreamContext) -> Iterator[Document]:
+        if prepared is not None:  # its documents have their split
+            return chain.from_iterable(prepared.stream(context))
         stream = chain.from_iterable(source.documents(context))
         if count is None or source.seeded_val_frac is None:
             return stream
@@ -189,11 +221,15 @@ def _build_pretrain(source: PretrainSource, run: _Run) -> None:
         return replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
 
     count = None
-    if source.seeded_val_frac is not None:
+    if prepared is not None:
+        count = prepared.kept if source.train_tokens is None else None
+    elif source.seeded_val_frac is not None:
         run.context.log("counting documents, to split them by val_frac")
         count = sum(document.split is None for document in documents(unreported()))
     val_texts = None
-    if source.decontaminate != "off" and (source.has_own_splits or count is not None):  # by budgets val comes first in any case
+    if source.decontaminate != "off" and (
+        source.has_own_splits or source.seeded_val_frac is not None
+    ):  # by budgets val comes first in any case
         run.context.log("reading val, to keep its documents out of train")
         val_texts = (document for document in documents(unreported()) if document.split == "val")
     build_pretrain_cache(

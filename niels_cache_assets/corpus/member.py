@@ -35,9 +35,7 @@ class PreparedMember(PretrainSource):
         return {"prepared": self._open().identity()}
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        prepared = self._open()
-        context.report.dropped.update(prepared.dropped)
-        return prepared.documents()
+        return self._open().stream(context)
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:

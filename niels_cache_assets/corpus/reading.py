@@ -6,9 +6,10 @@ document of the corpus. Reading decompresses parquet at some hundred megabytes a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.corpus.layout import corpus_dir, documents_file, duplicates_dir, duplicates_file
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import BuildSettings, Registry
-from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
@@ -32,28 +33,61 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus:
-    """A corpus with what goes of it. `splits`: (documents,) int8, index into SPLITS or UNKNOWN. `gone`: (documents,) bool, the drop list.
+    """A corpus and what goes of it; opening it reads two small files, `splits` and `gone` are made when they are asked for.
 
-    `dropped`: reasons with counts, of cleaning and of the drop list. `drop_sha256`: None where duplicates are not looked for.
+    `drops`: what the meta.json of the drop lists says of this data set; None where duplicates are not looked for (or not left out).
     """
 
     name: str
     directory: Path
     meta: Meta
-    splits: np.ndarray
-    gone: np.ndarray
-    dropped: dict[str, int]
-    drop_sha256: str | None
-    split_identity: dict[str, Any] | None
+    source: PretrainSource
+    seed: int
+    drops: dict[str, Any] | None
+    drop_list: Path
 
-    @cached_property
+    @property
     def kept(self) -> int:
         """Documents that stay."""
-        return len(self.gone) - int(self.gone.sum())
+        return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many went for each reason, of the source, of cleaning and of the drop list."""
+        drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
+        return +Counter({**self.meta["dropped"], **drops})
+
+    @property
+    def drop_sha256(self) -> str | None:
+        """Over the ordinals of the drop list; None without one."""
+        return self.drops["drop_sha256"] if self.drops else None
+
+    @cached_property
+    def splits(self) -> np.ndarray:
+        """(documents,) int8, index into SPLITS or UNKNOWN, of every document of the corpus."""
+        return document_splits(self.meta, self.directory, self.source, self.seed)
+
+    @cached_property
+    def gone(self) -> np.ndarray:
+        """(documents,) bool: on the drop list."""
+        gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
+        if self.drops:
+            with open_documents(self.drop_list) as parquet:
+                gone[parquet.read(columns=["ordinal"])["ordinal"].to_numpy()] = True
+        return gone
 
     def identity(self) -> dict[str, Any]:
         """What decides the documents and their splits, for the fingerprint of a cache that is made of them."""
-        return {"content_sha256": self.meta["content_sha256"], "drop_sha256": self.drop_sha256, "splits": self.split_identity}
+        return {
+            "content_sha256": self.meta["content_sha256"],
+            "drop_sha256": self.drop_sha256,
+            "splits": split_identity(self.source, self.seed),
+        }
+
+    def stream(self, context: StreamContext) -> Iterator[list[Document]]:
+        """`documents`, reporting what was dropped before, as a source does."""
+        context.report.dropped.update(self.dropped)
+        return self.documents()
 
     def documents(self) -> Iterator[list[Document]]:
         """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
@@ -103,19 +137,18 @@ def open_prepared(
     Raises NielsCacheError, which says what to materialize, where its corpus or (with "dedup") its drop list is missing or out of date.
     """
     source, build = source or registry.pretrain[name], build or registry.build
-    directory = corpus_dir(root, name)
     meta = current_corpus(registry, name, root=root)
-    prepared = PreparedCorpus(
+    return PreparedCorpus(
         name=name,
-        directory=directory,
+        directory=corpus_dir(root, name),
         meta=meta,
-        splits=document_splits(meta, directory, source, build.seed),
-        gone=np.zeros(meta["documents"]["kept"], dtype=bool),
-        dropped=dict(meta["dropped"]),
-        drop_sha256=None,
-        split_identity=split_identity(source, build.seed),
+        source=source,
+        seed=build.seed,
+        drops=_drops(registry, name, meta, split_identity(source, build.seed), root)
+        if "dedup" in source.prepare and minus_duplicates
+        else None,
+        drop_list=duplicates_dir(root) / duplicates_file(name),
     )
-    return _minus_duplicates(registry, prepared, root) if "dedup" in source.prepare and minus_duplicates else prepared
 
 
 def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[list[Document]]:
@@ -176,25 +209,21 @@ def open_documents(path: Path) -> Iterator[Any]:
         raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
 
 
-def _minus_duplicates(registry: Registry, prepared: PreparedCorpus, root: Path) -> PreparedCorpus:
-    folder, name = duplicates_dir(root), prepared.name
+def _drops(registry: Registry, name: str, corpus: Meta, splits: dict[str, Any] | None, root: Path) -> dict[str, Any]:
+    """What the drop lists' meta.json says of this data set; NielsCacheError where that is of another corpus, other settings or splits."""
+    folder = duplicates_dir(root)
     advice = "materialize corpus/duplicates first (niels-cache build-all does)"
     meta = finished_meta(folder)
     if meta is None:
         raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {advice}")
-    if meta["inputs"].get(name) != prepared.meta["content_sha256"]:
+    if meta["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {advice}")
     if meta["settings"] != registry.dedup.model_dump(mode="json"):
         raise NielsCacheError(f"{folder}: the duplicates were found with other settings of [dedup]; {advice}")
-    if meta["splits"][name] != prepared.split_identity:
+    if meta["splits"][name] != splits:
         raise NielsCacheError(
-            f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {prepared.split_identity}; "
+            f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {splits}; "
             f"set seed and val_frac in the configuration, not for one run, and {advice}"
         )
-    counts = meta["datasets"][name]
-    with open_documents(folder / duplicates_file(name)) as parquet:
-        ordinals = parquet.read(columns=["ordinal"])["ordinal"].to_numpy()
-    gone = prepared.gone.copy()
-    gone[ordinals] = True
-    duplicates = {f"{kind}_duplicate": counts[kind] for kind in ("exact", "near") if counts[kind]}
-    return replace(prepared, gone=gone, dropped={**prepared.dropped, **duplicates}, drop_sha256=counts["drop_sha256"])
+    counts: dict[str, Any] = meta["datasets"][name]
+    return counts
