@@ -108,6 +108,21 @@ class SentencePieceTokenizer:
         except (IndexError, RuntimeError) as error:
             raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
+    def piece_bytes(self) -> list[bytes]:
+        """What each id stands for in a text, as UTF-8 (of a byte piece: the byte), a blank where its piece has U+2581.
+
+        Joined they are `decode` of the ids but for a blank at the start, faster for many documents; an unknown or control id is nothing.
+        """
+        pieces = self._processor
+
+        def bytes_of(token: int) -> bytes:
+            if pieces.is_unknown(token) or pieces.is_control(token):
+                return b""
+            piece = pieces.id_to_piece(token)
+            return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace("\u2581", " ").encode()
+
+        return [bytes_of(token) for token in range(self.vocab_size)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTokenizer:

@@ -50,12 +50,12 @@ class Match(NamedTuple):
 
 
 class ValIndex:
-    """Documents of val, to be asked about texts; see the module. A context manager: it holds a file in `folder`.
+    """Documents of val, to be asked about texts; see the module. A context manager: it holds a file in `folder` (None: the system's).
 
     Documents have the ordinals 0, 1, 2, ... in the order in which they are added.
     """
 
-    def __init__(self, kind: Kind, *, threshold: float, folder: Path) -> None:
+    def __init__(self, kind: Kind, *, threshold: float, folder: Path | None) -> None:
         if not 0 < threshold < 1:
             raise NielsCacheError(f"the threshold of near duplicates is {threshold}; it must be above 0 and below 1")
         self._near = kind == "near"
