@@ -22,7 +22,7 @@ STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 
 _REDIRECT = re.compile(r"#redirect\b", re.IGNORECASE)
 _MAY_REFER_TO = re.compile(
-    r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:.]{0,80}:?$", re.MULTILINE
+    r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
 )
 _DISAMBIGUATION_CHARACTERS = 500  # such a page says so in its first sentence
 _BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
@@ -88,7 +88,7 @@ def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Titled so, or a line near the beginning that ends with "X may refer to:" (can, might, stand for, ...)."""
+    """Titled so, or a line near the beginning that ends with "may refer to:" (can, might; stand for; ... in Y:)."""
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
     says_so = (" refer" in start or " stand" in start) and _MAY_REFER_TO.search(start)

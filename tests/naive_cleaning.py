@@ -1,0 +1,192 @@
+"""The rules of docs/cleaning.md again, as plainly as Python says them, however slow: what the chain is compared with, and timed against.
+
+Nothing here uses `niels_cache_assets.cleaning`. Reasons are looked for in the order of the documentation.
+"""
+
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from html.entities import html5
+
+BREAKING = """address article aside blockquote br caption center dd details dialog dir div dl dt fieldset figcaption figure footer form
+h1 h2 h3 h4 h5 h6 header hr li main menu nav noscript ol optgroup option p poem pre search section select source summary syntaxhighlight
+table tbody template textarea tfoot thead title tr ul"""
+SPACING = "audio button canvas embed iframe img input object picture td th video"
+INLINE = """a abbr acronym area b base basefont bdi bdo big body categorytree ce chem cite code col colgroup data datalist del dfn em font
+frame frameset gallery graph head html i imagemap includeonly indicator inputbox ins kbd label legend link map mapframe maplink mark math
+meta meter noframes noinclude nowiki onlyinclude output param progress q rb ref references rp rt rtc ruby s samp score script slot small
+span strike strong style sub sup templatedata templatestyles time timeline track tt u var wbr"""
+TAGS = {
+    **dict.fromkeys(BREAKING.split(), "\n"),
+    **dict.fromkeys(SPACING.split(), " "),
+    **dict.fromkeys(INLINE.split(), ""),
+}
+NOT_PROSE = "ref gallery script style timeline math chem score graph templatedata mapframe".split()  # noqa: SIM905
+STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
+BULLETS = "*•‣◦⁃∙▪●·"
+DASHES = "-–—+"
+
+
+def normalize(text: str) -> str:
+    before = None
+    while text != before:
+        before = text
+        text = "".join(readable(character) for character in text)
+        text = again_and_again(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});", entity, text)
+        text = inner_to_outer(text, r"\[\[", r"\]\]", lambda link: "" if is_file_link(link) else None)
+        text = inner_to_outer(text, r"(?<!\{)\{\{\{(?!\{)", r"(?<!\})\}\}\}(?!\})", lambda parameter: None if "{{" in parameter[3:] else "")
+        text = inner_to_outer(text, r"\{\{", r"\}\}", lambda template: "")
+        text = inner_to_outer(text, r"(?m:^[ \t:*]*)\{\|", r"(?m:^[ \t]*)\|\}", lambda table: "")
+        text = inner_to_outer(text, "<!--", "-->", lambda comment: "")
+        for name in NOT_PROSE:
+            text = re.sub(rf"<{name}(?=[\s>])(?:(?!/>)[^<>])*>(?:(?!<{name}[\s>]).)*?</{name}\s*>", "", text, flags=re.DOTALL | re.IGNORECASE)
+        text = again_and_again(r"</?([A-Za-z][A-Za-z0-9]*)(?=[\s/>])[^<>]*>", tag, text)
+        text = again_and_again(r"\[\[((?:(?!\[\[|\]\])[^\n])*)\]\]", wiki_link, text)
+        text = again_and_again(r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^\s\[\]<>]+(?:[ \t]+([^\[\]\n]*))?\]", external_link, text)
+        text = "\n".join(heading(line) for line in text.split("\n"))
+        text = blanks(text)
+    return text
+
+
+def readable(character: str) -> str:
+    if unicodedata.category(character) == "Cs":
+        return "\ufffd"
+    control = unicodedata.category(character) == "Cc" and character not in "\t\n\v\f\r\x85"
+    noncharacter = ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF
+    return " " if control or noncharacter else character
+
+
+def again_and_again(pattern: str, replacement: Callable[[re.Match[str]], str], text: str) -> str:
+    before = None
+    while text != before:
+        before = text
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def entity(found: re.Match[str]) -> str:
+    name = found.group(1)
+    if name.startswith("#"):
+        return "".join(readable(character) for character in html.unescape(found.group()))
+    return html5.get(name + ";", found.group())
+
+
+def inner_to_outer(text: str, opening: str, closing: str, replacement: Callable[[str], str | None]) -> str:
+    """Close the first closing mark with the last opening one before it, and so on; None keeps what is between, and both marks."""
+    position = 0
+    unused: list[int] = []
+    while True:
+        close = re.compile(closing).search(text, position)
+        open_ = re.compile(opening).search(text, position)
+        if open_ and (close is None or open_.start() < close.start()):
+            unused.append(open_.start())
+            position = open_.end()
+        elif close and unused:
+            start = unused.pop()
+            new = replacement(text[start : close.end()])
+            if new is None:
+                position = close.end()
+            else:
+                text = text[:start] + "\0" + new + text[close.end() :]  # \0: what is beside it must not join in this round
+                position = start + 1 + len(new)
+        elif close:
+            position = close.end()
+        else:
+            return text.replace("\0", "")
+
+
+def is_file_link(link: str) -> bool:
+    name = link.removeprefix("[[").lstrip(" \t_").partition(":")[0].rstrip(" \t_").lower()
+    return ":" in link and name in ("file", "image", "media", "category")
+
+
+def tag(found: re.Match[str]) -> str:
+    return TAGS.get(found.group(1).lower(), found.group())
+
+
+def wiki_link(found: re.Match[str]) -> str:
+    parts = found.group(1).split("|")
+    label = parts[-1] or (parts[0] if len(parts) > 1 else "")
+    return label[1:] if label.startswith(":") else label
+
+
+def external_link(found: re.Match[str]) -> str:
+    return found.group(1) or ""
+
+
+def heading(line: str) -> str:
+    inside = line.strip(" \t")
+    if inside.startswith("=") and inside.endswith("=") and inside.strip("= \t"):
+        return inside.strip("= \t")
+    return line
+
+
+def blanks(text: str) -> str:
+    text = re.sub("\r\n|\r|\v|\f|\x85|\u2028|\u2029", "\n", text)
+    text = re.sub(r"[^\S\n]+", " ", text)
+    text = re.sub(" *\n", "\n", text)
+    return re.sub("\n\n+", lambda found: "\n\n", text).strip()
+
+
+def reason_of(text: str, title: str | None = None, redirect: bool = False) -> tuple[str | None, str]:
+    """(why the document goes, or None; its normalized text), at the default thresholds."""
+    text = normalize(text)
+    return next((reason for reason, holds in RULES.items() if holds(text, title or "", redirect)), None), text
+
+
+def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str, bool], bool]]:
+    """Every rule in order; `identify` gives the language code of a text, or None where it cannot tell."""
+    return {
+        "redirect": lambda text, title, redirect: redirect or re.match(r"#redirect\b", text, re.IGNORECASE) is not None,
+        "empty": lambda text, title, redirect: not text.strip(),
+        "disambiguation": lambda text, title, redirect: is_disambiguation(text, title),
+        "too_short": lambda text, title, redirect: len(text) < 400 or len(text.split()) < 50,
+        "list_page": lambda text, title, redirect: is_list(text),
+        "bad_mean_word_len": lambda text, title, redirect: not 3 <= sum(len(word) for word in text.split()) / len(text.split()) <= 12,
+        "high_symbol_ratio": lambda text, title, redirect: symbols(text) / len(text.split()) > 0.1,
+        "low_alpha_ratio": lambda text, title, redirect: words_with_letter(text) / len(text.split()) < 0.8,
+        "no_stopwords": lambda text, title, redirect: len(STOP_WORDS & set(text.lower().split())) < 2,
+        "repetitive": lambda text, title, redirect: is_repetitive(text),
+        "language_error": lambda text, title, redirect: identify(text[:400]) is None,
+        "not_english": lambda text, title, redirect: identify(text[:400]) != "en",
+    }
+
+
+def cld2(text: str) -> str | None:
+    import pycld2
+
+    code = pycld2.detect(text, isPlainText=True)[2][0][1]
+    return code if re.fullmatch("[a-z]{2,3}", code) and code not in ("un", "xxx", "zzb", "zze", "zzh", "zzp") else None
+
+
+RULES = rules(cld2)
+
+
+def is_disambiguation(text: str, title: str) -> bool:
+    if title.lower().strip().endswith("(disambiguation)"):
+        return True
+    verbs = r"(may|can|could|might|commonly|usually) (\w+ )?(refers?|stands?) (to|for)\b[^:]{0,80}:"
+    return any(re.search(rf"\b{verbs}$", line) for line in text[:500].split("\n"))
+
+
+def is_list(text: str) -> bool:
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    bullets = [line for line in lines if line[0] in BULLETS or (line[0] in DASHES and line[1:2] == " ")]
+    return len(bullets) / len(lines) > 0.5
+
+
+def symbols(text: str) -> int:
+    return len(re.findall(r"#|\.\.\.|…", text))
+
+
+def words_with_letter(text: str) -> int:
+    return len([word for word in text.split() if any(character.isalpha() for character in word)])
+
+
+def is_repetitive(text: str) -> bool:
+    words = text.lower().split()
+    pairs = Counter(zip(words[:-1], words[1:], strict=True))
+    count = max(pairs.values())
+    return count > 1 and count / (len(words) - 1) > 0.05
