@@ -227,9 +227,8 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
         run.context.log("counting documents, to split them by val_frac")
         count = sum(document.split is None for document in documents(unreported()))
     val_texts = None
-    if source.decontaminate != "off" and (
-        source.has_own_splits or source.seeded_val_frac is not None
-    ):  # by budgets val comes first in any case
+    val_may_come_late = source.has_own_splits or source.seeded_val_frac is not None  # by budgets it comes first
+    if source.decontaminate != "off" and val_may_come_late:
         run.context.log("reading val, to keep its documents out of train")
         val_texts = (document for document in documents(unreported()) if document.split == "val")
     build_pretrain_cache(
