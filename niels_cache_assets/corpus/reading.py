@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,12 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS, Split
 from niels_cache_runtime.meta import Meta, read_meta
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 UNKNOWN = -1  # among splits: token budgets decide when the cache is built
-_COLUMNS = ["text", "source_id", "file", "row", "title"]
+_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # UNKNOWN is the last
+_COLUMNS = ["text", "source_id", "file", "row", "title"]  # of a Document, in its order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,33 +98,40 @@ class PreparedCorpus:
 
         Raises NielsCacheError for files that cannot be read, and at the end where the corpus was replaced meanwhile.
         """
-        split_names: list[Split | None] = [*SPLITS, None]  # UNKNOWN is the last
-        for first, columns in self._groups(_COLUMNS):
-            stays = ~self.gone[first : first + len(columns[0])]
-            splits = self.splits[first : first + len(columns[0])].tolist()
-            batch = [
-                Document(text, source_id, file, row, title, split_names[split])
-                for text, source_id, file, row, title, split, stay in zip(*columns, splits, stays.tolist(), strict=True)
-                if stay
-            ]
+        for first, table in self._groups():
+            stays = ~self.gone[first : first + len(table)]
+            batch = [document for document, stay in zip(self._as_documents(first, table), stays.tolist(), strict=True) if stay]
             if batch:
                 yield batch
         if read_meta(str(self.directory / META_NAME))["meta_sha256"] != self.meta["meta_sha256"]:
             raise NielsCacheError(f"{self.directory}: the corpus was replaced while it was read; run this again")
 
-    def _groups(self, names: list[str]) -> Iterator[tuple[int, list[list[Any]]]]:
-        """(ordinal of the first row, columns) of every row group in order."""
+    def select(self, ordinals: np.ndarray) -> list[Document]:
+        """The documents of ascending ordinals, whether they are on the drop list or not."""
+        selected: list[Document] = []
+        for first, table in self._groups(ordinals):
+            inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
+            documents = self._as_documents(first, table)
+            selected += [documents[ordinal - first] for ordinal in inside.tolist()]
+        return selected
+
+    def _as_documents(self, first: int, table: pa.Table) -> list[Document]:
+        splits = [_SPLIT_OF[split] for split in self.splits[first : first + len(table)].tolist()]
+        return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
+
+    def _groups(self, wanted: np.ndarray | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """(ordinal of the first row, columns of a document) of every row group in order; of those alone that hold ascending `wanted`."""
         first = 0
         for path in document_files(self.directory, self.meta):
             with open_documents(path) as parquet:
                 for group in range(parquet.num_row_groups):
-                    table = parquet.read_row_group(group, columns=names)
-                    yield first, [table[name].to_pylist() for name in names]
-                    first += len(table)
-        if first != len(self.gone):
-            raise NielsCacheError(
-                f"{self.directory}: the corpus holds {first} documents, its meta.json says {len(self.gone)}; prepare it again"
-            )
+                    end = first + parquet.metadata.row_group(group).num_rows
+                    if wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end):
+                        yield first, parquet.read_row_group(group, columns=_COLUMNS)
+                    first = end
+        documents = self.meta["documents"]["kept"]
+        if first != documents:
+            raise NielsCacheError(f"{self.directory}: the corpus holds {first} documents, its meta.json says {documents}; prepare it again")
 
 
 def open_prepared(
