@@ -92,7 +92,7 @@ def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows:
     assert dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True)) == gone
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), max_size=30), st.integers(1, 30))
 def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int

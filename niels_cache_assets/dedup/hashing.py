@@ -1,6 +1,6 @@
 """What the numbers of a signature are, in plain Python and numpy. `kernels` computes the same faster; a test holds that they are equal.
 
-* word hash: the UTF-8 bytes of a word in big-endian blocks of eight, the last one shorter and perhaps empty; h = (h ^ block) * WORD_FACTOR
+* word hash: the UTF-8 bytes of a word in little-endian blocks of eight, the last shorter, perhaps empty; h = (h ^ block) * WORD_FACTOR
   from WORD_START, then `mix`. A word has no NUL, so that words of up to seven bytes cannot collide.
 * shingle hash, uint64: `mix` of the polynomial in SHINGLE_BASE over the hashes of `ngram` words in a row, the first at the highest power.
   A text of fewer words is one shingle of all its words; a text without words has none.
@@ -27,6 +27,7 @@ MIX_2 = 0x94D049BB133111EB
 SLOT_SEED = 42
 LAST_SLOT_VALUE = 0xFFFFFFFE
 NO_SHINGLE = 0xFFFFFFFF  # no slot of a text with words
+PADDING = 8  # blanks after the last canonical text: the kernels read a word eight bytes at a time
 _MASK = 0xFFFFFFFFFFFFFFFF
 _SHINGLES_AT_ONCE = 1024  # x num_perm x 4 bytes is what the pure path takes
 
@@ -59,7 +60,7 @@ def word_hash(word: bytes) -> int:
     """The hash of a word's UTF-8 bytes."""
     value = WORD_START
     for start in range(0, len(word) + 1, 8):
-        value = ((value ^ int.from_bytes(word[start : start + 8], "big")) * WORD_FACTOR) & _MASK
+        value = ((value ^ int.from_bytes(word[start : start + 8], "little")) * WORD_FACTOR) & _MASK
     return mix(value)
 
 

@@ -1,7 +1,10 @@
 """The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Imported only where numba is installed.
 
-Documents come as one array of UTF-8 bytes and the end of each document in it. What the values are stands in `canonical` and `hashing`,
-whose plain Python computes the same; a change here is a change there, and of SIGNATURE_VERSION.
+Documents come as one array of UTF-8 bytes and the end of each document in it. Canonical texts have a blank after each, so that the next
+one begins at end + 1, and PADDING more blanks after the last: a word is read eight bytes at a time. What the values are stands in
+`canonical` and `hashing`, whose plain Python computes the same; a change here is a change there, and of SIGNATURE_VERSION.
+
+Positions are unsigned, for which numba does not look whether they count from the end.
 
 All release the GIL. Compiled once a machine (some seconds) and cached beside this module, or in the user's cache folder where that cannot
 be written; loading what is compiled takes tens of milliseconds a process, importing numba about half a second.
@@ -12,19 +15,28 @@ from numba import njit
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
+from niels_cache_assets.dedup.hashing import PADDING
 
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
 _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing.LAST_SLOT_VALUE)
-_ZERO, _ONE, _EIGHT, _S27, _S30, _S31, _S32 = (np.uint64(value) for value in (0, 1, 8, 27, 30, 31, 32))
+_ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
+_S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
+_LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # shingles that wait in the first-level cache for the slots
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ (value >> _S30)) * _MIX_1
     value = (value ^ (value >> _S27)) * _MIX_2
     return value ^ (value >> _S31)
+
+
+@njit(cache=True, nogil=True)
+def _continued(source, position):  # type: ignore[no-untyped-def]
+    """The six bits of a UTF-8 continuation byte."""
+    return np.uint32(source[position] & np.uint8(0x3F))
 
 
 @njit(cache=True, nogil=True)
@@ -35,65 +47,73 @@ def canonicalize(
     canonical: NDArray[np.uint8],
     canonical_ends: NDArray[np.int64],
 ) -> None:
-    """Write the canonical text of each document; `canonical` is a byte longer than `source`, for no code point grows (tested)."""
-    position = 0
-    write = 0
+    """Write the canonical text of each document, and all blanks after it.
+
+    `canonical` has room for `source`, a blank a document, and PADDING: no code point grows (tested).
+    """
+    position = _ZERO
+    write = _ZERO
     for document in range(len(ends)):
-        end = ends[document]
+        end = np.uint64(ends[document])
         begin = write
         after_blank = True  # a blank at the beginning goes, too
         while position < end:
             byte = source[position]
             if byte < 0x80:
-                position += 1
+                position += _ONE
                 mapped = table[byte]
                 # Without a branch: which bytes are punctuation or blanks, no processor foresees.
-                canonical[write] = mapped
+                canonical[write] = np.uint8(mapped)
                 is_blank = mapped == 32
-                keep = (mapped != 0) & ((not is_blank) | (not after_blank))
-                write += keep
-                after_blank = is_blank if keep else after_blank
+                write += np.uint64((mapped != 0) & (is_blank <= (not after_blank)))
+                after_blank = is_blank | (after_blank & (mapped == 0))
                 continue
             if byte < 0xE0:
-                code_point = (byte & 0x1F) << 6 | (source[position + 1] & 0x3F)
-                position += 2
+                code_point = np.uint32(byte & 0x1F) << 6 | _continued(source, position + _ONE)
+                position += np.uint64(2)
             elif byte < 0xF0:
-                code_point = (byte & 0x0F) << 12 | (source[position + 1] & 0x3F) << 6 | (source[position + 2] & 0x3F)
-                position += 3
+                code_point = np.uint32(byte & 0x0F) << 12 | _continued(source, position + _ONE) << 6
+                code_point |= _continued(source, position + np.uint64(2))
+                position += np.uint64(3)
             else:
-                code_point = (byte & 0x07) << 18 | (source[position + 1] & 0x3F) << 12 | (source[position + 2] & 0x3F) << 6
-                code_point |= source[position + 3] & 0x3F
-                position += 4
-            mapped = table[code_point]
+                code_point = np.uint32(byte & 0x07) << 18 | _continued(source, position + _ONE) << 12
+                code_point |= _continued(source, position + np.uint64(2)) << 6 | _continued(source, position + np.uint64(3))
+                position += np.uint64(4)
+            mapped = table[np.uint64(code_point)]
             if mapped == 0:
                 continue
             if mapped == 32:
                 canonical[write] = 32
-                write += not after_blank
+                write += np.uint64(not after_blank)
                 after_blank = True
                 continue
             after_blank = False
             if mapped < 0x80:
                 canonical[write] = mapped
-                write += 1
+                write += _ONE
             elif mapped < 0x800:
                 canonical[write] = 0xC0 | mapped >> 6
-                canonical[write + 1] = 0x80 | mapped & 0x3F
-                write += 2
+                canonical[write + _ONE] = 0x80 | mapped & 0x3F
+                write += np.uint64(2)
             elif mapped < 0x10000:
                 canonical[write] = 0xE0 | mapped >> 12
-                canonical[write + 1] = 0x80 | mapped >> 6 & 0x3F
-                canonical[write + 2] = 0x80 | mapped & 0x3F
-                write += 3
+                canonical[write + _ONE] = 0x80 | mapped >> 6 & 0x3F
+                canonical[write + np.uint64(2)] = 0x80 | mapped & 0x3F
+                write += np.uint64(3)
             else:
                 canonical[write] = 0xF0 | mapped >> 18
-                canonical[write + 1] = 0x80 | mapped >> 12 & 0x3F
-                canonical[write + 2] = 0x80 | mapped >> 6 & 0x3F
-                canonical[write + 3] = 0x80 | mapped & 0x3F
-                write += 4
+                canonical[write + _ONE] = 0x80 | mapped >> 12 & 0x3F
+                canonical[write + np.uint64(2)] = 0x80 | mapped >> 6 & 0x3F
+                canonical[write + np.uint64(3)] = 0x80 | mapped & 0x3F
+                write += np.uint64(4)
         if after_blank and write > begin:
-            write -= 1
+            write -= _ONE
         canonical_ends[document] = write
+        canonical[write] = 32
+        write += _ONE
+    for _ in range(PADDING):
+        canonical[write] = 32
+        write += _ONE
 
 
 @njit(cache=True, nogil=True)
@@ -109,29 +129,51 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
         slots[slot] = least
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _next_word(canonical, position, end):  # type: ignore[no-untyped-def]
-    """The hash of the word that begins at a position, and the position of the next one."""
-    value, block, in_block = _WORD_START, _ZERO, 0
-    while position < end and canonical[position] != 32:
-        block = block << _EIGHT | np.uint64(canonical[position])
-        position += 1
-        in_block += 1
-        if in_block == 8:
-            value = (value ^ block) * _WORD_FACTOR
-            block, in_block = _ZERO, 0
-    return _mix((value ^ block) * _WORD_FACTOR), position + 1
+@njit(cache=True, nogil=True)
+def _block(canonical, position):  # type: ignore[no-untyped-def]
+    """Eight bytes, little-endian; one load, once compiled."""
+    block = np.uint64(canonical[position])
+    block |= np.uint64(canonical[position + np.uint64(1)]) << np.uint64(8)
+    block |= np.uint64(canonical[position + np.uint64(2)]) << np.uint64(16)
+    block |= np.uint64(canonical[position + np.uint64(3)]) << np.uint64(24)
+    block |= np.uint64(canonical[position + np.uint64(4)]) << np.uint64(32)
+    block |= np.uint64(canonical[position + np.uint64(5)]) << np.uint64(40)
+    block |= np.uint64(canonical[position + np.uint64(6)]) << np.uint64(48)
+    block |= np.uint64(canonical[position + np.uint64(7)]) << np.uint64(56)
+    return block
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _roll(rolling, word, words, window, leaving_power):  # type: ignore[no-untyped-def]
-    """The polynomial over the last words, one further: `words` have been before, `window` holds the last of them."""
-    rolling = rolling * _BASE + word
-    slot = words % len(window)
-    if words >= len(window):
-        rolling -= window[slot] * leaving_power
-    window[slot] = word
-    return rolling
+@njit(cache=True, nogil=True)
+def _first_blank(block):  # type: ignore[no-untyped-def]
+    """The lowest bit that is set is the highest of the first blank's; 0 without one. Mycroft's test for a zero byte, no branch for each."""
+    difference = block ^ _BLANKS
+    return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
+
+
+@njit(cache=True, nogil=True)
+def _next_word(canonical, position):  # type: ignore[no-untyped-def]
+    """The hash of the word that begins at a position, and the position after the blank that ends it."""
+    value = _WORD_START
+    block = _block(canonical, position)
+    blank = _first_blank(block)
+    while blank == _ZERO:
+        value = (value ^ block) * _WORD_FACTOR
+        position += _EIGHT
+        block = _block(canonical, position)
+        blank = _first_blank(block)
+    before = ((blank - _ONE) & ~blank) >> _S7  # all bits of the bytes before the blank, and no other
+    value = (value ^ (block & before)) * _WORD_FACTOR
+    length = ((before & _LOW_BITS) * _LOW_BITS) >> _S56
+    return _mix(value), position + length + _ONE
+
+
+@njit(cache=True, nogil=True)
+def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
+    """The polynomial over the last words, one further; `window` holds them in a ring, at `leaving` that which leaves (0 at first)."""
+    rolling = rolling * _BASE + word - window[leaving] * leaving_power
+    window[leaving] = word
+    leaving += _ONE
+    return rolling, leaving if leaving < np.uint64(len(window)) else _ZERO
 
 
 @njit(cache=True, nogil=True)
@@ -148,18 +190,19 @@ def shingle(
 ) -> None:
     """Write the hash of every shingle, in the order of the texts; `shingles` has room for one per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
-    position = filled = 0
+    position, filled = _ZERO, _ZERO
     for document in range(len(ends)):
-        end = ends[document]
-        words, rolling = 0, _ZERO
+        end = np.uint64(ends[document])
+        window[:] = _ZERO
+        words, leaving, rolling = 0, _ZERO, _ZERO
         while position < end:
-            word, position = _next_word(canonical, position, end)
-            rolling = _roll(rolling, word, words, window, leaving_power)
+            word, position = _next_word(canonical, position)
+            rolling, leaving = _roll(rolling, word, leaving, window, leaving_power)
             words += 1
             if words >= ngram or position > end:
                 shingles[filled] = _mix(rolling)
-                filled += 1
-        position = end
+                filled += _ONE
+        position = end + _ONE
         shingle_ends[document] = filled
 
 
@@ -175,20 +218,21 @@ def sign(
     """Write (documents, num_perm) uint32 slots of canonical texts. Takes 16 KB, whatever the size of a document."""
     values = np.empty(_BUFFER, dtype=np.uint32)
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
-    position = 0
+    position = _ZERO
     for document in range(len(ends)):
-        end = ends[document]
+        end = np.uint64(ends[document])
         slots[document, :] = _LAST_SLOT_VALUE if end > position else _NO_SHINGLE
-        words, rolling, filled = 0, _ZERO, 0
+        window[:] = _ZERO
+        words, leaving, rolling, filled = 0, _ZERO, _ZERO, _ZERO
         while position < end:
-            word, position = _next_word(canonical, position, end)
-            rolling = _roll(rolling, word, words, window, leaving_power)
+            word, position = _next_word(canonical, position)
+            rolling, leaving = _roll(rolling, word, leaving, window, leaving_power)
             words += 1
             if words >= ngram or position > end:
                 values[filled] = np.uint32(_mix(rolling) >> _S32)
-                filled += 1
-                if filled == _BUFFER:
+                filled += _ONE
+                if filled == np.uint64(_BUFFER):
                     _lower_slots(values, filled, xors, factors, slots[document])
-                    filled = 0
-        position = end
+                    filled = _ZERO
+        position = end + _ONE
         _lower_slots(values, filled, xors, factors, slots[document])

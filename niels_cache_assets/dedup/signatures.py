@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.dedup import hashing
 from niels_cache_assets.dedup.canonical import canonical_text, code_points
 from niels_cache_assets.dedup.compiled import available
+from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
 _CHARACTERS_AT_ONCE = 1 << 20
@@ -94,7 +95,7 @@ class Signer:
         """(n, num_perm) uint32: the slots alone, of texts that are canonical already (`canonical_text`)."""
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
-            self._slots(*_joined([text.encode() for text in texts[start:end]]), slots[start:end])
+            self._slots(*_with_blanks([text.encode() for text in texts[start:end]]), slots[start:end])
         return slots
 
     @property
@@ -102,16 +103,18 @@ class Signer:
         return available() and not self.pure
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The canonical texts as UTF-8, one after the other, and where each ends."""
+        """The canonical texts as UTF-8 with a blank after each (and PADDING), and where each ends, before the blank."""
         if not self._compiled:
-            return _joined([canonical_text(text).encode() for text in texts])
+            return _with_blanks([canonical_text(text).encode() for text in texts])
         from niels_cache_assets.dedup import kernels
 
-        source, ends = _joined([text.encode("utf-8", "surrogatepass") for text in texts])
-        canonical = np.empty(len(source) + 1, dtype=np.uint8)  # one more: the kernel writes before it decides
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
+        canonical = np.empty(len(source) + len(texts) + PADDING, dtype=np.uint8)
         canonical_ends = np.empty(len(texts), dtype=np.int64)
         kernels.canonicalize(source, ends, code_points(), canonical, canonical_ends)
-        return canonical[: canonical_ends[-1]], canonical_ends
+        return canonical, canonical_ends
 
     def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         if not self._compiled:
@@ -119,7 +122,8 @@ class Signer:
             return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
         from niels_cache_assets.dedup import kernels
 
-        shingles = np.empty(np.count_nonzero(canonical == ord(" ")) + len(ends), dtype=np.uint64)
+        words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one
+        shingles = np.empty(words, dtype=np.uint64)
         shingle_ends = np.empty(len(ends), dtype=np.int64)
         kernels.shingle(canonical, ends, self.ngram, shingles, shingle_ends)
         return shingles[: shingle_ends[-1]], shingle_ends
@@ -152,22 +156,22 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield start, len(texts)
 
 
-def _joined(texts: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Texts, at least one, as one read-only array, and where each ends."""
-    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    return np.frombuffer(texts[0] if len(texts) == 1 else b"".join(texts), dtype=np.uint8), ends
+def _with_blanks(canonical: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Canonical texts as `Signer._canonical` gives them."""
+    ends = np.cumsum([len(text) + 1 for text in canonical], dtype=np.int64) - 1
+    return np.frombuffer(b" ".join([*canonical, b" " * PADDING]), dtype=np.uint8), ends
 
 
 def _split(canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes]:
     start = 0
     for end in ends.tolist():
         yield canonical[start:end].tobytes()
-        start = end
+        start = end + 1
 
 
 def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     view, start, digests = memoryview(canonical), 0, bytearray()  # type: ignore[arg-type]
     for end in ends.tolist():
         digests += hashlib.sha1(view[start:end], usedforsecurity=False).digest()
-        start = end
+        start = end + 1
     out[:] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
