@@ -1,0 +1,185 @@
+"""What preparing did to a data set, in figures: the funnel, the reasons, the lengths, the duplicates; report.json, and plots of it.
+
+Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads and no document; drawing takes a
+second or two (plots.py). Nothing is judged here: that is the checks' business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_assets.corpus.layout import REPORT_NAME, duplicates_dir, reports_dir
+from niels_cache_assets.corpus.reading import UNKNOWN, PreparedCorpus, open_prepared
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, SPLITS
+from niels_cache_runtime.meta import Meta, read_meta, write_meta
+
+CODE_VERSION = "1"  # bumped by hand when a report or a plot changes for the same corpus
+CHARACTERS_PER_TOKEN = 4  # of English in vocabularies of 16,000 to 50,000 pieces; the cache itself says what it really is
+
+_S_CURVE_STEPS = 100
+_SUFFIX = ".png"
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOutcome:
+    """What happened to one report; `directory` holds report.json and the plots that it names."""
+
+    name: str
+    state: Literal["built", "cache_hit"]
+    report: Report
+    directory: Path
+    seconds: float
+
+
+def write_report(registry: Registry, name: str, *, root: Path, force: bool = False) -> ReportOutcome:
+    """Make `reports/corpus/<name>` under `root`, or find that it is there. Raises NielsCacheError as `corpus_report` does."""
+    started = time.monotonic()
+    directory = reports_dir(root, name)
+    report = corpus_report(registry, name, root=root)
+    path = str(directory / REPORT_NAME)
+    state: Literal["built", "cache_hit"] = "cache_hit"
+    if force or not _holds(directory, report):
+        from niels_cache_assets.corpus.plots import draw  # takes a second: matplotlib
+
+        state = "built"
+        with atomic_directory(directory, is_ours=lambda name: name == REPORT_NAME or name.endswith(_SUFFIX)) as partial:
+            for plot, image in draw(report).items():
+                (partial / plot).write_bytes(image)
+            write_meta(str(partial / REPORT_NAME), report)
+    return ReportOutcome(name=name, state=state, report=read_meta(path), directory=directory, seconds=time.monotonic() - started)
+
+
+def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
+    """The report of a prepared data set, as plain data.
+
+    `funnel`: documents, characters, bytes and estimated tokens after each stage. `reasons`: documents of each, and their share of all that
+    the source gave. `lengths`: documents per power of two of characters, from `from` on and below `below`. `duplicates`: None without
+    "dedup". Raises NielsCacheError, which says what to materialize, where the corpus or its drop list is missing or of other settings.
+    """
+    prepared = open_prepared(registry, name, root=root)
+    meta, settings = prepared.meta, registry.cleaning_of(name)
+    given = meta["documents"]["read"] + sum(meta["dropped_by_source"].values())
+    found = read_meta(str(duplicates_dir(root) / META_NAME)) if prepared.drop_sha256 is not None else None
+    return {
+        "kind": "corpus_report",
+        "code_version": CODE_VERSION,
+        "dataset_name": name,
+        "dataset_revision": meta["dataset_revision"],
+        "prepare": meta["prepare"],
+        "content_sha256": meta["content_sha256"],
+        "drop_sha256": prepared.drop_sha256,
+        "documents": {"given": given, "kept": prepared.kept},
+        "splits": kept_per_split(prepared),
+        "funnel": _funnel(meta, found["datasets"][name] if found else None),
+        "reasons": _reasons(meta, prepared.dropped, given),
+        "lengths": _lengths(meta["lengths"]),
+        "languages": dict(meta["languages"]),
+        "language_share": _language_share(meta["languages"], settings.languages),
+        "duplicates": _duplicates(registry, found, name) if found else None,
+    }
+
+
+def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
+    """Documents that stay, by split; "unknown" where token budgets decide when the cache is built."""
+    counts = Counter(prepared.splits[~prepared.gone].tolist())
+    return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[UNKNOWN]}
+
+
+def estimated_tokens(characters: int) -> int:
+    """About how many tokens so much English is."""
+    return round(characters / CHARACTERS_PER_TOKEN)
+
+
+def _funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    stages = [
+        ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
+        ("cleaned", meta["documents"]["kept"], meta["characters"]["after"], meta["bytes"]["after"]),
+    ]
+    if duplicates is not None:
+        for kind in ("exact", "near"):
+            _, documents, characters, size = stages[-1]
+            lost = (duplicates[kind], duplicates["characters"][kind], duplicates["bytes"][kind])
+            stages.append((f"without {kind} duplicates", documents - lost[0], characters - lost[1], size - lost[2]))
+    return [
+        {"stage": stage, "documents": documents, "characters": characters, "bytes": size, "estimated_tokens": estimated_tokens(characters)}
+        for stage, documents, characters, size in stages
+    ]
+
+
+def _reasons(meta: Meta, dropped: Mapping[str, int], given: int) -> list[dict[str, Any]]:
+    """Most frequent first. `stage` is who dropped them; what two stages drop for one reason is counted once, with the source."""
+    by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
+    rows = [
+        {
+            "reason": reason,
+            "stage": "source" if reason in by_source else "cleaning" if reason in by_cleaning else "duplicates",
+            "documents": count,
+            "share": round(count / given, 6),
+        }
+        for reason, count in dropped.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["documents"], row["reason"]))
+
+
+def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """From the shortest bin that holds a document to the longest. Bin b holds 2**(b-1) <= characters < 2**b; the first, the empty text."""
+    filled = [index for index, counts in enumerate(zip(lengths["before"], lengths["after"], strict=True)) if any(counts)]
+    return [
+        {"from": 2 ** (index - 1) if index else 0, "below": 2**index, "before": lengths["before"][index], "after": lengths["after"][index]}
+        for index in range(min(filled, default=0), max(filled, default=-1) + 1)
+    ]
+
+
+def _language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
+    """Of the documents whose language was asked for, the share in the wanted ones; None where none was asked."""
+    asked = sum(languages.values())
+    return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
+
+
+def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
+    import numpy as np
+
+    from niels_cache_assets.dedup.bands import s_curve
+
+    own, bands, rows = found["datasets"][name], found["bands"], found["rows"]
+    similarity = np.arange(_S_CURVE_STEPS + 1) / _S_CURVE_STEPS
+    return {
+        "exact": own["exact"],
+        "near": own["near"],
+        "because_of": own["pairs"],
+        "cluster_sizes": own["clusters"],
+        "threshold": registry.dedup.threshold,
+        "verify": registry.dedup.verify,
+        "bands": bands,
+        "rows": rows,
+        "s_curve": [
+            [round(value, 2), round(found, 6)]
+            for value, found in zip(similarity.tolist(), s_curve(bands, rows, similarity).tolist(), strict=True)
+        ],
+    }
+
+
+def _holds(directory: Path, report: Report) -> bool:
+    """Whether the folder has this report and all of its plots."""
+    try:
+        old = read_meta(str(directory / REPORT_NAME))
+    except NielsCacheError:
+        return False
+    if {key: value for key, value in old.items() if key not in ("schema_version", "meta_sha256")} != report:
+        return False
+    return plot_names(report) <= {path.name for path in directory.glob(f"*{_SUFFIX}")}
+
+
+def plot_names(report: Report) -> set[str]:
+    """The plots of such a report."""
+    return {"funnel.png", "reasons.png", "lengths.png", *(("duplicates.png",) if report["duplicates"] else ())}
