@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.pretrain import pretrain_assets
 from niels_cache_assets.defs.assets.sft import sft_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
@@ -27,7 +28,13 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
     registry = registry or load_registry()
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
-        assets=[*upstream_specs(registry), tokenizer_asset(registry), pretrain_assets(registry), sft_assets(registry)],
+        assets=[
+            *upstream_specs(registry),
+            tokenizer_asset(registry),
+            *corpus_assets(registry),
+            pretrain_assets(registry),
+            sft_assets(registry),
+        ],
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),
         resources={**defaults, **(resources or {})},

@@ -14,6 +14,10 @@ class TokenizerConfig(dg.Config):
     force: bool = Field(False, description="Train or import again, even if the tokenizer is what the settings ask for")
 
 
+class CorpusConfig(dg.Config):
+    force: bool = Field(False, description="Make it again, even if what is there is what the settings ask for")
+
+
 class _FamilyConfig(dg.Config):
     force: bool = Field(False, description="Build again, even if the cache is what the settings ask for")
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")

@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from niels_cache_assets.defs.keys import FAMILY_JOBS, TOKENIZER, TOKENIZER_JOB, family_keys
+from niels_cache_assets.defs.keys import (
+    CORPUS_JOB,
+    DOCUMENTS,
+    DUPLICATES,
+    DUPLICATES_JOB,
+    FAMILY_JOBS,
+    KEPT,
+    REPORT,
+    REPORT_JOB,
+    TOKENIZER,
+    TOKENIZER_JOB,
+    family_keys,
+)
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
@@ -31,7 +43,19 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         )
         for family in FAMILIES
     ]
-    return [tokenizer, *families, _observe_upstream(registry)]
+    return [tokenizer, *families, *_corpus_jobs(registry), _observe_upstream(registry)]
+
+
+def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
+    """What corpus/* is built with; none where no data set is prepared."""
+    if not registry.prepared():
+        return []
+    jobs = {
+        CORPUS_JOB: ([DOCUMENTS], "Clean and sign the documents of a data set (or of all: a backfill)."),
+        DUPLICATES_JOB: ([DUPLICATES], "Find the duplicates over all data sets that have a corpus."),
+        REPORT_JOB: ([KEPT, REPORT], "Say what stays of a data set's corpus, and draw its report."),
+    }
+    return [dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys), description=text) for name, (keys, text) in jobs.items()]
 
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:

@@ -1,6 +1,8 @@
-"""Names that the definitions share: asset keys, groups, ops, jobs, pools. No definition is made here."""
+"""Names that the definitions share: asset keys, groups, ops, jobs, pools, partitions. No definition is made here."""
 
-from dagster import AssetKey, StaticPartitionsDefinition
+from collections.abc import Iterable
+
+from dagster import AssetDep, AssetKey, StaticPartitionMapping, StaticPartitionsDefinition
 
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import Family
@@ -15,7 +17,13 @@ VAL_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "val_shard
 META_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "meta_json"]), "sft": AssetKey(["sft", "meta_json"])}
 UPSTREAM_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["upstream", "pretrain"]), "sft": AssetKey(["upstream", "sft"])}
 
+DOCUMENTS = AssetKey(["corpus", "documents"])
+DUPLICATES = AssetKey(["corpus", "duplicates"])
+KEPT = AssetKey(["corpus", "kept"])
+REPORT = AssetKey(["corpus", "report"])
+
 TOKENIZER_JOB = "build_tokenizer"
+CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
 
 
@@ -27,3 +35,31 @@ def family_keys(family: Family) -> list[AssetKey]:
 def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition:
     """One partition per data set that can be built. Empty where the user has none: the definitions still load."""
     return StaticPartitionsDefinition(registry.partition_keys(family))
+
+
+def corpus_name(name: str) -> str:
+    """What a data set's corpus is called in logs and tables, beside its cache."""
+    return f"corpus/{name}"
+
+
+def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
+    """One partition per data set with a corpus."""
+    return StaticPartitionsDefinition(registry.prepared())
+
+
+def on_same_name(asset: AssetKey, names: Iterable[str]) -> AssetDep:
+    """A dependency of each of these data sets on its own partition of another asset; other data sets have none on it."""
+    return AssetDep(asset, partition_mapping=StaticPartitionMapping({name: name for name in names}))
+
+
+def on_corpus(asset: AssetKey, registry: Registry) -> AssetDep:
+    """A dependency of pretrain data sets on what is prepared: their own corpus, and those of the members that they are mixed from."""
+    readers = {
+        name: [name, *(mix for mix, source in registry.pretrain.items() if name in getattr(source, "members", {}) and mix != name)]
+        for name in registry.prepared()
+    }
+    buildable = set(registry.partition_keys("pretrain"))
+    return AssetDep(
+        asset,
+        partition_mapping=StaticPartitionMapping({name: [each for each in mixes if each in buildable] for name, mixes in readers.items()}),
+    )

@@ -4,14 +4,14 @@ Not subsettable, because one pass makes all three. Everything is built and renam
 what was yielded before an error, and would record an asset that was forgotten as built.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs.assets.failure import readable_failures
-from niels_cache_assets.defs.keys import META_KEYS, TOKENIZER, TRAIN_KEYS, UPSTREAM_KEYS, VAL_KEYS
+from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
 from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
@@ -20,10 +20,9 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_runtime.formats import Family
 
 
-def family_specs(family: Family, *, train: str, val: str, meta: str) -> list[dg.AssetSpec]:
-    """The specs of a family's three assets, given their descriptions, in topological order."""
+def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequence[dg.AssetDep]) -> list[dg.AssetSpec]:
+    """The specs of a family's three assets, given their descriptions and what is above all of them, in topological order."""
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
-    above = [TOKENIZER, UPSTREAM_KEYS[family]]
     splits = [TRAIN_KEYS[family], VAL_KEYS[family]]
     return [
         dg.AssetSpec(TRAIN_KEYS[family], deps=above, description=train, kinds={"numpy"}, **shared),

@@ -6,7 +6,17 @@ import dagster as dg
 
 from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
 from niels_cache_assets.defs.config import PretrainConfig
-from niels_cache_assets.defs.keys import STREAM_OPS, STREAM_POOL, partitions
+from niels_cache_assets.defs.keys import (
+    DOCUMENTS,
+    KEPT,
+    STREAM_OPS,
+    STREAM_POOL,
+    TOKENIZER,
+    UPSTREAM_KEYS,
+    on_corpus,
+    on_same_name,
+    partitions,
+)
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
@@ -35,9 +45,11 @@ read_meta("cache/pretrain/<data set>/meta.json")["train_tokens"]
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
+    above = [dg.AssetDep(TOKENIZER), *_inputs(registry)]
+
     @dg.multi_asset(
         name=STREAM_OPS["pretrain"],
-        specs=family_specs("pretrain", train=_SHARDS.format(split="train"), val=_SHARDS.format(split="val"), meta=_META),
+        specs=family_specs("pretrain", train=_SHARDS.format(split="train"), val=_SHARDS.format(split="val"), meta=_META, above=above),
         partitions_def=partitions(registry, "pretrain"),
         pool=STREAM_POOL,
         description="Stream one data set through the tokenizer into train and val shards, in one pass.",
@@ -59,3 +71,12 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
         )
 
     return stream_pretrain_dataset
+
+
+def _inputs(registry: Registry) -> list[dg.AssetDep]:
+    """Upstream, or for a data set with a corpus that. Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py)."""
+    upstream, prepared = UPSTREAM_KEYS["pretrain"], registry.prepared()
+    if not prepared:
+        return [dg.AssetDep(upstream)]
+    streamed = [name for name in registry.partition_keys("pretrain") if name not in prepared]
+    return [on_same_name(upstream, streamed), on_corpus(DOCUMENTS, registry), on_corpus(KEPT, registry)]

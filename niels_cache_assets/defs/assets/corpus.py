@@ -1,0 +1,184 @@
+"""`corpus/*`: for data sets with `prepare`, what is done before tokenization. Without any such data set there are none of these.
+
+`duplicates` is found over all data sets at once, so it is one asset, and every partition would seem stale when any drop list changed.
+`kept` stands between: per data set, its data version is that of what training will read, and nothing below moves while that stays.
+"""
+
+import dagster as dg
+
+from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.corpus.duplicates import CODE_VERSION as DUPLICATES_CODE_VERSION
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
+from niels_cache_assets.corpus.report import write_report
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.config import CorpusConfig
+from niels_cache_assets.defs.corpus_metadata import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
+from niels_cache_assets.defs.keys import (
+    DOCUMENTS,
+    DUPLICATES,
+    KEPT,
+    REPORT,
+    STREAM_POOL,
+    UPSTREAM_KEYS,
+    corpus_name,
+    corpus_partitions,
+    on_same_name,
+)
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+
+_GROUP = "corpus"
+
+_DOCUMENTS = """The documents of a data set, cleaned, and their signatures.
+
+`corpus/<data set>/documents_*.parquet` (zstd), `rejected.parquet` (50 examples of each reason), `digests.npy` and `signatures.npy` (for
+duplicates), `meta.json`. The data version is the hash of the documents. Cleaned on every core; the same for any number of them.
+
+```python
+import pyarrow.parquet as pq
+pq.read_table("cache/corpus/<data set>/rejected.parquet").to_pylist()[:5]
+```"""
+
+_DUPLICATES = """Which documents go as exact or near duplicates, within and across data sets and splits: because of whom, how similar.
+
+`duplicates/<data set>.parquet`, one drop list for each data set with `prepare = [..., "dedup"]`. Found for all at once; the first one in
+the order of [dedup] priority stays. Another threshold makes this again and nothing above it.
+
+```python
+import pyarrow.parquet as pq
+pq.read_table("cache/duplicates/<data set>.parquet").to_pylist()[:5]
+```"""
+
+_KEPT = """What goes on to the tokenizer: the documents of `corpus/<data set>` without those on its drop list. Nothing is stored here.
+
+The data version is that of the documents, the drop list and the rule that splits them: a cache below is stale when these change, and
+not when duplicates were found elsewhere.
+
+```python
+from pathlib import Path
+from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.registry import load_registry
+next(prepared_documents(load_registry(), "<data set>", root=Path("cache")))
+```"""
+
+_REPORT = """What preparing did to a data set: documents, bytes and tokens after each stage, reasons, lengths, duplicates.
+
+`reports/corpus/<data set>/report.json` and plots of it.
+
+```python
+import json
+json.load(open("cache/reports/corpus/<data set>/report.json"))["funnel"]
+```"""
+
+
+def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    """The four assets, or none where no data set is prepared."""
+    return [_documents(registry), _duplicates(registry), _kept(registry), _report(registry)] if registry.prepared() else []
+
+
+def _documents(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=DOCUMENTS,
+        deps=[on_same_name(UPSTREAM_KEYS["pretrain"], registry.prepared())],
+        partitions_def=corpus_partitions(registry),
+        group_name=_GROUP,
+        kinds={"parquet"},
+        code_version=CORPUS_CODE_VERSION,
+        pool=STREAM_POOL,
+        description=_DOCUMENTS,
+    )
+    def documents(
+        context: dg.AssetExecutionContext,
+        config: CorpusConfig,
+        cache_root: CacheRoot,
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        name = context.partition_key
+        reporter = BuildReporter(context, progress_sink, name=corpus_name(name), observed=DOCUMENTS, partition=name)
+        with readable_failures():
+            outcome = prepare_corpus(
+                registry,
+                name,
+                root=cache_root.path,
+                force=config.force,
+                processes=registry.build.threads,
+                progress=reporter.prepared,
+                log=reporter.log,
+            )
+            if outcome.warning:
+                reporter.warn(outcome.warning)
+            metadata = documents_metadata(outcome)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+
+    return documents
+
+
+def _duplicates(registry: Registry) -> dg.AssetsDefinition:
+    settings = fingerprint_of(registry.dedup.model_dump(mode="json"))
+
+    @dg.asset(
+        key=DUPLICATES,
+        deps=[dg.AssetDep(DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup")))],
+        group_name=_GROUP,
+        kinds={"parquet"},
+        code_version=f"{DUPLICATES_CODE_VERSION}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
+        description=_DUPLICATES,
+    )
+    def duplicates(
+        context: dg.AssetExecutionContext,
+        config: CorpusConfig,
+        cache_root: CacheRoot,
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> dg.MaterializeResult:
+        reporter = BuildReporter(context, progress_sink, name=DUPLICATES.to_user_string())
+        with readable_failures():
+            outcome = find_duplicates(registry, root=cache_root.path, force=config.force, log=reporter.log)
+            if outcome.warning:
+                reporter.warn(outcome.warning)
+        version = outcome.meta.get("content_sha256", "")  # none where no data set asks for dedup
+        return dg.MaterializeResult(metadata=duplicates_metadata(outcome), data_version=dg.DataVersion(version))
+
+    return duplicates
+
+
+def _kept(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=KEPT,
+        deps=[DOCUMENTS, DUPLICATES],
+        partitions_def=corpus_partitions(registry),
+        group_name=_GROUP,
+        kinds={"parquet"},
+        code_version=CORPUS_CODE_VERSION,
+        description=_KEPT,
+    )
+    def kept(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+        with readable_failures():
+            prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
+            metadata = kept_metadata(prepared)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(fingerprint_of(prepared.identity())))
+
+    return kept
+
+
+def _report(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=REPORT,
+        deps=[DOCUMENTS, DUPLICATES],
+        partitions_def=corpus_partitions(registry),
+        group_name=_GROUP,
+        kinds={"report", "matplotlib"},
+        code_version=REPORT_CODE_VERSION,
+        description=_REPORT,
+    )
+    def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: CacheRoot) -> dg.MaterializeResult:
+        with readable_failures():
+            outcome = write_report(registry, context.partition_key, root=cache_root.path, force=config.force)
+            metadata = report_metadata(outcome)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.report["meta_sha256"]))
+
+    return report
