@@ -6,6 +6,9 @@
     listing.py       list        showing.py  show        verifying.py  verify        sampling.py  sample
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
     decoding.py      tokens as text, for sample and trace
+    cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
+    corpora.py       where corpora and drop lists lie, and what to do where one is missing
+    pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
 
 Exit codes: 0, 1 (a data set failed, verify found something), 2 (wrong use or configuration), 130 and 143 (interrupted). A command's
 module, and with it torch, dagster or pydantic, is imported when that command runs, so that help is quick. Nothing here reads a source or

@@ -10,6 +10,7 @@ from rich.text import Text
 from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, split_counts
 from niels_cache_assets.cli.context import Place, find_places, open_registry
+from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
 from niels_cache_assets.registry import Registry
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
@@ -19,15 +20,17 @@ _WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "not configured")
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     places = find_places(registry, root)
-    table = new_table("data set", "family", "source", "state", "train", "val", right=frozenset({"train", "val"}), shrinking="source")
+    corpora = corpus_names(registry, root)
+    right = ("corpus", "train", "val") if corpora else ("train", "val")
+    table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
     for place in places.values():
         judged = _judge(place, registry, root)
         counts = ("-", "-") if judged.state in _WITHOUT_COUNTS or not place.meta().get("built", True) else split_counts(place.meta())
         state = f"needs {judged.advice.partition(' (')[0]}" if judged.state == "not configured" else judged.state
         style = _STYLES.get(state, "yellow")
-        table.add_row(
-            place.name, "" if place.kind == "tokenizer" else place.kind, _source(place, registry), Text(state, style=style), *counts
-        )
+        corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else "-"] if corpora else []
+        family = "" if place.kind == "tokenizer" else place.kind
+        table.add_row(place.name, family, _source(place, registry), Text(state, style=style), *corpus, *counts)
     console = output()
     console.print(table)
     console.print(f"\n{_origin(registry)}; caches in {root}", soft_wrap=True)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from niels_cache_assets.cli import corpus_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -24,6 +25,7 @@ examples:
   niels-cache list                                     what is configured, and what is built
   niels-cache sample python_docs --profile quickstart  what training will see
   niels-cache trace --state checkpoint.pt --step 1200  what training saw in that batch, and whence
+  niels-cache clean articles.jsonl.gz -n 2             what cleaning would take out, and why
 
 exit codes: 0 done, 1 a data set failed or verify found something, 2 wrong use or configuration,
 130 interrupted. `niels-cache COMMAND --help` explains one command."""
@@ -47,6 +49,8 @@ _LIST_EPILOG = """\
 states: built; not built; disabled (enabled = false); needs ... (a setting); other tokenizer (built
 before the tokenizer changed); damaged (meta.json cannot be read)
 
+corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`
+
 example:
   niels-cache list --profile quickstart"""
 
@@ -65,7 +69,8 @@ training machines without this package's dependencies: python -m niels_cache_run
 _SAMPLE_EPILOG = """\
 examples:
   niels-cache sample wikitext                   three random windows of train
-  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked"""
+  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
+  niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance"""
 
 _TRACE = """\
 Show where a batch of a training run came from: data set, epoch, sample, shard and offset of every
@@ -150,8 +155,25 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     show.add_argument("name", metavar="NAME", help="a data set, or `tokenizer`")
     verify = command("verify", "verifying", "[NAME ...] ", "hash every file again and check the invariants of the format", _VERIFY_EPILOG)
     verify.add_argument("names", metavar="NAME", nargs="*", help="data sets; all of the cache directory where none is named")
-    sample = command("sample", "sampling", "NAME ", "print random windows (pretrain) or examples (SFT) as text", _SAMPLE_EPILOG)
+    sample = command("sample", "sampling", "NAME ", "print random windows (pretrain), examples (SFT) or documents as text", _SAMPLE_EPILOG)
     _add_sample_options(sample)
+    clean = command(
+        "clean",
+        "cleaning",
+        "FILE ... ",
+        "run the cleaning chain on files: what goes, and why",
+        corpus_options.CLEAN_EPILOG,
+        corpus_options.CLEAN,
+    )
+    corpus_options.add_clean_options(clean)
+    rejected = command(
+        "rejected", "rejections", "NAME ", "show what cleaning took out", corpus_options.REJECTED_EPILOG, corpus_options.REJECTED
+    )
+    corpus_options.add_rejected_options(rejected)
+    duplicates = command(
+        "duplicates", "duplicates", "[NAME] ", "show duplicates side by side", corpus_options.DUPLICATES_EPILOG, corpus_options.DUPLICATES
+    )
+    corpus_options.add_duplicates_options(duplicates)
     trace = command(
         "trace",
         "tracing",
@@ -202,10 +224,13 @@ def _help_of(flag: Flag) -> str:
 
 def _add_sample_options(parser: _Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="a data set that is built")
-    parser.add_argument("--split", metavar="SPLIT", default="train", help="train or val (default: train)")
+    parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
+    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
     parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
-    parser.add_argument("--seed", metavar="N", type=whole_number, help="the same seed shows the same; default: another choice every time")
-    parser.add_argument("--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128)")
+    parser.add_argument("--seed", metavar="N", type=whole_number, help=corpus_options.SEED_HELP)
+    parser.add_argument(
+        "--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
+    )
 
 
 def _add_trace_options(parser: _Parser) -> None:

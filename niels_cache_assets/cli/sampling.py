@@ -1,6 +1,7 @@
 """`sample NAME`: what training will see, as text: random windows of a pretrain split, or examples of an SFT split, targets marked.
 
-What the assistant is trained to say is underlined on a terminal, in [[ ]] elsewhere.
+With --stage corpus, documents before they become tokens (corpus_sampling.py). What the assistant is trained to say is underlined on a
+terminal, in [[ ]] elsewhere.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from rich.text import Text
 
 from niels_cache_assets.cli.console import counted, output
 from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
+from niels_cache_assets.cli.corpus_sampling import print_sample
 from niels_cache_assets.cli.decoding import as_text, open_tokenizer
 from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,27 +38,31 @@ from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
 from niels_cache_runtime.sft_dataset import assistant_target_mask
 
-MAX_SEED = 2**63 - 1
+STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
 
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
-    split = next((split for split in SPLITS if split == arguments.split), None)
+    if arguments.stage not in STAGES:
+        refuse_choice(f"{WHERE}: --stage", "no stage", arguments.stage, STAGES)
+    split = next((split for split in SPLITS if split == (arguments.split or "train")), None)
     if split is None:
         refuse_choice(f"{WHERE}: --split", "no split", arguments.split, SPLITS)
     if arguments.count < 1 or arguments.tokens < 1:
         raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
-    if arguments.seed is not None and not 0 <= arguments.seed <= MAX_SEED:
-        raise NielsCacheError(f"{WHERE}: --seed must be from 0 to {MAX_SEED}, not {arguments.seed}")
+    seed = draw_seed(arguments.seed)
+    if arguments.stage == "corpus":
+        if arguments.split is not None:
+            raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
+        print_sample(arguments, registry, root, seed=seed)
+        return 0
     place = find_place(registry, root, arguments.name)
     if place.kind == TOKENIZER:
         raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
     open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
     tokenizer = open_tokenizer(root)
-    generator = torch.Generator()
-    seed = generator.seed() & MAX_SEED if arguments.seed is None else arguments.seed
-    generator.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     draw = _windows if place.kind == "pretrain" else _examples
     console = output()
     for title, tokens, is_target in draw(

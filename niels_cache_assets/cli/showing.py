@@ -1,15 +1,25 @@
-"""`show NAME`: one cache's meta.json as tables. Everything comes from that file; nothing is hashed or opened (that is `verify`)."""
+"""`show NAME`: one cache's meta.json as tables, then its corpus's and what went as duplicates.
+
+Everything comes from those files; nothing is hashed or opened (that is `verify`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from niels_cache_assets.cli.console import counted, file_size, new_table, output, total_bytes
-from niels_cache_assets.cli.context import find_place, open_registry
+from niels_cache_assets.cli.context import find_place, find_places, open_registry
+from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+from niels_cache_assets.corpus.layout import corpus_dir
+from niels_cache_assets.corpus.report import estimated_tokens
+from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import META_NAME, SPLITS
 from niels_cache_runtime.meta import Meta
 
@@ -18,21 +28,67 @@ _NOT_FACTS = frozenset(
     {"files", "dropped", "schema_version", "built", "kind", "dataset_name"}
     | {f"{split}_{unit}" for split in SPLITS for unit in ("tokens", "examples")}
 )
+_NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
 
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
-    place = find_place(registry, root, arguments.name)
-    meta = place.meta()
     console = output()
-    console.print(f"{place.name}  ({place.kind}, {place.directory / META_NAME})", style="bold", soft_wrap=True)
+    corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
+    known = find_places(registry, root)
+    if not corpus or (arguments.name in known and known[arguments.name].exists):
+        place = find_place(registry, root, arguments.name)
+        _print_title(console, f"{place.name}  ({place.kind}, {place.directory / META_NAME})")
+        _print_cache(console, place.meta())
+    else:
+        _print_title(console, f"{arguments.name}  (no cache yet, but a corpus)")
+    if corpus:
+        _print_corpus(console, registry, root, arguments.name)
+    return 0
+
+
+def _print_title(console: Console, title: str) -> None:
+    console.print(title, style="bold", soft_wrap=True)
+
+
+def _print_cache(console: Console, meta: Meta) -> None:
     if not meta.get("built", True):
         console.print("disabled: this directory says that nothing was built")
     _print_splits(console, meta)
-    _print_dropped(console, meta)
-    _print_facts(console, meta)
+    _print_dropped(console, meta.get("dropped") or {})
+    _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)
-    return 0
+
+
+def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
+    """What is left after each stage, then the facts of the corpus's meta.json."""
+    directory, meta = find_corpus(registry, root, name)
+    console.print()
+    _print_title(console, f"{name}  (corpus, {directory / META_NAME})")
+    _section(console, None, _funnel(meta, duplicates_of(root, name, meta)))
+    _print_dropped(console, meta["dropped"])
+    _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
+    _print_files(console, meta)
+
+
+def _funnel(meta: Meta, duplicates: Meta | None) -> Table:
+    """Documents, bytes and estimated tokens after each stage; those of deduplication where it was done."""
+    numbers = ("documents", "size", "tokens, about")
+    table = new_table("after", *numbers, right=frozenset(numbers))
+
+    def add(stage: str, documents: int, size: int, characters: int) -> None:
+        table.add_row(stage, f"{documents:,}", file_size(size), f"{estimated_tokens(characters):,}")
+
+    documents, size, characters = meta["documents"]["kept"], meta["bytes"]["after"], meta["characters"]["after"]
+    add("reading", meta["documents"]["read"], meta["bytes"]["before"], meta["characters"]["before"])
+    add("cleaning" if "clean" in meta["prepare"] else "checking", documents, size, characters)
+    if duplicates is not None:
+        for kind in ("exact", "near"):
+            documents -= duplicates[kind]
+            size -= duplicates["bytes"][kind]
+            characters -= duplicates["characters"][kind]
+            add(f"{kind} duplicates", documents, size, characters)
+    return table
 
 
 def _print_splits(console: Console, meta: Meta) -> None:
@@ -58,8 +114,7 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _print_dropped(console: Console, meta: Meta) -> None:
-    dropped: dict[str, int] = meta.get("dropped") or {}
+def _print_dropped(console: Console, dropped: Mapping[str, int]) -> None:
     if not dropped:
         return
     table = new_table("dropped because", "count", right=frozenset({"count"}))
@@ -68,11 +123,10 @@ def _print_dropped(console: Console, meta: Meta) -> None:
     _section(console, None, table)
 
 
-def _print_facts(console: Console, meta: Meta) -> None:
+def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:
     table = new_table("key", "value")
-    shown = _per_split(meta)
     for key, value in meta.items():
-        if key not in _NOT_FACTS and key not in shown and value not in ({}, None):
+        if key not in without and value not in ({}, None):
             table.add_row(key, _cell(value))
     _section(console, None, table)
 

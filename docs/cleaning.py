@@ -1,0 +1,109 @@
+"""Writes the tables of docs/cleaning.md from the code that they describe; the text around them is written by hand.
+
+python docs/cleaning.py            (a test fails while the file is out of date)
+"""
+
+import json
+import re
+from pathlib import Path
+from types import FunctionType
+
+import numpy as np
+
+from niels_cache_assets.cleaning.filters import FILTERS, STOP_WORDS
+from niels_cache_assets.cleaning.normalizers import NORMALIZERS
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.bands import choose_bands, s_curve
+from niels_cache_assets.dedup.settings import DedupSettings
+
+TARGET = Path(__file__).with_suffix(".md")
+
+# Per reason: the keys that decide it, and where the rule comes from.
+FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
+    "redirect": ((), "MediaWiki: a page that only names another"),
+    "empty": ((), "what is left of a page that was markup alone"),
+    "disambiguation": ((), "MediaWiki: a page that lists the meanings of a name"),
+    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters: ours, about 70 English words"),
+    "list_page": (("max_bullet_share",), "Gopher, which allows 90%; stricter here, for encyclopedias' lists"),
+    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher, which allows 10; wider here, for technical terms"),
+    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher, there for each of the two symbols by itself"),
+    "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
+    "no_stopwords": (("min_stopwords",), f"Gopher: {', '.join(sorted(STOP_WORDS))}"),
+    "repetitive": (
+        (
+            "max_bigram_share",
+            "max_top_2gram_characters",
+            "max_top_3gram_characters",
+            "max_top_4gram_characters",
+            "max_duplicate_lines",
+            "max_duplicate_paragraphs",
+        ),
+        "pairs: ours, after Gopher's top 2-gram; the keys that are off: Gopher",
+    ),
+    "language_error": (("language_characters",), "as not_english"),
+    "not_english": (
+        ("languages", "language_characters"),
+        "C4, there by langdetect at 0.99; here by Compact Language Detector 2 (Sites 2013)",
+    ),
+}
+
+
+def summary(function: object) -> str:
+    """The first paragraph of a docstring, as a cell."""
+    assert isinstance(function, FunctionType)
+    return cell(" ".join((function.__doc__ or "").split("\n\n")[0].split()))
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def normalizer_table() -> str:
+    rows = [f"| `{name}` | {summary(function)} |" for name, function in NORMALIZERS]
+    return "\n".join(["| | |", "| --- | --- |", *rows])
+
+
+def rule_table() -> str:
+    """The filters in order. A filter without an origin is a KeyError: every rule has one."""
+    defaults = CleaningSettings().model_dump(mode="json")
+    rows = []
+    for reason, judge in FILTERS:
+        keys, origin = FILTER_ORIGINS[reason]
+        settings = "<br>".join(f"`{key} = {json.dumps(defaults[key])}`" if defaults[key] is not None else f"`{key}` (off)" for key in keys)
+        rows.append(f"| `{reason}` | {summary(judge)} | {settings} | {cell(origin)} |")
+    return "\n".join(["| reason | what is looked at | keys and defaults | source |", "| --- | --- | --- | --- |", *rows])
+
+
+def bands_text() -> str:
+    settings = DedupSettings()
+    bands, rows = choose_bands(settings.threshold, settings.num_perm)
+    return f"{bands} bands of {rows} rows ({settings.num_perm} slots, threshold {settings.threshold})"
+
+
+def curve_table() -> str:
+    settings = DedupSettings()
+    similarities = np.array([0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
+    found = s_curve(*choose_bands(settings.threshold, settings.num_perm), similarities)
+    heading = "| similarity of a pair | " + " | ".join(f"{similarity:.2f}" for similarity in similarities) + " |"
+    rule = "| --- " * (len(similarities) + 1) + "|"
+    return "\n".join([heading, rule, "| is found | " + " | ".join(f"{share:.1%}" for share in found) + " |"])
+
+
+def page(text: str) -> str:
+    """The page with its tables made again."""
+    for name, made in (
+        ("normalizers", f"\n{normalizer_table()}\n"),
+        ("rules", f"\n{rule_table()}\n"),
+        ("bands", bands_text()),
+        ("curve", f"\n{curve_table()}\n"),
+    ):
+        text, count = re.subn(
+            rf"(<!-- {name} -->).*?(<!-- /{name} -->)", lambda marks, made=made: f"{marks[1]}{made}{marks[2]}", text, flags=re.DOTALL
+        )
+        if count != 1:
+            raise ValueError(f"{TARGET.name}: has {count} places for {name}, not one")
+    return text
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(TARGET.read_text(encoding="utf-8")), encoding="utf-8")

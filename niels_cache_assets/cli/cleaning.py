@@ -1,0 +1,186 @@
+"""`clean FILE ...`: the cleaning chain on files that need no table, to see what it would take. Nothing is written.
+
+It runs what makes a corpus, in as many processes where there is enough to read. How a file is read is its source's business: here its kind
+is told by its name, and of a folder every file is taken whose kind is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from niels_cache_assets.cleaning.counting import CleaningReport
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.cli.console import counted, diagnostics, output
+from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.overrides import WHERE, parse_value
+from niels_cache_assets.cli.rejections import check_reason, examples_by_reason, print_examples, print_reasons
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk, TextTotals
+from niels_cache_assets.corpus.report import estimated_tokens
+from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.documents import Document
+from niels_cache_assets.registry import Registry, load_registry, refuse_choice
+from niels_cache_assets.sources import PRETRAIN_SOURCES
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.files import walk_folder
+from niels_cache_assets.streaming.encode import available_threads, in_chunks
+from niels_cache_runtime.errors import NielsCacheError
+
+KINDS = {".txt": "text", ".md": "text", ".rst": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".xml": "wikipedia"}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+EXAMPLES = 3  # of a reason that is asked for
+_WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
+
+
+@dataclass
+class Outcome:
+    """What has been counted so far."""
+
+    report: CleaningReport
+    before: TextTotals = field(default_factory=TextTotals.of)
+    after: TextTotals = field(default_factory=TextTotals.of)
+    dropped_by_source: Counter[str] = field(default_factory=Counter)
+
+    def add(self, chunk: PreparedChunk) -> None:
+        self.report.merge(chunk.report)
+        self.before, self.after = self.before + chunk.before, self.after + chunk.after
+        self.dropped_by_source += chunk.dropped_by_source
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for option, value, least in (("-n", arguments.count, 0), ("--limit", arguments.limit, 1)):
+        if value is not None and value < least:
+            raise NielsCacheError(f"{WHERE}: {option} must be at least {least}")
+    if arguments.reason is not None:
+        check_reason(arguments.reason, ())
+    registry, _ = open_registry(arguments)
+    settings = _thresholds(registry, arguments)
+    sources = sources_of(arguments.files, text_field=arguments.text_field)
+    outcome = Outcome(CleaningReport(registry.build.seed))
+    with _progress() as bar:
+        task = bar.add_task("cleaning", total=None, detail="")
+        for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
+            bar.update(task, detail=f"{outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
+    console = output()
+    _print_counts(console, outcome)
+    count = arguments.count if arguments.count is not None else EXAMPLES if arguments.reason else 0
+    print_examples(console, examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
+    return 0
+
+
+def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:
+    """A source for each kind of file among the paths; folders stand for all files of a known kind in them.
+
+    Raises NielsCacheError for what is not there, a file whose name does not say what it holds, and a folder without any that does.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for path in paths:
+        if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
+            raise NielsCacheError(f"{path}: no such file or folder")
+        for file in _files_in(path) if os.path.isdir(path) else [path]:
+            by_kind.setdefault(_kind_of(file), []).append(file)
+    with_rows = {} if text_field is None else {"text_field": text_field}
+    settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}
+    return [
+        PRETRAIN_SOURCES[kind].model_validate({"source": kind, "files": files, "prepare": ["clean"], **settings.get(kind, {})})
+        for kind, files in by_kind.items()
+    ]
+
+
+def _files_in(folder: str) -> list[str]:
+    suffixes = tuple(f"{suffix}{compression}" for suffix in KINDS for compression in ("", *COMPRESSIONS))
+    files = [file.url for file in walk_folder(folder, suffixes)]
+    if not files:
+        raise NielsCacheError(f"{folder}: holds no file that ends in {', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}")
+    return files
+
+
+def _kind_of(path: str) -> str:
+    stem = path.lower()
+    for compression in COMPRESSIONS:
+        stem = stem.removesuffix(compression)
+    kind = KINDS.get(os.path.splitext(stem)[1])
+    if kind is None:
+        raise NielsCacheError(
+            f"{path}: its name does not say what it holds; it must end in {', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
+        )
+    return kind
+
+
+def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
+    """[cleaning], with the keys of --like's data set and those of --set in it."""
+    changes: dict[str, Any] = {}
+    for setting in arguments.settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip().removeprefix("cleaning.")
+        if not equals or not key:
+            raise NielsCacheError(f"{WHERE}: --set {setting!r} is not KEY=VALUE, for example min_words=20")
+        changes[key] = parse_value(value.strip())
+    own: dict[str, Any] = {}
+    if arguments.like is not None:
+        if arguments.like not in registry.pretrain:
+            refuse_choice(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
+        own = registry.pretrain[arguments.like].cleaning or {}
+    overrides = {"cleaning": {**own, **changes}}
+    return load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides).cleaning
+
+
+def _clean(
+    sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: Outcome
+) -> Iterator[None]:
+    """Count the sources' documents, the first `limit` of all, in `outcome`, chunk by chunk."""
+    given = 0
+
+    def chunks_of(documents: Iterable[Document]) -> Iterator[Chunk]:
+        nonlocal given
+        for chunk in in_chunks(documents, lambda document: len(document.text)):
+            yield Chunk(given, chunk)
+            given += len(chunk)
+
+    for source in sources:
+        context = StreamContext(seed=seed)
+        documents = chain.from_iterable(source.unconverted(context))
+        chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
+        processes = available_threads() if limit is None and _input_bytes(source) >= _WORTH_PROCESSES else 1
+        work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
+        with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning")) as results:
+            for chunk in results:
+                outcome.add(chunk)
+                yield
+        outcome.dropped_by_source += context.report.dropped
+
+
+def _input_bytes(source: PretrainSource) -> int:
+    return sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
+
+
+def _progress() -> Progress:
+    console = diagnostics()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print_counts(console: Console, outcome: Outcome) -> None:
+    before, after = outcome.before, outcome.after
+    dropped = outcome.report.dropped
+    console.print(f"{counted(before.documents, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)
+    print_reasons(
+        console,
+        kept=after.documents,
+        read=before.documents,
+        dropped={**dropped, **outcome.dropped_by_source},
+        by_source=outcome.dropped_by_source,
+    )
+    if before.characters:
+        tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
+        console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)
