@@ -1,0 +1,251 @@
+"""No document of train equals or is near one of val: against brute force, on any number of threads, for every way of splitting."""
+
+import hashlib
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.defaults import SPECIAL_TOKENS
+from niels_cache_assets.documents import Document
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.streaming.val_index import Match, ValIndex
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.verify import verify_dataset
+from tests.tiny import sentences
+
+PLENTY = 10**9
+BUDGETS: dict[str, object] = {"max_train_tokens": PLENTY, "max_val_tokens": 0, "shard_bytes": 1 << 20, "seed": 7, "shuffle_buffer": None}
+
+
+def build(folder: Path, texts: object, tokenizer: object, **changes: object) -> Meta:
+    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, **{**BUDGETS, **changes})  # type: ignore[arg-type]
+    assert verify_dataset(folder) == []
+    return read_meta(str(folder / "meta.json"))
+
+
+def sources_of(folder: Path, split: str) -> list[str]:
+    ids: list[str] = pyarrow.parquet.read_table(folder / f"{split}_documents.parquet", columns=["source_id"])["source_id"].to_pylist()
+    return ids
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def naive_shingles(text: str) -> set[tuple[str, ...]]:
+    words = "".join(character for character in text.lower() if character not in ".,!?").split()
+    size = min(5, len(words))
+    return {tuple(words[start : start + size]) for start in range(len(words) - size + 1)} if words else set()
+
+
+def naive_match(text: str, val: list[str], threshold: float) -> Match | None:
+    """The definition: the earliest equal one, else the earliest near one, by looking at all."""
+    canonical = [" ".join("".join(character for character in one.lower() if character not in ".,!?").split()) for one in [text, *val]]
+    if canonical[0] in canonical[1:]:
+        return Match("exact", canonical[1:].index(canonical[0]), 1.0)
+    ours = naive_shingles(text)
+    for ordinal, other in enumerate(map(naive_shingles, val)):
+        similarity = len(ours & other) / len(ours | other) if ours | other else 0.0
+        if similarity >= threshold:
+            return Match("near", ordinal, similarity)
+    return None
+
+
+def find(texts: list[str], val: list[str], folder: Path, *, threshold: float, kind: str = "near") -> list[Match | None]:
+    with ValIndex(kind, threshold=threshold, folder=folder) as index:  # type: ignore[arg-type]
+        index.add(val[: len(val) // 2])
+        index.add(val[len(val) // 2 :])
+        index.seal()
+        return index.find(texts)
+
+
+word = st.sampled_from(["a", "B", "to", "Tokens!", "shard,", "é", "...", "x" * 30, "\n\n", "  "])
+text = st.lists(word, max_size=40).map(" ".join)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    val=st.lists(text, max_size=6),
+    others=st.lists(text, max_size=6),
+    cut=st.integers(0, 12),
+    threshold=st.sampled_from([0.2, 0.5, 0.8, 0.95]),
+)
+def test_what_is_found_is_what_comparing_with_all_of_val_finds(
+    tmp_path_factory: pytest.TempPathFactory, val: list[str], others: list[str], cut: int, threshold: float
+) -> None:
+    changed = [f"{' '.join(one.split(' ')[cut:])} More." for one in val] + [one.upper() for one in val]
+    texts = [*others, *changed]
+    found = find(texts, val, tmp_path_factory.getbasetemp(), threshold=threshold)
+    assert found == [naive_match(one, val, threshold) for one in texts]
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
+def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path: Path, threshold: float) -> None:
+    """Long enough that the first part of a text decides: what has nothing in common, starts or ends alike, or is alike all over."""
+    val = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(8)]
+    strange = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(100, 108)]
+    texts = [*strange]
+    for one, other in zip(val, strange, strict=True):
+        words, others = one.split(), other.split()
+        for share in (0, 4, 10, 25, 50, 75, 90, 96, 100):
+            at = len(words) * share // 100
+            texts += [" ".join(words[:at] + others[at:]), " ".join(others[:at] + words[at:]), " ".join(words[:at]), " ".join(words[at:])]
+    found = find(texts, val, tmp_path, threshold=threshold)
+    assert found == [naive_match(one, val, threshold) for one in texts]
+    assert 30 < sum(match is None for match in found) < len(found) - 30
+    assert {match.kind for match in found if match is not None} == {"exact", "near"}
+
+
+def test_exact_finds_equal_canonical_texts_only(tmp_path: Path) -> None:
+    val = ["One two, three four five six seven.", "", "!!!"]
+    texts = ["one TWO three four\nfive six   seven", "one two three four five six seven eight", "?", "one"]
+    assert find(texts, val, tmp_path, threshold=0.5, kind="exact") == [Match("exact", 0, 1.0), None, Match("exact", 1, 1.0), None]
+
+
+def test_texts_without_words_are_near_to_nothing(tmp_path: Path) -> None:
+    assert find(["...", "a", " "], ["b"], tmp_path, threshold=0.1) == [None, None, None]
+    assert find(["a"], [], tmp_path, threshold=0.1) == [None]
+
+
+@pytest.mark.parametrize("mode", ["exact", "near"])
+def test_copies_of_val_never_enter_train_and_use_no_budget(tmp_path: Path, tokenizer: SentencePieceTokenizer, mode: str) -> None:
+    val, train = sentences(20, words=40), sentences(40, seed=1, words=40)
+    copies = [text.upper().replace(" ", "  ") for text in val]
+    near = [f"{text} And so on." for text in val]
+    size = sum(len(tokenizer.encode(text)) + 1 for text in val)
+    mixed = [text for trio in zip(train, copies * 2, near * 2, strict=True) for text in trio]
+    room = sum(len(tokenizer.encode(text)) + 1 for text in (train if mode == "near" else train + near + near))
+    changes = {"max_val_tokens": size, "max_train_tokens": room, "decontaminate": mode}
+    meta = build(tmp_path / "x", [*val, *mixed], tokenizer, **changes)
+    assert meta["dropped"] == {"in_val": 40} | ({"near_val": 40} if mode == "near" else {})
+    assert meta["documents"] == {"val": 20, "train": 40 if mode == "near" else 80}
+    assert (meta["train_tokens"], meta["cut"]) == (room, {"train": 0, "val": 0})
+    positions = [int(source) - 20 for source in sources_of(tmp_path / "x", "train")]
+    assert positions == [position for position in range(120) if position % 3 != 1 and (mode == "exact" or position % 3 == 0)]
+
+
+def test_the_threshold_decides_what_is_near(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    words = sentences(1, words=104)[0].split()  # 100 shingles, 80 of them in the first 84 words
+    texts = [Document(" ".join(words), split="val"), Document(" ".join(words[:84]), split="train"), Document("other", split="train")]
+    near = {
+        threshold: build(tmp_path / "x", texts, tokenizer, decontaminate="near", decontaminate_threshold=threshold)["dropped"]
+        for threshold in (0.79, 0.8, 0.81)
+    }
+    assert near == {0.79: {"near_val": 1}, 0.8: {"near_val": 1}, 0.81: {}}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_the_number_of_threads_does_not_show_in_the_bytes(tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int) -> None:
+    """Val ends in the second of many chunks, so that some are compared by the threads and some were encoded too early for that."""
+    special = SPECIAL_TOKENS["eot"]
+    texts = sentences(600, words=8) + [f"{text} {special}" for text in sentences(10, words=8)]
+    texts = [texts[position * 7 % len(texts)] for position in range(4_000)]
+    changes = {"max_val_tokens": 6_000, "max_train_tokens": 9_000, "decontaminate": "near"}
+    meta = build(tmp_path / "one" / "x", texts, tokenizer, threads=1, **changes)
+    assert meta["dropped"]["in_val"] > 100
+    assert meta["dropped"]["special_token_collision"] > 10
+    assert meta["documents"]["val"] > 256
+    build(tmp_path / "two" / "x", texts, tokenizer, threads=threads, **changes)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_val_that_comes_after_train_is_refused_unless_it_is_known(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    lines = sentences(600, words=30)
+    train, val = [Document(text, split="train") for text in lines], [Document(text, split="val") for text in lines[:30]]
+    for late in ([*train, *val], [*val[:3], *train[40:42], *val[3:]]):
+        with pytest.raises(NielsCacheError, match=r"comes after the first document of train.*val_texts"):
+            build(tmp_path / "x", late, tokenizer, decontaminate="near")
+        assert not (tmp_path / "x").exists()
+        meta = build(tmp_path / "y", iter(late), tokenizer, decontaminate="near", val_texts=iter(val))
+        assert meta["documents"] == {"val": 30, "train": 570 if len(late) == 630 else 2}
+    assert build(tmp_path / "z", [*val, *train], tokenizer, decontaminate="exact")["dropped"] == {"in_val": 30}
+
+
+def test_off_leaves_everything_as_it_was(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    texts = [*sentences(50), *sentences(50)]
+    plain = build(tmp_path / "a" / "x", texts, tokenizer, max_val_tokens=300)
+    off = build(tmp_path / "b" / "x", texts, tokenizer, max_val_tokens=300, decontaminate="off", decontaminate_threshold=0.3)
+    assert plain["dropped"] == {}
+    assert "decontaminate" not in plain
+    assert plain == off
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_every_setting_that_counts_is_in_the_fingerprint(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    def fingerprint(mode: str, threshold: float) -> str:
+        return str(build(tmp_path / "x", sentences(5), tokenizer, decontaminate=mode, decontaminate_threshold=threshold)["fingerprint"])
+
+    assert len({fingerprint("off", 0.8), fingerprint("exact", 0.8), fingerprint("near", 0.8), fingerprint("near", 0.7)}) == 4
+    assert fingerprint("exact", 0.8) == fingerprint("exact", 0.7)
+
+
+@pytest.mark.parametrize(("mode", "threshold", "problem"), [("fuzzy", 0.8, "choose from off, exact, near"), ("near", 1.0, "below 1")])
+def test_settings_that_mean_nothing_are_refused(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, mode: str, threshold: float, problem: str
+) -> None:
+    with pytest.raises(NielsCacheError, match=problem):
+        build(tmp_path / "x", sentences(5), tokenizer, decontaminate=mode, decontaminate_threshold=threshold)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 lines and 40 of them again, as the rows of all.parquet, and lines of them as train.parquet and val.parquet; a tokenizer."""
+    folder = tmp_path_factory.mktemp("tables")
+    lines = sentences(200, words=30)
+    rows = {"all": [*lines, *(line.upper() for line in lines[::5])], "train": lines, "val": [f"{line} So!" for line in lines[:30]]}
+    for name, texts in rows.items():
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / f"{name}.parquet")
+    build_tokenizer(registry_of(folder, ""), root=folder / "cache")
+    return folder
+
+
+def registry_of(folder: Path, table: str) -> Registry:
+    config = folder / "niels_cache.toml"
+    tokenizer = '[tokenizer]\nvocab_size = 400\ntrain_on = ["rows"]\n'
+    config.write_text(f'{tokenizer}[pretrain.rows]\nsource = "parquet"\nfiles = ["all.parquet"]\n{table}', encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def test_seeded_splits_know_all_of_val_before_train_begins(root: Path) -> None:
+    """val_frac puts the earlier or the later one of two copies into val: the other one must go in both cases."""
+    outcome = build_dataset(registry_of(root, 'val_frac = 0.3\ndecontaminate = "exact"\n'), "rows", root=root / "cache")
+    documents, dropped = outcome.meta["documents"], outcome.meta["dropped"]["in_val"]
+    assert documents["val"] == 72
+    assert documents["train"] + dropped == 168
+    assert 5 < dropped < 30
+    canonical = [number if number < 200 else (number - 200) * 5 for number in range(240)]
+    places = {
+        split: {canonical[int(source.rsplit("#", 1)[1])] for source in sources_of(outcome.directory, split)} for split in ("train", "val")
+    }
+    assert places["val"]
+    assert not places["train"] & places["val"]
+
+
+def test_upstream_splits_are_kept_apart_too(root: Path) -> None:
+    table = '[pretrain.own]\nsource = "huggingface"\ndataset = "local/mirror"\nfiles = ["train.parquet"]\nval_files = ["val.parquet"]\n'
+    near = build_dataset(registry_of(root, table + 'decontaminate = "near"\n'), "own", root=root / "cache")
+    assert near.meta["documents"] == {"train": 170, "val": 30}
+    assert near.meta["dropped"] == {"near_val": 30}
+    assert build_dataset(registry_of(root, table), "own", root=root / "cache").meta["documents"] == {"train": 200, "val": 30}
+
+
+def test_a_table_without_decontaminate_keeps_its_cache(root: Path) -> None:
+    def state(setting: str) -> str:
+        return build_dataset(registry_of(root, f"val_tokens = 300\n{setting}\n"), "rows", root=root / "cache").state
+
+    assert state("") == "built"
+    assert state('decontaminate = "off"') == "cache_hit"
+    assert state("decontaminate_threshold = 0.7") == "cache_hit"
+    assert state('decontaminate = "near"') == "built"
+    assert state('decontaminate = "near"\ndecontaminate_threshold = 0.7') == "built"

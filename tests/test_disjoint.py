@@ -1,0 +1,134 @@
+"""What train and val of a finished cache have in common is found from the tokens: which documents, where from, and all of them."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
+from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
+from niels_cache_assets.documents import Document, Message
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from tests.tiny import sentences
+
+
+def build(folder: Path, documents: list[Document], tokenizer: object, **changes: object) -> Path:
+    settings = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None, **changes}
+    build_pretrain_cache(documents, str(folder), tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
+    return folder
+
+
+def documents_of(texts: list[str], split: str, file: str) -> list[Document]:
+    return [Document(text, f"{file}-{row}", file, row, split=split) for row, text in enumerate(texts)]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def leaky(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Path:
+    """400 documents of train; of the 30 of val, every third is also in train, in capitals, and every third plus one with a new ending."""
+    val, train = sentences(30, words=40), sentences(400, seed=1, words=40)
+    train[100:110] = [text.upper() for text in val[::3]]
+    train[300:310] = [f"{text}\n\nAnd so on, – 日本語 😀." for text in val[1::3]]
+    return build(tmp_path / "leaky", documents_of(train, "train", "a.txt") + documents_of(val, "val", "b.txt"), tokenizer)
+
+
+def test_every_overlap_is_found_with_where_both_come_from(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
+    overlap = splits_disjoint(leaky, tokenizer)
+    assert (overlap.train_documents, overlap.val_documents) == (400, 30)
+    assert (overlap.exact, overlap.near, overlap.disjoint) == (10, 10, False)
+    assert [pair.kind for pair in overlap.pairs] == ["exact"] * 10 + ["near"] * 10
+    assert [pair.train for pair in overlap.pairs] == [(row, f"a.txt-{row}", "a.txt", row) for row in (*range(100, 110), *range(300, 310))]
+    assert [pair.val for pair in overlap.pairs] == [(row, f"b.txt-{row}", "b.txt", row) for row in (*range(0, 30, 3), *range(1, 30, 3))]
+    assert {pair.similarity for pair in overlap.pairs[:10]} == {1.0}
+    assert {round(pair.similarity, 3) for pair in overlap.pairs[10:]} == {round(36 / 41, 3)}  # five more words, five more 5-grams
+
+
+def test_the_threshold_says_what_near_is_and_none_looks_for_equal_ones_only(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
+    counts = {threshold: splits_disjoint(leaky, tokenizer, threshold=threshold) for threshold in (0.87, 0.88, None)}
+    assert {threshold: (overlap.exact, overlap.near) for threshold, overlap in counts.items()} == {
+        0.87: (10, 10),
+        0.88: (10, 0),
+        None: (10, 0),
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_pairs_are_limited_and_counts_are_not_on_any_number_of_threads(
+    leaky: Path, tokenizer: SentencePieceTokenizer, threads: int
+) -> None:
+    seen: list[tuple[int, int]] = []
+    few = splits_disjoint(leaky, tokenizer, max_pairs=3, threads=threads, progress=lambda done, total: seen.append((done, total)))
+    everything = splits_disjoint(leaky, tokenizer)
+    assert few.pairs == everything.pairs[:3]
+    assert (few.exact, few.near) == (everything.exact, everything.near)
+    assert seen
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_nothing_is_left_to_find_after_decontamination(leaky: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    texts = sentences(30, words=40) + sentences(400, seed=1, words=40) + sentences(30, words=40)
+    room = sum(len(tokenizer.encode(text)) + 1 for text in texts[:30])
+    documents = [Document(text) for text in texts]
+    off = build(tmp_path / "off", documents, tokenizer, max_val_tokens=room)
+    near = build(tmp_path / "near", documents, tokenizer, max_val_tokens=room, decontaminate="near")
+    assert splits_disjoint(off, tokenizer).exact == 30
+    assert splits_disjoint(near, tokenizer) == SplitOverlap(train_documents=400, val_documents=30, exact=0, near=0, pairs=())
+
+
+def test_a_tokenizer_that_can_only_decode_gives_the_same(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
+    class Plain:
+        decode = staticmethod(tokenizer.decode)
+
+    assert splits_disjoint(leaky, Plain()) == splits_disjoint(leaky, tokenizer)
+
+
+@pytest.mark.parametrize("text", ["", "a", "  two  blanks", "\ttab\nline", "é 日本語 😀 \u2581", "x\x00y", "don't stop.", " " * 9])
+def test_the_bytes_of_the_pieces_are_what_decode_gives(tokenizer: SentencePieceTokenizer, text: str) -> None:
+    table = tokenizer.piece_bytes()
+    ids = tokenizer.encode(text)
+    assert b"".join(table[token] for token in ids).decode().lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
+    assert len(table) == tokenizer.vocab_size
+
+
+def test_documents_without_eot_are_compared_whole(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    documents = [*documents_of(["one two"], "val", "v"), *documents_of(["one", "one two"], "train", "t")]
+    overlap = splits_disjoint(build(tmp_path / "x", documents, tokenizer, append_eot=False), tokenizer)
+    assert [(pair.kind, pair.train.ordinal) for pair in overlap.pairs] == [("exact", 1)]
+
+
+def test_caches_without_val_or_switched_off_are_disjoint(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    assert splits_disjoint(build(tmp_path / "x", [Document("a b c")], tokenizer), tokenizer).disjoint
+    write_unbuilt_cache(str(tmp_path / "off"), family="pretrain", provenance=Provenance(dataset_name="off"))
+    assert splits_disjoint(tmp_path / "off", tokenizer) == SplitOverlap(train_documents=0, val_documents=0, exact=0, near=0, pairs=())
+
+
+def test_what_cannot_be_compared_is_refused(leaky: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    class Other:
+        model_sha256 = "0" * 64
+        decode = staticmethod(tokenizer.decode)
+
+    with pytest.raises(NielsCacheError, match="another tokenizer"):
+        splits_disjoint(leaky, Other())
+    with pytest.raises(NielsCacheError, match=r"meta\.json"):
+        splits_disjoint(tmp_path / "nothing", tokenizer)
+    chat: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    build_sft_cache([chat] * 3, str(tmp_path / "s"), tokenizer=tokenizer, val_frac=0.5, seed=1)
+    with pytest.raises(NielsCacheError, match="only a pretrain cache"):
+        splits_disjoint(tmp_path / "s", tokenizer)
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+def test_repeated_rows_of_real_web_pages_are_found_and_kept_out(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """Rows 6 to 10 of the sample repeat 1 to 5: the first eight are val here, so two of the repeats come into train."""
+    rows = pyarrow.parquet.read_table(Path(os.environ["NIELS_CACHE_REAL_DATA"]) / "web_fineweb/fineweb_rows.parquet")["text"].to_pylist()
+    split = {row: "val" if row < 8 else "train" for row in range(len(rows))}
+    documents = [Document(text, str(row), "rows", row, split=split[row]) for row, text in enumerate(rows)]  # type: ignore[arg-type]
+    off = splits_disjoint(build(tmp_path / "off", documents, tokenizer), tokenizer)
+    assert off.exact == sum(text in rows[:8] for text in rows[8:]) >= 2
+    assert all(rows[pair.train.row] == rows[pair.val.row] for pair in off.pairs)
+    near = build(tmp_path / "near", documents, tokenizer, decontaminate="near")
+    assert splits_disjoint(near, tokenizer).disjoint
+    assert json.loads((near / "meta.json").read_text())["dropped"] == {"in_val": off.exact, **({"near_val": off.near} if off.near else {})}
