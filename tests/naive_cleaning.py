@@ -33,7 +33,8 @@ def normalize(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = "".join(readable(character) for character in text)
+        for character in sorted(set(text)):
+            text = text.replace(character, readable(character))
         text = again_and_again(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});", entity, text)
         text = inner_to_outer(text, r"\[\[", r"\]\]", lambda link: "" if is_file_link(link) else None)
         text = inner_to_outer(text, r"(?<!\{)\{\{\{(?!\{)", r"(?<!\})\}\}\}(?!\})", lambda parameter: None if "{{" in parameter[3:] else "")
@@ -41,10 +42,14 @@ def normalize(text: str) -> str:
         text = inner_to_outer(text, r"(?m:^[ \t:*]*)\{\|", r"(?m:^[ \t]*)\|\}", lambda table: "")
         text = inner_to_outer(text, "<!--", "-->", lambda comment: "")
         for name in NOT_PROSE:
-            text = re.sub(rf"<{name}(?=[\s>])(?:(?!/>)[^<>])*>(?:(?!<{name}[\s>]).)*?</{name}\s*>", "", text, flags=re.DOTALL | re.IGNORECASE)
+            text = re.sub(
+                rf"<{name}(?=[\s>])(?:(?!/>)[^<>])*>(?:(?!<{name}[\s>]).)*?</{name}\s*>", "", text, flags=re.DOTALL | re.IGNORECASE
+            )
         text = again_and_again(r"</?([A-Za-z][A-Za-z0-9]*)(?=[\s/>])[^<>]*>", tag, text)
         text = again_and_again(r"\[\[((?:(?!\[\[|\]\])[^\n])*)\]\]", wiki_link, text)
-        text = again_and_again(r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^\s\[\]<>]+(?:[ \t]+([^\[\]\n]*))?\]", external_link, text)
+        text = again_and_again(
+            r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^\s\[\]<>]+(?:[ \t]+([^\[\]\n]*))?\]", external_link, text
+        )
         text = "\n".join(heading(line) for line in text.split("\n"))
         text = blanks(text)
     return text
@@ -187,6 +192,6 @@ def words_with_letter(text: str) -> int:
 
 def is_repetitive(text: str) -> bool:
     words = text.lower().split()
-    pairs = Counter(zip(words[:-1], words[1:], strict=True))
+    pairs = Counter((words[place], words[place + 1]) for place in range(len(words) - 1))
     count = max(pairs.values())
     return count > 1 and count / (len(words) - 1) > 0.05

@@ -4,7 +4,7 @@ Cost: about 15 microseconds for 400 characters, no model to load. How it compare
 about English text: docs/log.md. Which languages stay is decided by the filters.
 """
 
-from niels_cache_assets.cleaning.normalizers import replace_unreadable
+from niels_cache_assets.cleaning.normalizers import collapse_blanks, replace_unreadable
 
 _OLD_CODES = {"iw": "he", "jw": "jv"}  # CLD2 still uses what ISO 639-1 withdrew
 
@@ -16,7 +16,7 @@ def identify(text: str) -> tuple[str | None, float]:
     """
     import pycld2
 
-    encoded = replace_unreadable(text).encode("utf-8")  # CLD2 refuses NULs, controls, surrogates and noncharacters
+    encoded = collapse_blanks(replace_unreadable(text)).encode("utf-8")  # CLD2 refuses controls, surrogates and noncharacters
     _, _, ((_, code, percent, _), *_) = pycld2.detect(encoded, isPlainText=True)
     code = code.partition("-")[0]
     if not 2 <= len(code) <= 3 or code in ("un", "xx", "xxx") or code.startswith("zz"):

@@ -1,0 +1,199 @@
+"""The chain and its report: nothing crashes it, everything is counted, examples do not depend on chunks. The rules on real documents."""
+
+import bz2
+import gzip
+import json
+import os
+import pickle
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.cleaning.chain import Cleaner, Rejected
+from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
+from niels_cache_assets.cleaning.filters import REASONS
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.corpus.layout import REJECTED
+from niels_cache_assets.documents import Document
+from tests import naive_cleaning
+
+PROSE = (
+    "The river rises in the hills to the north of the town and flows past several villages before it reaches the sea. "
+    "People have lived along its banks since the last ice age, and many of their tools can be seen in a small museum. "
+    "In summer the water is low enough to be crossed on foot; floods come with the melting snow, and have carried away bridges. "
+    "Mills, which used to grind corn for most of the county, stand idle now that nobody needs them."
+)
+CLEANER = Cleaner(CleaningSettings())
+
+
+def documents(count: int) -> list[Document]:
+    """Every third is kept, the others go for two different reasons."""
+    texts = (PROSE, "short", "* a list\n" * 100)
+    return [Document(f"{texts[number % 3]} {number}", f"id{number}", "file", number, f"Title {number}") for number in range(count)]
+
+
+def report_of(given: list[Document], first: int = 0, seed: int = 42) -> CleaningReport:
+    report = CleaningReport(seed, first)
+    for document in given:
+        CLEANER.clean(document, report)
+    return report
+
+
+def test_a_document_that_stays_keeps_everything_but_its_markup() -> None:
+    document = Document(f"<p>{PROSE}</p>\n[[File:a.png]]", "id", "folder/file", 7, "River & sea", "val")
+    assert CLEANER.clean(document) == document._replace(text=PROSE)
+
+
+def test_a_document_that_goes_is_given_as_it_was_normalized_with_what_was_measured() -> None:
+    assert CLEANER.clean(Document("{{stub}} Too  short.", "id")) == Rejected(Document("Too short.", "id"), "too_short", 10.0)
+
+
+def test_names_can_be_written_whatever_was_in_them() -> None:
+    result = CLEANER.clean(Document(PROSE, "i\0d", "fi\udcffle", 0, "Ti\ud800tle"))
+    assert result == Document(PROSE, "i d", "fi\ufffdle", 0, "Ti\ufffdtle")
+
+
+def test_a_cleaner_and_a_report_travel_to_other_processes() -> None:
+    cleaner, report = pickle.loads(pickle.dumps((CLEANER, report_of(documents(30)))))
+    assert [cleaner.clean(document) for document in documents(6)] == [CLEANER.clean(document) for document in documents(6)]
+    assert report.rows() == report_of(documents(30)).rows()
+
+
+@given(text=st.text(alphabet=st.characters(), max_size=400), title=st.none() | st.text(alphabet=st.characters()), redirect=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_no_document_crashes_the_chain_and_each_is_counted_once(text: str, title: str | None, redirect: bool) -> None:
+    report = CleaningReport(1)
+    result = Cleaner(CleaningSettings(skip=("too_short",))).clean(Document(text, title=title, redirect=redirect), report)
+    assert report.documents == report.kept + report.dropped.total() == 1
+    kept = result if isinstance(result, Document) else result.document
+    json.dumps(kept, ensure_ascii=False).encode("utf-8")
+    if isinstance(result, Rejected):
+        assert result.reason in REASONS
+        assert report.dropped == {result.reason: 1}
+
+
+def test_reasons_and_languages_are_counted() -> None:
+    report = report_of(documents(300))
+    assert (report.documents, report.kept) == (300, 100)
+    assert report.dropped == {"too_short": 100, "list_page": 100}
+    assert report.languages == {"en": 100}  # the others went before they were asked
+    german = Document(("Der Fluss entspringt in den Hügeln und fließt an Dörfern vorbei, bevor er das Meer erreicht. " * 8) + "the of")
+    lenient = Cleaner(CleaningSettings(skip=("repetitive",)))
+    lenient.clean(german, report)
+    lenient.clean(Document("of the " + " ".join(f"w{number}" for number in range(200))), report)
+    assert report.languages["de"] == 1
+    assert report.dropped["not_english"] == 1
+    assert report.languages["und"] == report.dropped["language_error"] == 1
+
+
+def test_fifty_examples_of_each_reason_are_kept_with_all_columns() -> None:
+    report = report_of(documents(600))
+    rows = report.rows()
+    assert Counter(row["reason"] for row in rows) == {"too_short": EXAMPLES, "list_page": EXAMPLES}
+    assert [row["reason"] for row in rows] == ["too_short"] * EXAMPLES + ["list_page"] * EXAMPLES  # in the order of the filters
+    for row in rows:
+        assert set(row) == set(REJECTED)
+        assert row["title"] == f"Title {row['row']}"
+        assert row["source_id"] == f"id{row['row']}"
+        assert 0 < len(row["excerpt"]) <= EXCERPT_CHARACTERS
+    in_input_order = [row["row"] for row in rows if row["reason"] == "too_short"]
+    assert in_input_order == sorted(in_input_order)
+    assert len(set(in_input_order)) == EXAMPLES
+
+
+@given(cuts=st.lists(st.integers(0, 400), max_size=8), seed=st.integers(0, 2**63 - 1))
+@settings(max_examples=8, deadline=None)
+def test_reports_of_chunks_merge_into_the_report_of_the_whole(cuts: list[int], seed: int) -> None:
+    given_documents = documents(400)
+    whole = report_of(given_documents, seed=seed)
+    merged = CleaningReport(seed)
+    bounds = [0, *sorted(cuts), 400]
+    for start, end in pairwise(bounds):
+        merged.merge(report_of(given_documents[start:end], start, seed))
+    assert merged.rows() == whole.rows()
+    assert len(merged.rows()) == 2 * EXAMPLES
+    assert vars(merged).keys() == vars(whole).keys()
+    for name in ("documents", "kept", "dropped", "languages"):
+        assert getattr(merged, name) == getattr(whole, name)
+
+
+def test_reports_of_different_seeds_do_not_merge() -> None:
+    with pytest.raises(ValueError, match="1, 2"):
+        CleaningReport(1).merge(CleaningReport(2))
+
+
+def test_examples_are_drawn_evenly_and_another_seed_draws_others() -> None:
+    rejected = [Rejected(Document("x", row=number), "too_short", 1.0) for number in range(500)]
+    drawn: Counter[int] = Counter()
+    samples = []
+    for seed in range(200):
+        report = CleaningReport(seed)
+        for result in rejected:
+            report.add(result)
+        samples.append(tuple(row["row"] for row in report.rows()))
+        drawn.update(samples[-1])
+    assert len(set(samples)) == 200
+    # 200 draws of 50 out of 500: 20 each, standard deviation 4.2; ten blocks of 50 documents: 1,000 each, standard deviation 28.
+    assert max(abs(drawn[number] - 20) for number in range(500)) < 5 * 4.3
+    blocks = [sum(drawn[number] for number in range(start, start + 50)) for start in range(0, 500, 50)]
+    assert max(abs(block - 1000) for block in blocks) < 5 * 29
+
+
+DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
+MEDIAWIKI = "{http://www.mediawiki.org/xml/export-0.10/}"
+
+
+def json_rows(path: Path) -> Iterator[Document]:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            yield Document(row["text"], title=row.get("title"))
+
+
+def pages_as_written(path: Path) -> Iterator[Document]:
+    """Pages of a dump with all their wikitext: the hardest input that normalizers can get."""
+    with bz2.open(path) as file:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag == f"{MEDIAWIKI}page":
+                text = element.findtext(f"{MEDIAWIKI}revision/{MEDIAWIKI}text") or ""
+                redirect = element.find(f"{MEDIAWIKI}redirect") is not None
+                yield Document(text, title=element.findtext(f"{MEDIAWIKI}title"), redirect=redirect)
+                element.clear()
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+@pytest.mark.parametrize(
+    ("name", "least", "reasons"),
+    [
+        ("wikipedia/enwiki_extracted_dev.jsonl", 63, {"disambiguation"}),
+        ("wikipedia/enwiki_pages_dev.xml.bz2", 147, {"redirect", "disambiguation"}),
+        ("web", 40, {"too_short", "repetitive"}),
+        ("bulk/debian_docs_dev.jsonl.gz", 500, {"too_short", "low_alpha_ratio", "list_page", "repetitive"}),
+    ],
+)
+def test_reasons_of_real_documents_equal_those_of_the_plain_rules(name: str, least: int, reasons: set[str]) -> None:
+    if name == "web":
+        files = sorted(path for path in (*DATA.glob("web_c4/*"), *DATA.glob("web_fineweb/*")) if ".json" in path.name)
+        given_documents = [document for path in files for document in json_rows(path)]
+    elif name.endswith(".bz2"):
+        given_documents = list(pages_as_written(DATA / name))
+    else:
+        every = 30 if name.startswith("bulk") else 1  # the whole of bulk takes the plain rules minutes
+        given_documents = list(islice(json_rows(DATA / name), 0, None, every))
+    assert len(given_documents) >= least
+    seen: Counter[str | None] = Counter()
+    for document in given_documents:
+        result = CLEANER.clean(document)
+        reason, text = naive_cleaning.reason_of(document.text, document.title, document.redirect)
+        assert (result.reason if isinstance(result, Rejected) else None) == reason, document.title or document.text[:200]
+        assert (result.document if isinstance(result, Rejected) else result).text == text
+        seen[reason] += 1
+    assert seen[None]
+    assert reasons <= set(seen)
