@@ -112,7 +112,7 @@ class CorpusWriter:
         `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
         """
         self._content.update(hashes)
-        if self._digests is not None and self._slots is not None:
+        if rows and self._digests is not None and self._slots is not None:
             assert digests is not None
             assert slots is not None
             self._digests.write(digests)

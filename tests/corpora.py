@@ -1,0 +1,91 @@
+"""Small prepared data sets that tests make themselves: files of made-up documents, a configuration, and a source that can misbehave."""
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from tests.tiny import sentences
+
+
+def articles(count: int, *, seed: int = 0, sentences_each: int = 10) -> list[str]:
+    """`count` different made-up documents of about 120 words, that every filter but the one for languages lets pass."""
+    lines = sentences(count * sentences_each, seed=seed)
+    return [" ".join(lines[start : start + sentences_each]) for start in range(0, len(lines), sentences_each)]
+
+
+def nearly(text: str, changed_words: int = 1) -> str:
+    """The text with some words at its end replaced: each takes at most five of its word 5-grams."""
+    return " ".join(text.split()[:-changed_words] + [f"other{index}" for index in range(changed_words)])
+
+
+def write_jsonl(path: Path, texts: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "".join(json.dumps({"id": f"{path.stem}-{row}", "text": text}) + "\n" for row, text in enumerate(texts)), encoding="utf-8"
+    )
+
+
+def corpus_registry(
+    folder: Path, data: Mapping[str, Sequence[str]], *, settings: str = "", table: str = 'prepare = ["clean", "dedup"]\nval_frac = 0.1\n'
+) -> Registry:
+    """A registry of a JSONL data set for each of `data`, written to `folder`. `settings`: other tables; `table`: lines of each."""
+    for name, texts in data.items():
+        write_jsonl(folder / f"{name}.jsonl", texts)
+    tables = [f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n{table}' for name in data]
+    config = folder / "niels_cache.toml"
+    config.write_text("\n".join(['[cleaning]\nskip = ["not_english", "language_error"]', settings, *tables]), encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def with_source(registry: Registry, name: str, source: PretrainSource) -> Registry:
+    """The registry with another source under that name."""
+    return replace(registry, pretrain={**registry.pretrain, name: source})
+
+
+class MisbehavingSource(PretrainSource):
+    """Documents that number 0 to `count`, with their own splits if `split`; one thing goes wrong if it is asked for."""
+
+    source: Literal["misbehaving"] = "misbehaving"
+    count: int = 600
+    kill_at: int | None = None  # the worker that gets this document dies
+    fail_at: int | None = None  # the stream ends with an error here
+    refuse_at: int | None = None  # `convert` raises here
+    unavailable: bool = False
+    split: bool = False
+
+    @property
+    def has_own_splits(self) -> bool:
+        return self.split
+
+    def identity(self) -> dict[str, Any]:
+        return {"count": self.count, "split": self.split}
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        if self.unavailable:
+            raise SourceUnavailable("upstream is down")
+        return "revision 1"
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        for row, text in enumerate(articles(self.count)):
+            if row == self.fail_at:
+                raise NielsCacheError("the stream broke")
+            split: Any = ("val" if row % 10 == 0 else "train") if self.split else None
+            yield [Document(text, f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
+
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+        for document in documents:
+            if document.row == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if document.row == self.refuse_at:
+                raise NielsCacheError(f"{document.source_id}: cannot be converted")
+        kept = [document for document in documents if document.row % 7]
+        return kept, Counter(seventh=len(documents) - len(kept))

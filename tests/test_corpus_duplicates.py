@@ -1,0 +1,261 @@
+"""Duplicates within and across data sets: who goes, because of whom, and what a changed setting costs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.corpus.duplicates import DuplicatesOutcome, dedup_order, find_duplicates
+from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
+from niels_cache_assets.dedup.bands import band_hashes
+from niels_cache_assets.dedup.jaccard import jaccard
+from niels_cache_assets.dedup.signatures import Signer
+from niels_cache_assets.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
+
+
+def prepare_all(registry: Registry, root: Path) -> DuplicatesOutcome:
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=root, processes=1)
+    return find_duplicates(registry, root=root)
+
+
+def drop_list(root: Path, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(duplicates_dir(root) / duplicates_file(name)).to_pylist()
+    return rows
+
+
+def texts_of(registry: Registry, name: str, root: Path) -> list[str]:
+    return [document.text for batch in prepared_documents(registry, name, root=root) for document in batch]
+
+
+def no_val(steps: str = '"clean", "dedup"') -> str:
+    return f"prepare = [{steps}]\nval_frac = 0\n"
+
+
+def test_the_first_in_table_order_stays_and_the_drop_list_says_because_of_whom(tmp_path: Path) -> None:
+    texts = articles(12)
+    data = {"books": texts[:6], "notes": [texts[7], texts[2].upper(), nearly(texts[4]), texts[8], texts[7]]}
+    registry = corpus_registry(tmp_path, data, table=no_val())
+    outcome = prepare_all(registry, tmp_path)
+    assert outcome.state == "built"
+    assert drop_list(tmp_path, "books") == []
+    rows = drop_list(tmp_path, "notes")
+    assert list(rows[0]) == list(DUPLICATES)
+    near = rows[1].pop("similarity")
+    assert 0.85 < near < 1
+    assert rows[1] == {
+        "ordinal": 2,
+        "split": "train",
+        "kind": "near",
+        "because_dataset": "books",
+        "because_ordinal": 4,
+        "because_split": "train",
+    }
+    assert [(row["ordinal"], row["kind"], row["because_dataset"], row["because_ordinal"]) for row in rows] == [
+        (1, "exact", "books", 2),
+        (2, "near", "books", 4),
+        (4, "exact", "notes", 0),
+    ]
+    assert rows[0]["similarity"] == rows[2]["similarity"] == 1
+    assert texts_of(registry, "notes", tmp_path) == [texts[7], texts[8]]
+    counts = outcome.meta["datasets"]
+    assert (counts["notes"]["exact"], counts["notes"]["near"], counts["notes"]["documents"]) == (2, 1, 5)
+    assert counts["books"]["clusters"] == {"2": 2}
+    assert counts["notes"]["clusters"] == {"2": 1}
+    assert counts["notes"]["characters"]["near"] == len(nearly(texts[4]))
+    assert sum(pair["documents"] for pair in counts["notes"]["pairs"]) == 3
+
+
+def test_data_sets_with_priority_win(tmp_path: Path) -> None:
+    texts = articles(4)
+    data = {"books": texts, "letters": texts[:2], "notes": texts[1:3]}
+    registry = corpus_registry(tmp_path, data, settings='[dedup]\npriority = ["notes"]\n', table=no_val())
+    assert dedup_order(registry) == ["notes", "books", "letters"]
+    prepare_all(registry, tmp_path)
+    assert [len(texts_of(registry, name, tmp_path)) for name in data] == [2, 0, 2]
+    assert [row["because_dataset"] for row in drop_list(tmp_path, "letters")] == ["books", "notes"]
+
+
+def test_a_twin_leaves_train_and_not_val(tmp_path: Path) -> None:
+    texts = articles(40)
+    doubled = [text for text in texts for _ in range(2)] + [nearly(text) for text in texts]
+    registry = corpus_registry(tmp_path, {"notes": doubled}, table='prepare = ["clean", "dedup"]\nval_frac = 0.3\n')
+    prepare_all(registry, tmp_path)
+    prepared = open_prepared(registry, "notes", root=tmp_path)
+    val = {document.text for batch in prepared.documents() for document in batch if document.split == "val"}
+    train = {document.text for batch in prepared.documents() for document in batch if document.split == "train"}
+    assert len(val) > 20
+    assert len(train) > 5
+    assert len(val) + len(train) == 40
+    assert {text[:300] for text in val}.isdisjoint({text[:300] for text in train})
+    rows = drop_list(tmp_path, "notes")
+    assert len(rows) == 80
+    assert [row["ordinal"] for row in rows] == sorted(row["ordinal"] for row in rows)
+    assert not [row for row in rows if row["split"] == "val" and row["because_split"] == "train"]
+    assert {(row["split"], row["because_split"]) for row in rows} >= {("train", "val"), ("train", "train"), ("val", "val")}
+
+
+def test_upstreams_own_val_wins_as_well(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(3)})
+    source = MisbehavingSource(prepare=("dedup",), count=60, split=True)
+    registry = with_source(registry, "notes", source)
+    prepare_all(registry, tmp_path)
+    prepared = open_prepared(registry, "notes", root=tmp_path)
+    splits = [document.split for batch in prepared.documents() for document in batch]
+    assert splits == ["val" if row % 10 == 0 else "train" for row in range(60) if row % 7]
+
+
+def test_the_kept_are_those_of_inserting_one_after_the_other(tmp_path: Path) -> None:
+    base = articles(60)
+    texts = [*base, *(nearly(text, changed) for changed in (1, 3, 6) for text in base)]
+    registry = corpus_registry(tmp_path, {"notes": texts[:110], "books": texts[110:]}, table='prepare = ["dedup"]\nval_frac = 0.2\n')
+    outcome = prepare_all(registry, tmp_path)
+    bands, rows = outcome.meta["bands"], outcome.meta["rows"]
+    assert (bands, rows) == (8, 16)
+    seen: dict[tuple[int, int], tuple[str, int]] = {}
+    digests: dict[bytes, tuple[str, int]] = {}
+    expected: dict[str, list[int]] = {"notes": [], "books": []}
+    for name in ("notes", "books"):
+        prepared = open_prepared(registry, name, root=tmp_path)
+        folder = corpus_dir(tmp_path, name)
+        hashes = band_hashes(np.load(folder / "signatures.npy"), bands, rows).tolist()
+        exact = [bytes(digest) for digest in np.load(folder / "digests.npy")]
+        order = [ordinal for split in (1, 0) for ordinal in np.flatnonzero(prepared.splits == split).tolist()]
+        assert len(order) == len(hashes) > 100
+        for ordinal in order:
+            keys = list(enumerate(hashes[ordinal]))
+            if exact[ordinal] in digests or any(key in seen for key in keys):
+                expected[name].append(ordinal)
+                continue
+            digests[exact[ordinal]] = (name, ordinal)
+            for key in keys:
+                seen.setdefault(key, (name, ordinal))
+    assert sum(map(len, expected.values())) > 60
+    assert {name: [row["ordinal"] for row in drop_list(tmp_path, name)] for name in expected} == {
+        name: sorted(ordinals) for name, ordinals in expected.items()
+    }
+
+
+def test_verified_duplicates_have_the_similarity_that_their_texts_have(tmp_path: Path) -> None:
+    base = articles(50)
+    texts = [*base, *(nearly(text, changed) for changed in (1, 8, 16) for text in base)]
+    plain = corpus_registry(tmp_path, {"notes": texts}, settings="[dedup]\nthreshold = 0.8\n", table=no_val())
+    prepare_all(plain, tmp_path)
+    unverified = {row["ordinal"] for row in drop_list(tmp_path, "notes")}
+    verified = corpus_registry(tmp_path, {"notes": texts}, settings='[dedup]\nthreshold = 0.8\nverify = "jaccard"\n', table=no_val())
+    assert find_duplicates(verified, root=tmp_path).state == "built"
+    rows = drop_list(tmp_path, "notes")
+    assert len(rows) >= 50
+    assert {row["ordinal"] for row in rows} < unverified
+    signer = Signer()
+    for row in rows:
+        similarity = jaccard(*(signer.shingle_hashes(texts[ordinal]) for ordinal in (row["ordinal"], row["because_ordinal"])))
+        assert row["similarity"] == pytest.approx(similarity) if row["kind"] == "near" else row["similarity"] == 1
+        assert similarity >= 0.8
+
+
+def test_a_second_run_is_a_cache_hit_and_a_changed_threshold_runs_only_this(tmp_path: Path) -> None:
+    base = articles(30)
+    data = {"notes": [*base, *(nearly(text, 4) for text in base)]}
+    registry = corpus_registry(tmp_path, data, table=no_val())
+    first = prepare_all(registry, tmp_path)
+    again = find_duplicates(registry, root=tmp_path)
+    assert (again.state, again.meta) == ("cache_hit", first.meta)
+    assert find_duplicates(registry, root=tmp_path, force=True).meta == first.meta
+    stricter = corpus_registry(tmp_path, data, settings="[dedup]\nthreshold = 0.97\n", table=no_val())
+    assert prepare_corpus(stricter, "notes", root=tmp_path, processes=1).state == "cache_hit"
+    outcome = find_duplicates(stricter, root=tmp_path)
+    assert outcome.state == "built"
+    assert outcome.meta["datasets"]["notes"]["near"] < first.meta["datasets"]["notes"]["near"]
+    assert outcome.meta["content_sha256"] != first.meta["content_sha256"]
+
+
+def test_data_sets_without_a_corpus_are_named_and_waited_for(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(5), "books": articles(5, seed=1)})
+    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet; materialize corpus/documents"):
+        find_duplicates(registry, root=tmp_path)
+    prepare_corpus(registry, "books", root=tmp_path, processes=1)
+    outcome = find_duplicates(registry, root=tmp_path)
+    assert outcome.warning is not None
+    assert outcome.warning.startswith("duplicates were looked for without notes: ")
+    assert (outcome.meta["missing"], sorted(outcome.meta["datasets"])) == (["notes"], ["books"])
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    with pytest.raises(NielsCacheError, match="before the corpus of 'notes' was made as it is; materialize corpus/duplicates"):
+        prepared_documents(registry, "notes", root=tmp_path)
+    outcome = find_duplicates(registry, root=tmp_path)
+    assert (outcome.state, outcome.warning, outcome.meta["missing"]) == ("built", None, [])
+
+
+def test_a_corpus_of_other_settings_takes_no_part(tmp_path: Path) -> None:
+    data = {"notes": articles(5), "books": articles(5, seed=1)}
+    prepare_all(corpus_registry(tmp_path, data), tmp_path)
+    smaller = corpus_registry(tmp_path, data, settings="[dedup]\nnum_perm = 64\n")
+    prepare_corpus(smaller, "books", root=tmp_path, processes=1)
+    outcome = find_duplicates(smaller, root=tmp_path)
+    assert outcome.meta["missing"] == ["notes"]
+    assert outcome.warning is not None
+    assert "the corpus of 'notes' was made with other settings" in outcome.warning
+
+
+def test_where_nobody_asks_for_it_nothing_is_looked_for(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(5)}, table=no_val('"clean"'))
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    outcome = find_duplicates(registry, root=tmp_path)
+    assert (outcome.state, outcome.meta, outcome.directory.exists()) == ("disabled", {}, False)
+    assert len(texts_of(registry, "notes", tmp_path)) == 5
+
+
+def test_drop_lists_are_for_the_splits_and_the_settings_that_they_were_found_with(tmp_path: Path) -> None:
+    data = {"notes": articles(20)}
+    registry = corpus_registry(tmp_path, data)
+    prepare_all(registry, tmp_path)
+    more_val = corpus_registry(tmp_path, data, table='prepare = ["clean", "dedup"]\nval_frac = 0.2\n')
+    assert prepare_corpus(more_val, "notes", root=tmp_path, processes=1).state == "cache_hit"
+    with pytest.raises(NielsCacheError, match=r"were found for splits by .*materialize corpus/duplicates"):
+        prepared_documents(more_val, "notes", root=tmp_path)
+    assert find_duplicates(more_val, root=tmp_path).state == "built"
+    splits = [document.split for batch in prepared_documents(more_val, "notes", root=tmp_path) for document in batch]
+    assert (splits.count("val"), splits.count("train")) == (4, 16)
+    stricter = corpus_registry(
+        tmp_path, data, settings="[dedup]\nthreshold = 0.9\n", table='prepare = ["clean", "dedup"]\nval_frac = 0.2\n'
+    )
+    with pytest.raises(NielsCacheError, match=r"other settings of \[dedup\]; materialize corpus/duplicates"):
+        prepared_documents(stricter, "notes", root=tmp_path)
+
+
+def test_many_identical_documents_leave_one(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": []}, table='prepare = ["dedup"]\nval_frac = 0\n')
+    write_jsonl(tmp_path / "notes.jsonl", ["the same few words in every one of them"] * 30_000)
+    outcome = prepare_all(registry, tmp_path)
+    assert outcome.meta["datasets"]["notes"]["exact"] == 29_999
+    assert outcome.meta["datasets"]["notes"]["clusters"] == {"30000": 1}
+    assert len(texts_of(registry, "notes", tmp_path)) == 1
+
+
+def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(50)})
+    prepare_all(registry, tmp_path)
+    path = corpus_dir(tmp_path, "notes") / "documents_00000.parquet"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(NielsCacheError, match=r"documents_00000\.parquet: cannot be read"):
+        texts_of(registry, "notes", tmp_path)
+    path.write_bytes(b"short")
+    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes'"):
+        texts_of(registry, "notes", tmp_path)
+
+
+def test_a_corpus_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(50)})
+    prepare_all(registry, tmp_path)
+    batches = prepared_documents(registry, "notes", root=tmp_path)
+    assert len(next(batches)) > 0
+    write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=1))
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    with pytest.raises(NielsCacheError, match="replaced while it was read"):
+        list(batches)
