@@ -24,8 +24,8 @@ def write(text: str, folder: Path = Path()) -> Path:
 
 def test_the_default_profile_is_the_design_and_roam_waits_for_its_path() -> None:
     registry = load_registry()
-    assert list(registry.pretrain) == ["fineweb_edu", "roam", "wikitext", "gutenberg"]
-    assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikitext", "gutenberg"]
+    assert list(registry.pretrain) == ["fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia"]
+    assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikitext", "gutenberg", "wikipedia"]
     assert registry.partition_keys("sft") == ["dolly15k", "oasst1"]
     assert "path" in registry.unconfigured()["roam"]
     assert not registry.pretrain["gutenberg"].enabled

@@ -9,6 +9,7 @@ from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 
 PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
@@ -16,6 +17,7 @@ PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
     "wikitext": Wikitext,
     "roam": Roam,
     "gutenberg": Gutenberg,
+    "wikipedia": Wikipedia,
     "huggingface": Huggingface,
     "markdown_folder": MarkdownFolder,
     "parquet": Parquet,

@@ -14,7 +14,7 @@ import itertools
 import os
 import posixpath
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
 _CHUNK = 1 << 18  # bytes read from a compressed file at once
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class SourceFile(NamedTuple):
@@ -155,13 +156,67 @@ def _decompression_errors() -> tuple[type[Exception], ...]:
     return (gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
-def open_bytes(file: SourceFile) -> IO[bytes]:
-    """Open for reading, decompressed by the file's suffix. Use inside `reading(file)`."""
+class DamagedFile(NielsCacheError):
+    """Compressed data that cannot be read to its end. What came before the offset was read."""
+
+
+OnDamage = Callable[[DamagedFile], None]
+
+
+def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
+    """Open for reading, decompressed by the file's suffix. Use inside `reading(file)`.
+
+    Damaged compressed data raise DamagedFile; with `on_damage` that is given the error instead, and the file ends before the damage.
+    """
     import fsspec
 
     if file.name.endswith(".zst"):
-        return cast(IO[bytes], io.BufferedReader(_ZstdStream(fsspec.open(file.url, "rb").open()), _CHUNK))
-    return cast(IO[bytes], fsspec.open(file.url, "rb", compression="infer").open())
+        stream = cast(IO[bytes], io.BufferedReader(_ZstdStream(fsspec.open(file.url, "rb").open()), _CHUNK))
+    else:
+        stream = cast(IO[bytes], fsspec.open(file.url, "rb", compression="infer").open())
+    if not file.name.endswith(_COMPRESSED):
+        return stream
+    return cast(IO[bytes], io.BufferedReader(_UpToDamage(stream, file.name, on_damage), _CHUNK))
+
+
+class _UpToDamage(io.RawIOBase):
+    """A decompressed stream that knows how far it came when its data turn out damaged."""
+
+    def __init__(self, source: Any, name: str, on_damage: OnDamage | None) -> None:
+        self._source = source
+        self._name = name
+        self._on_damage = on_damage
+        self._offset = 0
+        self._damaged = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._damaged:
+            return 0
+        try:
+            data = self._source.read1(len(buffer))  # not read: it would lose what it had when the damage comes
+        except Exception as error:
+            plain = type(error) is OSError and error.errno is None  # what bz2 raises; the disk's and the network's have a number or a class
+            if not plain and not isinstance(error, (EOFError, zlib.error, *_decompression_errors())):
+                raise
+            damage = DamagedFile(
+                f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"
+                " (keep_damaged = true of a source of lines or pages keeps what comes before)"
+            )
+            if self._on_damage is None:
+                raise damage from error
+            self._damaged = True
+            self._on_damage(damage)
+            return 0
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
 
 
 class _ZstdStream(io.RawIOBase):
@@ -206,9 +261,9 @@ class _ZstdStream(io.RawIOBase):
         super().close()
 
 
-def read_text(file: SourceFile) -> str:
+def read_text(file: SourceFile, on_damage: OnDamage | None = None) -> str:
     """The whole file as UTF-8 without its byte order mark; invalid bytes become U+FFFD. Line ends stay as they are."""
-    with reading(file), open_bytes(file) as stream:
+    with reading(file), open_bytes(file, on_damage) as stream:
         return stream.read().decode("utf-8-sig", errors="replace")
 
 

@@ -15,7 +15,8 @@ from pydantic import Field
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import rows
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading
+from niels_cache_assets.sources.damage import KeepsDamaged
+from niels_cache_assets.sources.files import OnDamage, SourceFile, files_digest, find_files, open_bytes, read_text, reading
 
 
 class FileSource(PretrainSource):
@@ -32,7 +33,7 @@ class RowFileSource(FileSource):
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
 
 
-class Jsonl(RowFileSource):
+class Jsonl(KeepsDamaged, RowFileSource):
     """JSON Lines: one object a line. `row` is the line's index, so blank lines count."""
 
     source: Literal["jsonl"] = "jsonl"
@@ -42,7 +43,8 @@ class Jsonl(RowFileSource):
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
         report = context.report
-        stream = ((file.name, row, value) for file in find_files(self.files) for row, value in rows.json_rows(file))
+        on_damage = self.on_damage(context)
+        stream = ((file.name, row, value) for file in find_files(self.files) for row, value in rows.json_rows(file, on_damage))
         head = list(islice(stream, rows.PEEK_ROWS))
         if not head:
             return
@@ -100,7 +102,7 @@ class Parquet(RowFileSource):
                     yield batch
 
 
-class Text(FileSource):
+class Text(KeepsDamaged, FileSource):
     """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts those in the file."""
 
     source: Literal["text"] = "text"
@@ -110,8 +112,10 @@ class Text(FileSource):
         return rows.batched(self._documents(context))
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
+        on_damage = self.on_damage(context)
         for file in find_files(self.files):
-            pieces = iter([read_text(file)]) if self.sample_by == "document" else _pieces(file, by_line=self.sample_by == "line")
+            whole = self.sample_by == "document"
+            pieces = iter([read_text(file, on_damage)]) if whole else _pieces(file, on_damage, by_line=self.sample_by == "line")
             row = -1
             for row, text in enumerate(pieces):
                 if not text.strip():
@@ -122,10 +126,10 @@ class Text(FileSource):
                 context.report.dropped["empty"] += 1  # a file without a line or paragraph
 
 
-def _pieces(file: SourceFile, *, by_line: bool) -> Iterator[str]:
+def _pieces(file: SourceFile, on_damage: OnDamage | None, *, by_line: bool) -> Iterator[str]:
     """Lines, or runs of lines between blank lines, without the line end; of unlimited files in constant memory."""
     paragraph: list[str] = []
-    with reading(file), open_bytes(file) as stream:
+    with reading(file), open_bytes(file, on_damage) as stream:
         for index, raw in enumerate(stream):
             line = raw.decode("utf-8-sig" if index == 0 else "utf-8", errors="replace").rstrip("\r\n")
             if by_line:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.files import DamagedFile, OnDamage, SourceFile, open_bytes, reading, writable
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -50,14 +50,25 @@ def text_problem(text: Any) -> str | None:
     return "empty" if not text or text.isspace() else None
 
 
-def json_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line index from 0, object) of a JSON Lines file. Blank lines are passed over; anything else that is no object is an error."""
-    with reading(file), open_bytes(file) as stream:
+def json_rows(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line index from 0, object) of a JSON Lines file. Blank lines are passed over; anything else that is no object is an error.
+
+    With `on_damage` a compressed file ends with the last whole line before the damage that it is given (`open_bytes`).
+    """
+    damage: list[DamagedFile] = []
+
+    def remember(error: DamagedFile) -> None:
+        damage.append(error)
+        on_damage(error)  # type: ignore[misc]
+
+    with reading(file), open_bytes(file, remember if on_damage else None) as stream:
         for index, line in enumerate(stream):
             if index == 0:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():
                 continue
+            if damage and not line.endswith(b"\n"):
+                return
             try:
                 row = json.loads(line.decode("utf-8", errors="replace"))
             except RecursionError as error:
@@ -120,9 +131,9 @@ def parquet_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iter
                 row += 1
 
 
-def file_rows(file: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
+def file_rows(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file (by its suffix), else of JSON Lines."""
-    return parquet_rows(file) if file.name.endswith(".parquet") else json_rows(file)
+    return parquet_rows(file) if file.name.endswith(".parquet") else json_rows(file, on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:

@@ -1,0 +1,114 @@
+"""`wikipedia`: articles of the hub's ready text, of a MediaWiki XML dump, or of what wikiextractor made of one.
+
+Files are told by their names: `.xml`, or the `.xml-p1p41242` of a dump in parts, is a dump; the rest are JSON Lines (or .parquet files of
+the hub). All may be compressed. Of a dump only articles (namespace 0) are read, and their wikitext becomes text in `convert`. Redirects
+that a dump knows stay where cleaning is asked for, which counts them itself. Cost: see `mediawiki` and `wikipedia_markup`; cleaning is
+not done here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.damage import KeepsDamaged
+from niels_cache_assets.sources.files import SourceFile, find_files, writable
+from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.mediawiki import read_pages
+from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
+
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$")
+
+
+class Wikipedia(KeepsDamaged, HubData, PretrainSource):
+    """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
+
+    code_version: ClassVar[str] = "1"  # of wikipedia_markup too
+
+    source: Literal["wikipedia"] = "wikipedia"
+    dataset: str = "wikimedia/wikipedia"
+    config: str | None = "20231101.en"
+    files: list[ConfigPath] | None = Field(None, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.files and "dataset" in self.model_fields_set:
+            raise ValueError("give files or dataset, not both")
+        return self
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        for batch in self.unconverted(context):
+            converted, dropped = self.convert(batch)
+            context.report.dropped.update(dropped)
+            if converted:
+                yield converted
+
+    def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
+        """Articles with the text that their source holds: wikitext in a dump."""
+        for part in self.parts():
+            yield from batched(self._local(part, context) if part.files else self._hub(part, context))
+
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+        """Wikitext to text, for the articles of a dump. One that shows no text of its own is dropped as `empty`."""
+        from niels_cache_assets.sources.wikipedia_markup import plain_text
+
+        converted = []
+        dropped: Counter[str] = Counter()
+        for document in documents:
+            if not document.redirect and self.files and _DUMP.search(document.file):
+                document = document._replace(text=plain_text(document.text))
+                if not document.text:
+                    dropped["empty"] += 1
+                    continue
+            converted.append(document)
+        return converted, dropped
+
+    def _local(self, part: Part, context: StreamContext) -> Iterator[Document]:
+        for file in find_files(part.files or []):
+            for document in self._dump(file, context) if _DUMP.search(file.name) else self._rows(file, context):
+                yield document._replace(split=part.split)
+
+    def _dump(self, file: SourceFile, context: StreamContext) -> Iterator[Document]:
+        dropped = context.report.dropped
+        for page in read_pages(file, self.on_damage(context)):
+            if page.namespace != 0:
+                dropped["other_namespace"] += 1
+            elif page.redirect and "clean" not in self.prepare:
+                dropped["redirect"] += 1
+            elif page.model != "wikitext":
+                dropped["other_content_model"] += 1
+            elif problem := text_problem(page.text):
+                dropped[problem] += 1
+            else:
+                source_id = row_id(page.id or None, file.name, page.row)
+                yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
+
+    def _rows(self, file: SourceFile, context: StreamContext) -> Iterator[Document]:
+        dropped = context.report.dropped
+        for row, values in file_rows(file, self.on_damage(context)):
+            text = values.get("text")
+            if problem := text_problem(text):
+                dropped[problem if "text" in values else "missing_text_field"] += 1
+            else:
+                yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
+
+    def _hub(self, part: Part, context: StreamContext) -> Iterator[Document]:
+        wanted = ("text", "id", "title")
+        for columns, files, rows in self.stream(part, context, lambda fields: [name for name in wanted if name in fields]):
+            nothing = [None] * len(files)
+            texts, ids, titles = (columns.get(name, nothing) for name in wanted)
+            for text, source_id, title, file, row in zip(texts, ids, titles, files, rows, strict=True):
+                if problem := text_problem(text):
+                    context.report.dropped[problem] += 1
+                else:
+                    yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
+
+
+def _title(value: object) -> str | None:
+    return writable(value) if isinstance(value, str) else None
