@@ -1,0 +1,210 @@
+"""Caches of prepared data sets: made of their corpus minus their drop list, alone and as members, and when they are made again."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.cache_state import cache_state
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.corpus.sampling import sample_corpus
+from niels_cache_assets.pipeline import BuildOutcome, build_dataset
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import documents_name
+from niels_cache_runtime.verify import verify_cache
+from tests.corpora import articles, corpus_registry, nearly, write_jsonl
+
+PREPARE = 'prepare = ["clean", "dedup"]\n'
+
+
+@pytest.fixture
+def model_table(tiny_model: Path) -> str:
+    return f'[tokenizer]\nmodel = "{tiny_model}"\n[build]\nshard_bytes = 20000\n'
+
+
+def prepare_all(registry: Registry, root: Path) -> None:
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=root, processes=1)
+    find_duplicates(registry, root=root)
+
+
+def ready(registry: Registry, root: Path) -> Registry:
+    build_tokenizer(registry, root=root)
+    prepare_all(registry, root)
+    return registry
+
+
+def source_ids(outcome: BuildOutcome, split: str) -> list[str]:
+    ids: list[str] = pq.read_table(outcome.directory / documents_name(split))["source_id"].to_pylist()  # type: ignore[arg-type]
+    return ids
+
+
+def doubled() -> list[str]:
+    texts = articles(60)
+    return [*texts, "too short", *(text.upper() for text in texts[:20]), *(nearly(text) for text in texts[20:40])]
+
+
+def test_a_cache_holds_what_stays_of_the_corpus_and_says_why_the_rest_went(tmp_path: Path, model_table: str) -> None:
+    registry = ready(corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table), tmp_path)
+    outcome = build_dataset(registry, "notes", root=tmp_path)
+    prepared = open_prepared(registry, "notes", root=tmp_path)
+    kept = [document for batch in prepared.documents() for document in batch]
+    assert len(kept) == prepared.kept == 60
+    for split in ("train", "val"):
+        expected = [document.source_id for document in kept if document.split == split]
+        assert expected
+        assert source_ids(outcome, split) == expected
+    assert outcome.meta["dropped"] == {"too_short": 1, "exact_duplicate": 20, "near_duplicate": 20}
+    assert outcome.meta["split_rule"] == "seeded 0.1 of documents to val, seed 42"
+    assert outcome.meta["dataset_revision"] == prepared.meta["dataset_revision"]
+    assert list(verify_cache(tmp_path / "pretrain" / "notes")) == []
+
+
+def test_no_document_of_train_has_a_twin_in_val(tmp_path: Path, model_table: str) -> None:
+    texts = articles(50)
+    registry = corpus_registry(
+        tmp_path,
+        {"notes": [*texts, *texts], "books": [*texts, *articles(20, seed=1)]},
+        settings=model_table,
+        table=PREPARE + "val_frac = 0.3\n",
+    )
+    ready(registry, tmp_path)
+    seen: dict[str, set[str]] = {"train": set(), "val": set()}
+    for name in ("notes", "books"):
+        build_dataset(registry, name, root=tmp_path)
+        for batch in open_prepared(registry, name, root=tmp_path).documents():
+            for document in batch:
+                assert document.split is not None
+                assert document.text not in seen["train"] | seen["val"]
+                seen[document.split].add(document.text)
+    assert len(seen["train"]) > 30
+    assert len(seen["val"]) > 15
+
+
+def test_without_a_corpus_or_drop_list_the_message_says_what_to_materialize(tmp_path: Path, model_table: str) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(10)}, settings=model_table)
+    build_tokenizer(registry, root=tmp_path)
+    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet; materialize corpus/documents of 'notes' first"):
+        build_dataset(registry, "notes", root=tmp_path)
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    with pytest.raises(NielsCacheError, match="duplicates have not been looked for yet; materialize corpus/duplicates first"):
+        build_dataset(registry, "notes", root=tmp_path)
+    find_duplicates(registry, root=tmp_path)
+    assert build_dataset(registry, "notes", root=tmp_path).state == "built"
+
+
+def test_a_changed_threshold_builds_only_what_lost_other_documents(tmp_path: Path, model_table: str) -> None:
+    texts = articles(40)
+    data = {"notes": [*texts, *(nearly(text, 6) for text in texts)], "books": articles(20, seed=1)}
+    registry = ready(corpus_registry(tmp_path, data, settings=model_table), tmp_path)
+    for name in data:
+        assert build_dataset(registry, name, root=tmp_path).state == "built"
+        assert build_dataset(registry, name, root=tmp_path).state == "cache_hit"
+        assert cache_state(registry, name, root=tmp_path).state == "in sync"
+    stricter = corpus_registry(tmp_path, data, settings=model_table + "[dedup]\nthreshold = 0.97\n")
+    for name in data:
+        state = cache_state(stricter, name, root=tmp_path)
+        assert (state.state, state.needs_build) == ("no corpus", True)
+        assert "other settings of [dedup]" in state.advice
+        assert prepare_corpus(stricter, name, root=tmp_path, processes=1).state == "cache_hit"
+    assert find_duplicates(stricter, root=tmp_path).state == "built"
+    assert [cache_state(stricter, name, root=tmp_path).state for name in data] == ["other settings", "in sync"]
+    assert [build_dataset(stricter, name, root=tmp_path).state for name in data] == ["built", "cache_hit"]
+
+
+def test_where_the_files_lie_and_cleaning_that_changes_nothing_are_no_reason_to_build(tmp_path: Path, model_table: str) -> None:
+    registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
+    build_dataset(registry, "notes", root=tmp_path)
+    milder = corpus_registry(
+        tmp_path, {"notes": articles(30)}, settings=model_table, table=PREPARE + "val_frac = 0.1\ncleaning = { min_words = 10 }\n"
+    )
+    assert cache_state(milder, "notes", root=tmp_path).state == "no corpus"
+    assert prepare_corpus(milder, "notes", root=tmp_path, processes=1).state == "built"
+    assert find_duplicates(milder, root=tmp_path).state == "cache_hit"
+    assert build_dataset(milder, "notes", root=tmp_path).state == "cache_hit"
+
+
+def test_token_budgets_count_what_is_left_in_order(tmp_path: Path, model_table: str) -> None:
+    texts = articles(60)
+    repeated = [text for text in texts for _ in range(3)]
+    registry = corpus_registry(
+        tmp_path, {"notes": repeated}, settings=model_table, table=PREPARE + "train_tokens = 5000\nval_tokens = 1000\n"
+    )
+    outcome = build_dataset(ready(registry, tmp_path), "notes", root=tmp_path)
+    assert (outcome.meta["train_tokens"], outcome.meta["val_tokens"]) == (5000, 1000)
+    ids = source_ids(outcome, "val") + source_ids(outcome, "train")
+    assert len(ids) > 10
+    assert ids == [f"notes-{3 * row}" for row in range(len(ids))]
+    assert outcome.meta["dropped"]["exact_duplicate"] == 120
+
+
+def test_a_run_with_another_seed_is_refused_where_the_drop_list_hangs_on_it(tmp_path: Path, model_table: str) -> None:
+    registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
+    with pytest.raises(NielsCacheError, match=r"set seed and val_frac in the configuration, not for one run"):
+        build_dataset(registry, "notes", root=tmp_path, run_settings={"val_frac": 0.5})
+    cleaned = corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table, table='prepare = ["clean"]\n')
+    prepare_corpus(cleaned, "notes", root=tmp_path, processes=1)
+    outcome = build_dataset(cleaned, "notes", root=tmp_path, run_settings={"val_frac": 0.5})
+    assert outcome.meta["documents"] == {"train": 15, "val": 15}
+
+
+def test_an_interleave_takes_prepared_members_prepared(tmp_path: Path, model_table: str) -> None:
+    write_jsonl(tmp_path / "plain.jsonl", articles(40, seed=5))
+    table = '[pretrain.plain]\nsource = "jsonl"\nfiles = ["plain.jsonl"]\n'
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1, plain = 1 }\nval_frac = 0\n'
+    registry = corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table + table + mix)
+    build_tokenizer(registry, root=tmp_path)
+    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet"):
+        build_dataset(registry, "mix", root=tmp_path)
+    prepare_all(registry, tmp_path)
+    outcome = build_dataset(registry, "mix", root=tmp_path)
+    ids = source_ids(outcome, "train")
+    prepared = open_prepared(registry, "notes", root=tmp_path)
+    train = [document.source_id for batch in prepared.documents() for document in batch if document.split == "train"]
+    taken = [source_id for source_id in ids if source_id.startswith("notes")]
+    assert len(taken) > 20
+    assert taken == train[: len(taken)]
+    assert len(ids) > len(taken)
+    assert {"exact_duplicate", "near_duplicate", "too_short", "member_val"} <= outcome.meta["dropped"].keys()
+    assert build_dataset(registry, "mix", root=tmp_path).state == "cache_hit"
+    assert cache_state(registry, "mix", root=tmp_path).state == "in sync"
+    stricter = corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table + table + mix + "[dedup]\nthreshold = 0.98\n")
+    assert cache_state(stricter, "mix", root=tmp_path).state == "no corpus"
+    find_duplicates(stricter, root=tmp_path)
+    assert cache_state(stricter, "mix", root=tmp_path).state == "other settings"
+    assert build_dataset(stricter, "mix", root=tmp_path).state == "built"
+
+
+def test_an_interleave_can_be_prepared_itself(tmp_path: Path, model_table: str) -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1, books = 1 }\nprepare = ["dedup"]\nval_frac = 0.2\n'
+    data = {"notes": articles(30), "books": articles(30)}
+    registry = corpus_registry(tmp_path, data, settings=model_table + mix, table="")
+    outcome = build_dataset(ready(registry, tmp_path), "mix", root=tmp_path)
+    assert outcome.meta["dropped"]["exact_duplicate"] > 10
+    assert outcome.meta["documents"]["val"] >= 1
+
+
+def test_a_sample_is_seeded_uniform_and_of_what_stays(tmp_path: Path, model_table: str) -> None:
+    registry = ready(corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table), tmp_path)
+    prepared = open_prepared(registry, "notes", root=tmp_path)
+    kept = [document for batch in prepared.documents() for document in batch]
+    sample = sample_corpus(registry, "notes", root=tmp_path, count=5, seed=3)
+    assert sample == sample_corpus(registry, "notes", root=tmp_path, count=5, seed=3)
+    assert len(sample.documents) == 5
+    assert all(document in kept for _, document in sample.documents)
+    assert sample.kept == 60
+    assert sample.mean_characters == pytest.approx(sum(len(document.text) for document in kept) / 60)
+    everything = sample_corpus(registry, "notes", root=tmp_path, count=1000, seed=3)
+    assert [document for _, document in everything.documents] == kept
+    drawn = [
+        ordinal for seed in range(300) for ordinal, _ in sample_corpus(registry, "notes", root=tmp_path, count=10, seed=seed).documents
+    ]
+    counts = [drawn.count(ordinal) for ordinal, _ in everything.documents]
+    assert len(counts) == 60
+    assert 20 < min(counts) <= max(counts) < 85  # 50 on average
+    cleaned = sample_corpus(registry, "notes", root=tmp_path, count=1000, seed=3, minus_duplicates=False)
+    assert len(cleaned.documents) == 100
