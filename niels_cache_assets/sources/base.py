@@ -122,7 +122,7 @@ class PretrainSource(Source):
         if len(set(self.prepare)) != len(self.prepare):
             raise ValueError("prepare names a step twice")
         if "dedup" in self.prepare and self.decontaminate != "off":
-            raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; remove decontaminate')
+            raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
         return self
