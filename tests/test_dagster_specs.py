@@ -25,7 +25,7 @@ ASSETS = {
         "1",
         ["notes", "books"],
         ["pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"],
-        ["caches_in_sync", "files_match_meta", "invariants_hold", "tokenizer_is_current"],
+        ["caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"],
     ),
     "sft/train_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
     "sft/val_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
@@ -45,6 +45,7 @@ BLOCKING = {
     "invariants_hold": True,
     "tokenizer_is_current": True,
     "caches_in_sync": False,
+    "splits_disjoint": False,
 }
 JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream"}
 

@@ -68,7 +68,6 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
-    given = meta["documents"]["read"] + sum(meta["dropped_by_source"].values())
     found = read_meta(str(duplicates_dir(root) / META_NAME)) if prepared.drop_sha256 is not None else None
     return {
         "kind": "corpus_report",
@@ -78,13 +77,13 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "prepare": meta["prepare"],
         "content_sha256": meta["content_sha256"],
         "drop_sha256": prepared.drop_sha256,
-        "documents": {"given": given, "kept": prepared.kept},
+        "documents": {"given": documents_given(meta), "kept": prepared.kept},
         "splits": kept_per_split(prepared),
         "funnel": _funnel(meta, found["datasets"][name] if found else None),
-        "reasons": _reasons(meta, prepared.dropped, given),
+        "reasons": reasons(meta, prepared.dropped),
         "lengths": _lengths(meta["lengths"]),
         "languages": dict(meta["languages"]),
-        "language_share": _language_share(meta["languages"], settings.languages),
+        "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
     }
 
@@ -93,6 +92,36 @@ def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
     """Documents that stay, by split; "unknown" where token budgets decide when the cache is built."""
     counts = Counter(prepared.splits[~prepared.gone].tolist())
     return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[UNKNOWN]}
+
+
+def documents_given(meta: Meta) -> int:
+    """Documents that the source had, those included that it dropped itself."""
+    return int(meta["documents"]["read"]) + sum(meta["dropped_by_source"].values())
+
+
+def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Documents of each reason, and their share of all that the source had; most frequent first.
+
+    `stage` is who dropped them. A reason that the source and cleaning share counts as the source's.
+    """
+    given = documents_given(meta)
+    by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
+    rows = [
+        {
+            "reason": reason,
+            "stage": "source" if reason in by_source else "cleaning" if reason in by_cleaning else "duplicates",
+            "documents": count,
+            "share": round(count / given, 6),
+        }
+        for reason, count in dropped.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["documents"], row["reason"]))
+
+
+def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
+    """The share in the wanted languages, of the documents whose language was asked for; None where none was."""
+    asked = sum(languages.values())
+    return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 
 
 def estimated_tokens(characters: int) -> int:
@@ -116,21 +145,6 @@ def _funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, 
     ]
 
 
-def _reasons(meta: Meta, dropped: Mapping[str, int], given: int) -> list[dict[str, Any]]:
-    """Most frequent first. `stage` is who dropped them; what two stages drop for one reason is counted once, with the source."""
-    by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
-    rows = [
-        {
-            "reason": reason,
-            "stage": "source" if reason in by_source else "cleaning" if reason in by_cleaning else "duplicates",
-            "documents": count,
-            "share": round(count / given, 6),
-        }
-        for reason, count in dropped.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["documents"], row["reason"]))
-
-
 def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """From the shortest bin that holds a document to the longest. Bin b holds 2**(b-1) <= characters < 2**b; the first, the empty text."""
     filled = [index for index, counts in enumerate(zip(lengths["before"], lengths["after"], strict=True)) if any(counts)]
@@ -138,12 +152,6 @@ def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
         {"from": 2 ** (index - 1) if index else 0, "below": 2**index, "before": lengths["before"][index], "after": lengths["after"][index]}
         for index in range(min(filled, default=0), max(filled, default=-1) + 1)
     ]
-
-
-def _language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """Of the documents whose language was asked for, the share in the wanted ones; None where none was asked."""
-    asked = sum(languages.values())
-    return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
 
 
 def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:

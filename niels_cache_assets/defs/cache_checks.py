@@ -2,7 +2,8 @@
 
 Dagster 1.13 can run partitioned checks alone through its API, but its UI says that this is not yet supported; the button that verifies is
 that of `caches_in_sync` (sync_checks.py). One partitioned op per family, so that one read of the files answers all of its checks. They
-stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it.
+stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it. A sound pretrain
+cache is then asked whether its splits are disjoint.
 """
 
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT, disjoint_result, disjoint_spec
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
@@ -37,6 +39,8 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             dg.AssetCheckSpec(name, asset=asset, blocking=True, description=_DESCRIPTIONS[kind], partitions_def=partitions_def)
             for kind, name in CHECK_NAMES.items()
         ]
+        if family == "pretrain":
+            specs.append(disjoint_spec(partitions_def))
 
         @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
         def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
@@ -48,6 +52,11 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
                 if dg.AssetCheckKey(asset, name) not in context.selected_asset_check_keys:
                     continue
                 yield _result(asset, name, [finding for finding in findings if finding.kind == kind], switched_off=switched_off)
+            if dg.AssetCheckKey(asset, SPLITS_DISJOINT) in context.selected_asset_check_keys:
+                with readable_failures():
+                    yield disjoint_result(
+                        registry, context.partition_key, cache_root.path, is_sound=not findings, switched_off=switched_off
+                    )
 
         return verify
 

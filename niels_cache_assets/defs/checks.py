@@ -3,6 +3,7 @@
 import dagster as dg
 
 from niels_cache_assets.defs.cache_checks import cache_checks
+from niels_cache_assets.defs.corpus_checks import corpus_checks
 from niels_cache_assets.defs.sync_checks import in_sync_check
 from niels_cache_assets.defs.tokenizer_checks import tokenizer_checks
 from niels_cache_assets.registry import Registry
@@ -11,4 +12,5 @@ from niels_cache_runtime.formats import FAMILIES
 
 def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
     verifying = [cache_checks(registry, family) for family in FAMILIES]
-    return [tokenizer_checks(registry), *verifying, *(in_sync_check(registry, family) for family in FAMILIES)]
+    in_sync = [in_sync_check(registry, family) for family in FAMILIES]
+    return [tokenizer_checks(registry), *corpus_checks(registry), *verifying, *in_sync]

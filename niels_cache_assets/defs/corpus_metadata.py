@@ -15,7 +15,7 @@ from niels_cache_assets.corpus.duplicates import DuplicatesOutcome
 from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
 from niels_cache_assets.corpus.prepare import CorpusOutcome
 from niels_cache_assets.corpus.reading import PreparedCorpus, document_files, open_documents
-from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names
+from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.excerpt import fenced
 from niels_cache_assets.defs.metadata import MAX_TABLE_ROWS, STATE, Metadata, files_table
 
@@ -38,14 +38,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
         "words": meta["words"],
         "estimated_tokens": estimated_tokens(meta["characters"]["after"]),
         "dropped": sum(meta["dropped"].values()),
-        "dropped_by_reason": table(
-            [
-                {"reason": reason, "documents": count}
-                for reason, count in sorted(meta["dropped"].items(), key=lambda item: (-item[1], item[0]))
-            ],
-            reason="string",
-            documents="int",
-        ),
+        "dropped_by_reason": reasons_table(reasons(meta, meta["dropped"])),
         "rejected_examples": _rejected_examples(outcome.directory / REJECTED_NAME),
         "languages": dg.MetadataValue.json(meta["languages"]),
         "prepare": ", ".join(meta["prepare"]),
@@ -117,7 +110,6 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
     """Of corpus/report: the tables of report.json and its plots. Raises OSError for a plot that was removed meanwhile."""
     report = outcome.report
     funnel = [{key: stage[key] for key in ("stage", "documents", "bytes", "estimated_tokens")} for stage in report["funnel"]]
-    reasons = [{key: row[key] for key in ("reason", "stage", "documents", "share")} for row in report["reasons"]]
     metadata: Metadata = {
         **_state(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
@@ -126,7 +118,7 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
         "kept_share": round(report["documents"]["kept"] / report["documents"]["given"], 4),
         "estimated_tokens": report["funnel"][-1]["estimated_tokens"],
         "funnel_table": table(funnel, stage="string", documents="int", bytes="int", estimated_tokens="int"),
-        "reasons_table": table(reasons, reason="string", stage="string", documents="int", share="float"),
+        "reasons_table": reasons_table(report["reasons"]),
         "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
         **{Path(name).stem: _picture(outcome.directory / name) for name in sorted(plot_names(report))},
     }
@@ -145,6 +137,11 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
             "s_curve_table": table(curve, similarity="float", found="float"),
         }
     return metadata
+
+
+def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """`reasons` as report.json has them."""
+    return table(reasons, reason="string", stage="string", documents="int", share="float")
 
 
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
