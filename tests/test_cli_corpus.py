@@ -1,0 +1,481 @@
+"""The commands about corpora: what they count is what was prepared, what they show is what is there, and a mistake is one line."""
+
+import gzip
+import io
+import json
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from niels_cache_assets.cli import cleaning, main
+from niels_cache_assets.cli.pairs import excerpt, mark_differences, print_pair
+from niels_cache_assets.cli.parser import parse_arguments
+from niels_cache_assets.cli.rejections import spread
+from niels_cache_assets.cli.seeds import seeded_choice
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_runtime.meta import Meta, read_meta
+from tests.corpora import articles, corpus_registry, nearly, write_jsonl
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LISTS = ["\n".join(f"* the item of list {page} to number {index}" for index in range(60)) for page in range(5)]
+SHORT = ["too short", "short as well, the one and only", "\x1b[31mred\x00"]
+TEXTS = [*articles(40), *LISTS, *SHORT]
+NEAR = [nearly(text) for text in articles(40)[:12]]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test works in a folder of its own, without this machine's settings, on a wide screen."""
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def registry(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """Two data sets to prepare: `notes`, and `copies`, which holds its first document as it is and twelve almost as they are."""
+    settings = '[build]\ncache_dir = "cache"\n[dedup]\nthreshold = 0.7'
+    registry = corpus_registry(own_folder, {"notes": TEXTS, "copies": [TEXTS[0], *NEAR, *articles(30, seed=9)]}, settings=settings)
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", "quickstart")
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", "niels_cache.toml")
+    return registry
+
+
+@pytest.fixture
+def corpora(registry: Registry) -> dict[str, Meta]:
+    """Both corpora, made; by name what their meta.json says."""
+    return {name: prepare_corpus(registry, name, root=Path("cache"), processes=1).meta for name in registry.prepared()}
+
+
+@pytest.fixture
+def duplicates(registry: Registry, corpora: dict[str, Meta]) -> Meta:
+    return find_duplicates(registry, root=Path("cache")).meta
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints that ends well."""
+    assert main(arguments) == 0, capsys.readouterr().err
+    output, errors = capsys.readouterr()
+    assert not errors
+    return output
+
+
+def counts(text: str) -> dict[str, int]:
+    """The counter report's rows."""
+    rows = re.findall(r"^(\w+(?: \(when read\))?) +([\d,]+) +(?:<? ?[\d.]+%|-)$", text, flags=re.MULTILINE)
+    assert rows
+    return {reason: int(count.replace(",", "")) for reason, count in rows}
+
+
+def cleaned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
+    return counts(printed(capsys, "clean", *arguments, "--set", 'skip=["not_english", "language_error"]'))
+
+
+# clean
+
+
+def test_clean_counts_what_preparing_the_same_file_counts(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {"kept": 40, "list_page": 5, "too_short": 3}
+    assert counts(printed(capsys, "clean", "notes.jsonl")) == expected
+    assert {**corpora["notes"]["dropped"], "kept": corpora["notes"]["documents"]["kept"]} == expected
+
+
+def test_clean_reads_every_kind_of_file_by_its_name(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third, fourth, fifth = articles(5)
+    folder = own_folder / "mixed"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "one.txt").write_text(first)
+    (folder / "deeper" / "two.MD").write_text(second)
+    (folder / "three.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": third}).encode()))
+    pq.write_table(pa.table({"text": [fourth, "short"]}), folder / "four.parquet")
+    page = f"<page><title>Five</title><ns>0</ns><id>5</id><revision><id>1</id><text>{fifth}</text></revision></page>"
+    (folder / "five.xml").write_text(f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>')
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    assert cleaned(capsys, "mixed") == {"kept": 5, "too_short": 1}
+    assert cleaned(capsys, "mixed/one.txt", "mixed/three.jsonl.gz") == {"kept": 2}
+    assert cleaned(capsys, "mixed/*.parquet", "mixed/deeper") == {"kept": 2, "too_short": 1}
+
+
+def test_clean_takes_thresholds_from_the_configuration_a_data_set_and_the_command_line(
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(own_folder / "notes.jsonl", TEXTS)
+    skip = 'skip = ["not_english", "language_error"]'
+    table = '[pretrain.notes]\nsource = "jsonl"\nfiles = ["notes.jsonl"]\nprepare = ["clean"]\ncleaning = {max_bullet_share = 1.0}\n'
+    (own_folder / "niels_cache.toml").write_text(f"[cleaning]\n{skip}\n{table}")
+    assert counts(printed(capsys, "clean", "notes.jsonl")) == {"kept": 40, "list_page": 5, "too_short": 3}
+    assert "list_page" not in counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes"))
+    changed = ("cleaning.min_characters=0", "min_words=6", "min_stopwords=1", "max_bigram_share=1", "min_mean_word_length=1")
+    lenient = [word for setting in changed for word in ("--set", setting)]
+    assert counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes", *lenient)) == {"kept": 46, "too_short": 2}
+    strict = counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes", "--set", "min_words=100_000"))
+    assert strict == {"kept": 0, "too_short": 48}
+
+
+def test_clean_says_the_same_from_many_processes(
+    own_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(own_folder / "notes.jsonl", TEXTS * 8)
+    alone = printed(capsys, "clean", "notes.jsonl", "-n", "50")
+    monkeypatch.setattr(cleaning, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(cleaning, "available_threads", lambda: 2)
+    assert printed(capsys, "clean", "notes.jsonl", "-n", "50") == alone
+
+
+def test_clean_writes_nothing(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(own_folder / "notes.jsonl", TEXTS)
+    printed(capsys, "clean", "notes.jsonl", "-n", "3")
+    assert [path.name for path in own_folder.rglob("*")] == ["notes.jsonl"]
+
+
+def test_clean_stops_at_its_limit_over_all_files(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(own_folder / "a.jsonl", articles(30))
+    (own_folder / "b.txt").write_text(articles(1)[0])
+    for limit, kept in ((7, 7), (30, 30), (31, 31), (99, 31)):
+        assert cleaned(capsys, "a.jsonl", "b.txt", "--limit", str(limit)) == {"kept": kept}
+
+
+def test_examples_show_the_measured_value_and_cannot_drive_the_terminal(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(own_folder / "notes.jsonl", TEXTS)
+    shown = printed(capsys, "clean", "notes.jsonl", "-n", "9")
+    assert len(re.findall(r"^--- list_page 1: notes\.jsonl, row 4\d$", shown, flags=re.MULTILINE)) == 5
+    assert "--- too_short 9: notes.jsonl, row 45\ntoo short\n" in shown
+    assert "\x1b" not in shown
+    assert "\x00" not in shown
+    one_reason = printed(capsys, "clean", "notes.jsonl", "--reason", "list_page")
+    assert one_reason.count("--- ") == one_reason.count("--- list_page ") == 3
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.txt"])
+def test_an_empty_file_has_no_documents_and_is_no_error(name: str, own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_folder / name).touch()
+    shown = printed(capsys, "clean", name)
+    assert shown.startswith("0 documents read, 0 kept")
+    assert ("empty (when read)" in shown) == (name == "empty.txt")
+
+
+def test_what_was_dropped_while_reading_is_told_apart(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": text} for text in articles(3)] + [{"text": None}, {"other": 1}]
+    (own_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cleaned(capsys, "rows.jsonl") == {"kept": 3, "null_text (when read)": 1, "missing_text_field (when read)": 1}
+
+
+def test_clean_reads_another_field(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_folder / "rows.jsonl").write_text(json.dumps({"text": "no", "body": articles(1)[0]}) + "\n")
+    assert cleaned(capsys, "rows.jsonl") == {"kept": 0, "too_short": 1}
+    assert cleaned(capsys, "rows.jsonl", "--text-field", "body") == {"kept": 1}
+
+
+def test_an_interrupted_clean_leaves_at_once_with_one_line(own_folder: Path) -> None:
+    code = "import sys; from niels_cache_assets.cli import main; print('ready', flush=True); sys.exit(main())"
+    import os
+
+    os.mkfifo(own_folder / "endless.jsonl")  # a file that never ends: opening it waits for a writer
+    command = [sys.executable, "-c", code, "clean", "endless.jsonl"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, cwd=own_folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with open(own_folder / "endless.jsonl", "w") as writer:  # opens when the other side reads
+        writer.write(json.dumps({"text": "first"}) + "\n")
+        writer.flush()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert (output, errors) == ("ready\n", "niels-cache: interrupted\n")
+
+
+# rejected
+
+
+def test_rejected_shows_counts_and_examples_of_every_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "rejected", "notes")
+    assert shown.startswith("notes: 48 documents read, 40 kept")
+    assert counts(shown) == {"kept": 40, "list_page": 5, "too_short": 3}
+    assert re.findall(r"^--- (\w+)", shown, flags=re.MULTILINE) == ["list_page"] * 3 + ["too_short"] * 3
+    assert "--- " not in printed(capsys, "rejected", "notes", "-n", "0")
+
+
+def test_rejected_shows_one_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "rejected", "notes", "--reason", "list_page", "-n", "20")
+    assert "list_page: 5 documents, 10.4% of those read" in shown
+    assert sorted(re.findall(r"list (\d) to number 0$", shown, flags=re.MULTILINE)) == ["0", "1", "2", "3", "4"]
+    assert "too_short" not in shown
+    nothing = printed(capsys, "rejected", "notes", "--reason", "redirect")
+    assert "redirect: 0 documents" in nothing
+    assert "--- " not in nothing
+
+
+def test_examples_are_spread_over_what_was_kept_of_them() -> None:
+    rows = [{"row": index} for index in range(50)]
+    assert [row["row"] for row in spread(rows, 5)] == [0, 10, 20, 30, 40]
+    assert spread(rows, 99) == rows
+    assert spread([], 3) == spread(rows, 0) == []
+
+
+# sample --stage corpus
+
+
+def test_sample_shows_documents_of_the_corpus_and_their_sizes(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "sample", "notes", "--stage", "corpus", "-n", "5", "--seed", "3", "--tokens", "1_000")
+    ordinals = [int(ordinal) for ordinal in re.findall(r"^--- (?:train|val) document (\d+), ", shown, flags=re.MULTILINE)]
+    assert len(set(ordinals)) == 5
+    assert all(TEXTS[ordinal] in shown for ordinal in ordinals)  # the first 40 are those that stay
+    assert "duplicates have not been looked for yet" in shown
+    assert printed(capsys, "sample", "notes", "--stage", "corpus", "-n", "5", "--seed", "3", "--tokens", "1_000") == shown
+    mean = corpora["notes"]["characters"]["after"] / 40
+    assert f"40 documents in the corpus, {mean:,.0f} characters on average, about" in shown
+
+
+def test_sample_leaves_duplicates_out(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = {row["ordinal"] for row in pq.read_table("cache/duplicates/copies.parquet").to_pylist()}
+    assert gone
+    shown = printed(capsys, "sample", "copies", "--stage", "corpus", "-n", "99", "--seed", "3")
+    ordinals = {int(ordinal) for ordinal in re.findall(r"^--- (?:train|val) document (\d+), ", shown, flags=re.MULTILINE)}
+    assert ordinals == set(range(43)) - gone
+    assert "have not been looked for" not in shown
+
+
+# duplicates
+
+
+def test_duplicates_shows_both_texts_with_their_similarity(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    near = [row for row in pq.read_table("cache/duplicates/copies.parquet").to_pylist() if row["kind"] == "near"]
+    assert len(near) >= 8, "most of the twelve"
+    shown = printed(capsys, "duplicates", "copies", "-n", "99", "--seed", "1")
+    assert f"copies: 43 documents, of which 1 go as exact and {len(near)} as near duplicates" in shown
+    for row in near:
+        assert f"near duplicate, similarity {row['similarity']:.3f}" in shown
+        assert f"goes: copies {row['split']} {row['ordinal']}, copies.jsonl, row {row['ordinal']}" in shown
+        assert f"stays: notes {row['because_split']} {row['because_ordinal']}, notes.jsonl, row {row['because_ordinal']}" in shown
+    assert shown.count("[[other0]]") == len(near), "the word that was changed, and it alone"
+    assert "(--seed 1 shows the same again)" in shown
+    assert printed(capsys, "duplicates", "copies", "-n", "99", "--seed", "1") == shown
+
+
+def test_the_closest_calls_are_the_least_similar_in_order(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pq.read_table("cache/duplicates/copies.parquet").to_pylist()
+    least = sorted(row["similarity"] for row in rows if row["kind"] == "near")[:4]
+    shown = printed(capsys, "duplicates", "copies", "--closest-call", "-n", "4")
+    assert re.findall(r"similarity ([\d.]+)$", shown, flags=re.MULTILINE) == [f"{similarity:.3f}" for similarity in least]
+    assert "--seed" not in shown
+
+
+def test_exact_duplicates_are_shown_where_they_are_asked_for_or_all_there_is(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "duplicates", "copies", "--kind", "exact")
+    assert shown.count("--- exact duplicate\n") == 1
+    assert "[[" not in shown
+    assert "--- " not in printed(capsys, "duplicates", "notes"), "it is first in order, and nothing in it is twice"
+
+
+def test_without_a_name_all_data_sets_are_counted_in_the_order_in_which_they_win(
+    duplicates: Meta, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = printed(capsys, "duplicates")
+    rows = re.findall(r"^(\w+) +([\d,]+) +(\d+) +(\d+) +(\d+) +[\d.]+%$", shown, flags=re.MULTILINE)
+    near = duplicates["datasets"]["copies"]["near"]
+    assert rows == [("notes", "40", "0", "0", "40"), ("copies", "43", "1", str(near), str(42 - near))]
+    assert "near: similarity 0.7 of word 5-grams, 14 bands of 9 rows" in shown
+
+
+def test_duplicates_of_a_corpus_that_was_made_again_are_not_shown(
+    registry: Registry, duplicates: Meta, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(Path("notes.jsonl"), TEXTS[1:])
+    prepare_corpus(load_registry(), "notes", root=Path("cache"), processes=1)
+    for name in ("notes", "copies"):  # copies' own corpus is the same, but the texts beside it are not
+        assert main(["duplicates", name, "--kind", "near" if name == "copies" else "exact"]) == 2
+        assert "notes: duplicates were not looked for in its corpus as it is now" in capsys.readouterr().err
+
+
+# list and show
+
+
+def test_list_says_what_is_left_of_each_corpus(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    def states() -> dict[str, str]:
+        shown = printed(capsys, "list")
+        rows = re.findall(r"^(\w+) +pretrain +\w+ +missing +(.+?)  +-  +-$", shown, flags=re.MULTILINE)
+        return {name: state.strip() for name, state in rows}
+
+    assert states() == {"python_docs": "-", "notes": "not built", "copies": "not built"}
+    prepare_corpus(registry, "notes", root=Path("cache"), processes=1)
+    prepare_corpus(registry, "copies", root=Path("cache"), processes=1)
+    assert states() == {"python_docs": "-", "notes": "40 of 48, no dedup yet", "copies": "43 of 43, no dedup yet"}
+    gone = sum(find_duplicates(registry, root=Path("cache")).meta["datasets"]["copies"][kind] for kind in ("exact", "near"))
+    assert states() == {"python_docs": "-", "notes": "40 of 48", "copies": f"{43 - gone} of 43"}
+    config = Path("niels_cache.toml")
+    config.write_text(config.read_text().replace("[cleaning]\n", "[cleaning]\nmin_words = 51\n"))
+    assert states() == {"python_docs": "-", "notes": "other settings", "copies": "other settings"}
+    Path("cache/corpus/notes/meta.json").write_text("{")
+    assert states()["notes"] == "damaged"
+
+
+def test_list_has_no_such_column_where_nothing_is_prepared(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "corpus" not in printed(capsys, "list", "--profile", "quickstart")
+
+
+def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "show", "copies")
+    near = duplicates["datasets"]["copies"]["near"]
+    stages = re.findall(r"^(reading|cleaning|exact duplicates|near duplicates) +(\d+) ", shown, flags=re.MULTILINE)
+    assert stages == [("reading", "43"), ("cleaning", "43"), ("exact duplicates", "42"), ("near duplicates", str(42 - near))]
+    assert "documents_00000.parquet" in shown
+    assert read_meta("cache/corpus/copies/meta.json")["content_sha256"] in shown
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["clean"], "FILE"),
+        (["clean", "none.jsonl"], "none.jsonl: no such file or folder"),
+        (["clean", "notes.docx"], "its name does not say what it holds"),
+        (["clean", "nothing"], "holds no file that ends in .txt"),
+        (["clean", "cut.jsonl.gz"], "cut.jsonl.gz: damaged"),
+        (["clean", "notes.jsonl", "--text-field", "body"], "body"),
+        (["clean", "notes.jsonl", "--reason", "listpage"], "did you mean 'list_page'?"),
+        (["clean", "notes.jsonl", "--set", "min_wrds=3"], "did you mean 'min_words'?"),
+        (["clean", "notes.jsonl", "--set", "min_words=many"], "min_words = 'many'"),
+        (["clean", "notes.jsonl", "--set", "skip=['list']"], "did you mean 'list_page'?"),
+        (["clean", "notes.jsonl", "--set", "min_words"], "is not KEY=VALUE"),
+        (["clean", "notes.jsonl", "--like", "nots"], "did you mean 'notes'?"),
+        (["clean", "notes.jsonl", "--limit", "0"], "--limit must be at least 1"),
+        (["clean", "notes.jsonl", "-n", "-1"], "-n must be at least 0"),
+        (["claen", "notes.jsonl"], "did you mean 'clean'?"),
+        (["rejected"], "NAME"),
+        (["rejected", "notse"], "did you mean 'notes'?"),
+        (["rejected", "python_docs"], 'has no corpus; set prepare = ["clean", "dedup"]'),
+        (["rejected", "python_help"], "is an SFT data set"),
+        (["rejected", "notes", "-n", "-1"], "-n must be at least 0"),
+        (["rejected", "copies"], "no corpus yet; make it: niels-cache build-all --only copies"),
+        (["rejected", "notes", "--reason", "to_short"], "did you mean 'too_short'?"),
+        (["sample", "notes", "--stage", "corpse"], "did you mean 'corpus'?"),
+        (["sample", "notes", "--stage", "corpus", "--split", "val"], "a corpus is sampled over all of it"),
+        (["sample", "copies", "--stage", "corpus"], "no corpus yet"),
+        (["sample", "notes"], "not built yet"),
+        (["duplicates", "notes"], "duplicates have not been looked for yet"),
+        (["duplicates"], "duplicates have not been looked for yet"),
+        (["duplicates", "copies"], "no corpus yet"),
+        (["duplicates", "notes", "--kind", "nera"], "did you mean 'near'?"),
+        (["duplicates", "notes", "-n", "0"], "-n must be at least 1"),
+        (["duplicates", "notes", "--characters", "20_000"], "--characters must be from 1 to 10,000"),
+        (["duplicates", "notes", "--seed", "-1"], "--seed must be from 0 to"),
+        (["show", "copies"], "not built yet"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_way_out(
+    arguments: list[str], expected: str, registry: Registry, own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if arguments[-1] != "notse":
+        prepare_corpus(registry, "notes", root=Path("cache"), processes=1)
+    (own_folder / "notes.docx").touch()
+    (own_folder / "nothing").mkdir()
+    (own_folder / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": articles(1)[0]}).encode())[:-20])
+    assert main(arguments) == 2
+    output, errors = capsys.readouterr()
+    assert expected in errors
+    assert errors.startswith("niels-cache: error: ")
+    assert errors.count("\n") == 1
+    assert not output
+
+
+# side by side
+
+words = st.text(alphabet="ab", min_size=1, max_size=3)
+texts = st.lists(words, max_size=30).map(" ".join)
+
+
+@given(left=texts, right=texts)
+def test_marks_are_all_that_is_added_and_unmarked_words_are_shared(left: str, right: str) -> None:
+    ours, theirs = mark_differences(left, right, characters=1_000, styled=False)
+    for shown, text in ((ours.plain, left), (theirs.plain, right)):
+        bare = re.sub(r"\[\[|\]\]", "", shown)
+        assert bare == text or (bare.startswith("… ") and text.endswith(bare[2:]))
+    shared = [re.sub(r"\[\[.*?\]\] ?", "", shown.plain).split() for shown in (ours, theirs)]
+    assert shared[0] == shared[1]
+
+
+def test_what_is_shown_begins_shortly_before_the_first_difference() -> None:
+    common = [f"common{index}" for index in range(500)]
+    left, right = mark_differences(" ".join([*common, "cat", "end"]), " ".join([*common, "dog", "end"]), characters=1_000, styled=False)
+    assert left.plain == "… " + " ".join(common[-12:]) + " [[cat]] end"
+    assert right.plain == "… " + " ".join(common[-12:]) + " [[dog]] end"
+
+
+def test_the_end_of_an_excerpt_is_no_difference() -> None:
+    text = articles(1)[0]
+    left, right = mark_differences(text, f"Begins otherwise: {text}", characters=200, styled=False)
+    assert left.plain.endswith(" …")
+    assert right.plain.endswith(" …")
+    assert left.plain.count("[[") == 0
+    assert re.findall(r"\[\[(.*?)\]\]", right.plain) == ["Begins otherwise:"]
+
+
+@pytest.mark.parametrize(("width", "side_by_side"), [(160, True), (90, True), (89, False), (30, False)])
+def test_texts_are_side_by_side_where_there_is_room(width: int, side_by_side: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, markup=False)
+    print_pair(console, ("goes: one [1]", "stays: two"), ("the first text of both " * 9, "the other text of both " * 9), characters=600)
+    lines = out.getvalue().splitlines()
+    assert any("goes: one [1]" in line and "stays: two" in line for line in lines) == side_by_side
+    assert max(map(len, lines)) <= width
+
+
+def test_an_excerpt_is_cut_and_harmless() -> None:
+    assert excerpt("a\n\n\n  \nb", 100) == "a\n\nb"
+    assert excerpt("one two three", 7) == "one two …"
+    assert excerpt("\x1b[2J", 100) == "\\x1b[2J"
+
+
+def test_every_set_of_numbers_has_the_same_chance() -> None:
+    seen = {tuple(seeded_choice(4, 2, seed).tolist()) for seed in range(200)}
+    assert seen == {(first, second) for first in range(4) for second in range(first + 1, 4)}
+    assert seeded_choice(3, 9, 0).tolist() == [0, 1, 2]
+    assert seeded_choice(0, 9, 0).tolist() == []
+
+
+# the page
+
+
+def test_the_page_about_cleaning_is_up_to_date() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs" / "cleaning.py"))["page"]
+    text = (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8")
+    assert page(text) == text, "run python docs/cleaning.py"
+
+
+def test_the_commands_and_links_of_the_page_are_real() -> None:
+    text = (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^niels-cache (.+)$|`niels-cache ([^`]+)`", text, flags=re.MULTILINE)
+    assert len(commands) >= 10
+    for line, inline in commands:
+        parsed = parse_arguments(shlex.split((line or inline).partition("  #")[0]))
+        assert parsed is not None
+    links = re.findall(r"\]\((?!http)([^)#]+)", text)
+    assert links
+    assert [link for link in links if not (REPOSITORY / "docs" / link).exists()] == []
+    anchors = re.findall(r"\]\(#([^)]+)\)", text)
+    headings = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
+    assert anchors
+    assert set(anchors) <= headings
+
+
+def test_the_configuration_of_the_page_is_valid(own_folder: Path) -> None:
+    (table,) = re.findall(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8"), re.DOTALL)
+    (own_folder / "niels_cache.toml").write_text(table, encoding="utf-8")
+    registry = load_registry(config="niels_cache.toml", profile="default")
+    assert registry.prepared("dedup") == ["wikipedia"]
