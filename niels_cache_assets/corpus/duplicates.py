@@ -172,19 +172,19 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
         what: {kind: int(sizes[what][drops.ordinals[drops.exact == (kind == "exact")]].sum()) for kind in ("exact", "near")}
         for what in ("characters", "bytes")
     }
-    keys = np.stack([drops.splits, drops.because_corpora, drops.because_splits, drops.exact], axis=1).astype(np.int64)
-    split_names = [*SPLITS, "unknown"]
+    split_names = ["unknown", *SPLITS]
+    shape = (len(split_names), len(inputs.all), len(split_names), 2)
+    keys = np.ravel_multi_index((drops.splits + 1, drops.because_corpora, drops.because_splits + 1, drops.exact.astype(np.int8)), shape)
+    documents = np.bincount(keys, minlength=int(np.prod(shape))).reshape(shape)
     pairs = [
         {
             "split": split_names[split],
             "because_dataset": inputs.all[corpus].name,
             "because_split": split_names[because_split],
             "kind": "exact" if exact else "near",
-            "documents": count,
+            "documents": int(documents[split, corpus, because_split, exact]),
         }
-        for (split, corpus, because_split, exact), count in zip(
-            *(array.tolist() for array in np.unique(keys, axis=0, return_counts=True)), strict=True
-        )
+        for split, corpus, because_split, exact in np.argwhere(documents).tolist()
     ]
     exact = int(drops.exact.sum())
     return {

@@ -89,8 +89,9 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[list[Document]]:
-        """`documents`, reporting what was dropped before, as a source does."""
+        """`documents`, reporting what was dropped and found before, as a source does."""
         context.report.dropped.update(self.dropped)
+        context.report.facts.update(self.meta["facts"])
         return self.documents()
 
     def documents(self) -> Iterator[list[Document]]:
