@@ -4,8 +4,11 @@
     overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
 
 Val is decoded and indexed (streaming/val_index.py), then train is decoded chunk by chunk and asked document by document, on all cores.
-Nothing is estimated and no near duplicate is missed. Memory is bounded by val and a few chunks of a megabyte, not by train. A document that
-a budget cut is compared as it lies there. Nothing is repaired: decontaminate and dedup do that, in the next build.
+Nothing is estimated and no near duplicate is missed. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
+repaired: decontaminate and dedup do that, in the next build.
+
+A document that a budget cut (the last of a split, as meta.json counts) is compared as it lies there, where nothing else compared it; where
+decontaminate did that while the cache was built, with all of its text, it is left out here: its first words alone may be anybody's.
 """
 
 from collections import Counter
@@ -135,18 +138,20 @@ class _Documents:
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
+        was_compared_whole = "decontaminate" in meta and meta["cut"][split] > 0
+        self._compared = len(self.ends) - was_compared_whole
         self._decode = _decoder(tokenizer)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def chunks(self) -> Iterator[range]:
-        """Ordinals of about a megabyte of text at a time."""
+        """Ordinals of about a megabyte of text at a time, of all that are to be compared."""
         first = 0
-        while first < len(self.ends):
+        while first < self._compared:
             start = int(self.ends[first - 1]) if first else 0
             end = int(np.searchsorted(self.ends, np.uint64(start + _TOKENS_PER_CHUNK), side="right"))
-            end = max(first + 1, min(end, first + _DOCUMENTS_PER_CHUNK))
+            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, self._compared)
             yield range(first, end)
             first = end
 

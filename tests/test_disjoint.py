@@ -77,6 +77,20 @@ def test_nothing_is_left_to_find_after_decontamination(leaky: Path, tmp_path: Pa
     assert splits_disjoint(near, tokenizer) == SplitOverlap(train_documents=400, val_documents=30, exact=0, near=0, pairs=())
 
 
+def test_what_a_budget_cut_was_compared_whole_while_the_cache_was_built(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """The budget leaves the second document of val nothing but its EOT, which equals a text without words."""
+    texts = [*sentences(2, words=30), "!!!", sentences(1, seed=5)[0]]
+    room = len(tokenizer.encode(texts[0])) + 2
+    overlaps = {
+        mode: splits_disjoint(
+            build(tmp_path / mode, [Document(text) for text in texts], tokenizer, max_val_tokens=room, decontaminate=mode), tokenizer
+        )
+        for mode in ("off", "near")
+    }
+    assert (overlaps["off"].exact, overlaps["near"].exact) == (1, 0)
+    assert [overlap.val_documents for overlap in overlaps.values()] == [2, 2]
+
+
 def test_a_tokenizer_that_can_only_decode_gives_the_same(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
     class Plain:
         decode = staticmethod(tokenizer.decode)
