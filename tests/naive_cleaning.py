@@ -138,7 +138,8 @@ def blanks(text: str) -> str:
 def reason_of(text: str, title: str | None = None, redirect: bool = False) -> tuple[str | None, str]:
     """(why the document goes, or None; its normalized text), at the default thresholds."""
     text = normalize(text)
-    return next((reason for reason, holds in RULES.items() if holds(text, title or "", redirect)), None), text
+    judged = text[:1_000_000]
+    return next((reason for reason, holds in RULES.items() if holds(judged, title or "", redirect)), None), text
 
 
 def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str, bool], bool]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from niels_cache_assets.cleaning.chain import Cleaner, Rejected
-from niels_cache_assets.cleaning.filters import FILTERS, REASONS, Facts, Filter, Rejection
+from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejection
 from niels_cache_assets.cleaning.language import identify
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.documents import Document
@@ -103,6 +103,16 @@ def test_the_gopher_family_at_its_thresholds_where_it_is_asked_for(key: str, lim
 def test_the_first_reason_wins(document: Document, reason: str | None) -> None:
     result = Cleaner(DEFAULTS).clean(document)
     assert (result.reason if isinstance(result, Rejected) else None) == reason
+
+
+def test_a_long_document_is_judged_by_its_first_million_characters_and_kept_whole() -> None:
+    book = (ENGLISH + "\n") * (JUDGED_CHARACTERS // len(ENGLISH) + 1) + "* bullet\n" * 300_000 + "end"
+    skipping = Cleaner(CleaningSettings(skip=("repetitive",)))
+    assert len(book) > 3 * JUDGED_CHARACTERS
+    assert skipping.clean(Document(book)) == Document(book)
+    result = skipping.clean(Document("* bullet\n" * 300_000 + book))
+    assert isinstance(result, Rejected)
+    assert (result.reason, result.value) == ("list_page", 1.0)
 
 
 def test_a_skipped_reason_is_not_looked_for() -> None:

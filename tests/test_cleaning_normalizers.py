@@ -83,7 +83,7 @@ MARKUP = st.lists(st.sampled_from(PARTS), max_size=40).map("".join) | st.text(ma
         ("unreadable", "tabs\tand\r\nline\x85ends\x0c stay", "tabs\tand\r\nline\x85ends\x0c stay"),
         ("entities", "AT&amp;T &lt;b&gt; &#8212; &#x2014; &nbsp;|", "AT&T <b> — — \xa0|"),
         ("entities", "&amp;amp;lt;", "<"),
-        ("entities", "&am&#112;;", "&"),
+        ("entities", "&am&#112;; " + "&" + "amp;" * 50 + "quot; &amp;unknown;", '& " &unknown;'),
         ("entities", "&notit; &unknown; & &amp R&D;", "&notit; &unknown; & &amp R&D;"),
         ("file_links", "a [[File:x.jpg|thumb|of [[b|c]] and [[d]]]] e", "a  e"),
         ("file_links", "[[category: Things]][[Image:y.png]][[:File:z]] [[Filed]]", "[[:File:z]] [[Filed]]"),

@@ -20,6 +20,8 @@ from niels_cache_assets.documents import Document
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # Gopher's
 
+JUDGED_CHARACTERS = 1_000_000  # words of a text take twenty times its memory; more of it would not change the picture
+
 _REDIRECT = re.compile(r"#redirect\b", re.IGNORECASE)
 _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
@@ -41,11 +43,14 @@ class Rejection:
 
 
 class Facts:
-    """A document and what several filters ask about it, each worked out when it is first asked for."""
+    """A document and what several filters ask about it, each worked out when it is first asked for.
+
+    `text`: its first JUDGED_CHARACTERS, so that one document of hundreds of megabytes does not need gigabytes.
+    """
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.text = document.text
+        self.text = document.text[:JUDGED_CHARACTERS]
         self._language: tuple[str | None, float] | None = None
 
     @cached_property

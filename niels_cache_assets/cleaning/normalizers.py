@@ -10,11 +10,13 @@ Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML 
 
 import html
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from html.entities import html5
 from itertools import chain
 
 PASSES = 4  # real pages need one, and one more to see that nothing is left
+DEEPEST = 1_000  # brackets that may be open at a time; where more are, the outer ones count as having no partner
 
 _ASCII_CONTROLS = bytes((*range(0x09), *range(0x0E, 0x20), 0x7F))
 _UNREADABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -23,8 +25,7 @@ _NONCHARACTERS = re.compile(
     "[" + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0x10000, 0x110000, 0x10000)) + "]"
 )
 
-_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-_LONGEST_ENTITY = 34
+_ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")  # text escaped n times: &amp;amp;lt;
 
 _LINK_BRACKETS = re.compile(r"(?P<open>\[\[)|\]\]")
 _FILE_LINK = re.compile(r"\[\[[ \t_]*+(?:file|image|media|category)[ \t_]*+:", re.IGNORECASE)
@@ -73,10 +74,7 @@ def replace_unreadable(text: str) -> str:
 
 def decode_entities(text: str) -> str:
     """`&amp;lt;` becomes `<`: HTML entities with their semicolon, also those that another one hides. Unknown names stay."""
-    if "&" not in text:
-        return text
-    once = _ENTITY.sub(_in_place_of_entity, text)
-    return once if _ENTITY.sub(_in_place_of_entity, once) == once else _decode_nested(once)
+    return _settle(text, "&", "&", lambda text: _ENTITY.sub(_in_place_of_entity, text))
 
 
 def remove_file_links(text: str) -> str:
@@ -170,34 +168,15 @@ def _settle(text: str, mark: str, brackets: str, step: Normalizer) -> str:
     return text if step(text) == text else text.translate(dict.fromkeys(map(ord, brackets)))
 
 
-def _decoded(entity: str) -> str:
-    """What an entity stands for; itself if nothing (html.unescape alone would take `&notit;` for `&not` and `it;`)."""
-    return replace_unreadable(html.unescape(entity)) if entity[1] == "#" else html5.get(entity[1:], entity)
-
-
 def _in_place_of_entity(found: re.Match[str]) -> str:
-    return _decoded(found.group())
-
-
-def _decode_nested(text: str) -> str:
-    """Decode from left to right, looking back from each semicolon: a decoded `&`, letter or `;` may complete the next entity."""
-    done: list[str] = []  # characters, so that looking back is cheap
-    for character in text:
-        done.append(character)
-        while done and done[-1] == ";":
-            tail = "".join(done[-_LONGEST_ENTITY:])
-            entity = tail[tail.rfind("&") :] if "&" in tail else ""
-            decoded = _decoded(entity) if _ENTITY.fullmatch(entity) else entity
-            if decoded == entity:
-                break
-            del done[-len(entity) :]
-            done.extend(decoded)
-    return "".join(done)
+    """What it stands for; unknown names stay (html.unescape alone would take `&notit;` for `&not` and `it;`)."""
+    name = found.group(1) + ";"
+    return replace_unreadable(html.unescape("&" + name)) if name[0] == "#" else html5.get(name, "&" + name)
 
 
 def _balanced(text: str, marks: re.Pattern[str]) -> Iterator[tuple[int, int]]:
     """(start, end) of every pair of an opening and the closing mark that belongs to it, inner pairs before outer ones."""
-    opened: list[int] = []
+    opened: deque[int] = deque(maxlen=DEEPEST)
     for found in marks.finditer(text):
         if found.lastgroup == "open":
             opened.append(found.start())
@@ -219,7 +198,7 @@ def _without(text: str, spans: Iterator[tuple[int, int]]) -> str:
 
 def _templates(text: str) -> Iterator[tuple[int, int]]:
     """(start, end) of {{...}} and {{{...}}}, inner before outer. Of a longer run of braces, those next to the content belong to it."""
-    opened: list[tuple[int, int]] = []  # (start, braces)
+    opened: deque[tuple[int, int]] = deque(maxlen=DEEPEST)  # (start, braces)
     for found in _TEMPLATE_BRACES.finditer(text):
         end, braces = found.start(), found.end() - found.start()
         if text[end] == "{":
@@ -250,7 +229,7 @@ def _without_tags(text: str) -> str:
 
 def _elements_without_prose(text: str) -> Iterator[tuple[int, int]]:
     """(start, end) of <ref ...>...</ref> and the like; a closing tag belongs to the last opened one if that has its name."""
-    opened: list[tuple[int, str]] = []
+    opened: deque[tuple[int, str]] = deque(maxlen=DEEPEST)
     for found in _UNPROSE_TAGS.finditer(text):
         if found["open"]:
             opened.append((found.start(), found["name"].lower()))
