@@ -4,7 +4,8 @@
     python examples/mixture_share.py                    # the quickstart cache and three small ones made here, 0.4, 0.1, 0.3, 0.2
     python examples/mixture_share.py wiki=cache/pretrain/wikitext=0.7 web=cache/pretrain/fineweb_edu=0.3        # your own
 
-Checked on every window: y is x one token later. The picture shows each source's share against the configured one, and how far its
+Checked on every window: y is x one token later. `culled` counts the documents that deduplication, or keeping copies of val out of train,
+left out of each cache when it was built. The picture shows each source's share against the configured one, and how far its
 count ever was from its exact share: always less than one window.
 """
 
@@ -21,10 +22,12 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
+from niels_cache_runtime.formats import META_NAME
 
 QUICKSTART = "cache/quickstart"
 WEIGHTS = (0.4, 0.1, 0.3, 0.2)
+COPIES = ("exact_duplicate", "near_duplicate", "in_val", "near_val")  # reasons in meta.json
 COLOURS = [f"C{index}" for index in range(10)]
 
 
@@ -53,10 +56,11 @@ def quickstart_and_made(folder: Path) -> dict[str, str]:
             str(folder / name),
             tokenizer=tokenizer,
             max_train_tokens=200_000,
-            max_val_tokens=0,
+            max_val_tokens=10_000,
             shard_bytes=1 << 20,
             seed=0,
-            shuffle_buffer=None,
+            shuffle_buffer=1000,
+            decontaminate="near",
         )
     return {"python_docs": f"{QUICKSTART}/pretrain/python_docs/train", **{name: str(folder / name / "train") for name in made_texts()}}
 
@@ -89,6 +93,13 @@ def count(loader: TokenLoader, *, windows: int) -> tuple[NDArray[np.int64], NDAr
     return np.concatenate(sources)[:windows], np.concatenate(seams)[:windows]
 
 
+def culled(folder: str) -> int | None:
+    """Documents that were left out of a split's cache because another says the same; None where no meta.json tells."""
+    meta = Path(folder).parent / META_NAME
+    dropped = read_meta(str(meta))["dropped"] if meta.exists() else None
+    return None if dropped is None else sum(dropped.get(reason, 0) for reason in COPIES)
+
+
 def draw(path: str, *, names: list[str], shares: NDArray[np.float64], sources: NDArray[np.int64]) -> None:
     taken = np.cumsum(sources[:, None] == np.arange(len(names)), axis=0)  # (windows, sources)
     windows = np.arange(1, len(sources) + 1)[:, None]
@@ -114,10 +125,12 @@ def show(folders: dict[str, str], weights: dict[str, float], *, windows: int, T:
     sources, seams = count(loader, windows=windows)
     names = list(folders)
     shares = np.array([weights[name] for name in names]) / sum(weights.values())
-    print(f"{'data set':<16}{'configured':>12}{'tokens':>10}{'actual':>9}{'document seams':>16}")
+    print(f"{'data set':<16}{'configured':>12}{'tokens':>10}{'actual':>9}{'document seams':>16}{'culled':>9}")
     for index, name in enumerate(names):
         own = sources == index
-        print(f"{name:<16}{shares[index]:>12.1%}{own.sum() * T:>10,}{own.mean():>9.1%}{seams[own].sum():>16,}")
+        copies = culled(folders[name])
+        left_out = "?" if copies is None else f"{copies:,}"
+        print(f"{name:<16}{shares[index]:>12.1%}{own.sum() * T:>10,}{own.mean():>9.1%}{seams[own].sum():>16,}{left_out:>9}")
     print(f"{len(sources)} windows of {T} tokens, y is x one token later in each")
     print(f"{seams.sum():,} document seams inside {(seams > 0).sum()} of them")
     draw(out, names=names, shares=shares, sources=sources)
