@@ -1,0 +1,364 @@
+"""Wikipedia from dumps, from wikiextractor's lines and from the hub; damaged files of every kind of lines; wikitext to text."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pickle
+import re
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.sources import wikipedia_markup
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.sources.files import DamagedFile
+from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_assets.sources.wikipedia_markup import plain_text
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import card, json_lines, parquet
+from tests.loopback_hub import LoopbackHub
+from tests.read_sources import read, read_from
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": lambda content: bz2.compress(content, 1),  # in blocks of 100 kB
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.compress,
+}
+MARKS = ["{{", "}}", "[[", "]]", "<ref", "</ref>", "<!--", "{|", "|}"]
+HEADER = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11"><siteinfo><sitename>W</sitename></siteinfo>\n'
+DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
+
+
+def page(number: int, text: str | None, *, namespace: int = 0, redirect: bool = False, model: str = "wikitext") -> str:
+    """A page as MediaWiki writes it; `text` None leaves the element empty, as of a deleted revision."""
+    body = '<text deleted="deleted" />' if text is None else f'<text xml:space="preserve">{escape(text)}</text>'
+    pointer = '<redirect title="Elsewhere" />' if redirect else ""
+    return (
+        f"<page><title>Title &amp; {number}</title><ns>{namespace}</ns><id>{100 + number}</id>{pointer}<revision><id>7</id>"
+        f"<contributor><username>u</username><id>9</id></contributor><model>{model}</model>{body}</revision></page>\n"
+    )
+
+
+def dump(pages: Iterable[str]) -> bytes:
+    return (HEADER + "".join(pages) + "</mediawiki>\n").encode()
+
+
+@lru_cache(maxsize=1000)
+def noise(seed: int, words: int = 400) -> str:
+    """Text that does not compress to nothing, so that half of a file holds about half of its lines."""
+    letters = torch.randint(26, (words, 6), generator=torch.Generator().manual_seed(seed))
+    return " ".join("".join(chr(97 + letter) for letter in word) for word in letters.tolist())
+
+
+def file(tmp_path: Path, name: str, content: bytes) -> list[str]:
+    (tmp_path / name).write_bytes(content)
+    return [str(tmp_path / name)]
+
+
+@pytest.mark.parametrize("name", ["w.xml", "w.xml.gz", "w.xml.bz2", "w.xml.zst", "w.xml-p1p41242.bz2"])
+def test_the_articles_of_a_dump_are_read_whatever_its_compression(tmp_path: Path, name: str) -> None:
+    pages = [
+        page(0, "An '''[[oak|Oak]]''' & < more."),
+        page(1, "Talk.", namespace=1),
+        page(2, "#REDIRECT [[Oak]]", redirect=True),
+        page(3, None),
+        page(4, "  \n"),
+        page(5, "a {", model="json"),
+        page(6, "{{Stub}}"),
+        page(7, "Elms."),
+    ]
+    suffix = next(suffix for suffix in (".gz", ".bz2", ".zst", "") if name.endswith(suffix))
+    documents, context = read(Wikipedia(files=file(tmp_path, name, COMPRESS[suffix](dump(pages)))))
+    assert [(one.text, one.title, one.source_id, one.file, one.row) for one in documents] == [
+        ("An Oak & < more.", "Title & 0", "100", name, 0),
+        ("Elms.", "Title & 7", "107", name, 7),
+    ]
+    assert context.report.dropped == {
+        "other_namespace": 1,
+        "redirect": 1,
+        "null_text": 1,
+        "empty": 2,
+        "other_content_model": 1,
+    }
+
+
+def test_redirects_stay_for_the_cleaning_that_counts_them(tmp_path: Path) -> None:
+    files = file(tmp_path, "w.xml", dump([page(0, "#REDIRECT [[Oak]]", redirect=True), page(1, "Oaks.")]))
+    documents, context = read(Wikipedia(files=files, prepare=("clean",)))
+    assert [(document.text, document.redirect) for document in documents] == [("#REDIRECT [[Oak]]", True), ("Oaks.", False)]
+    assert not context.report.dropped
+
+
+def test_converting_elsewhere_gives_the_same_documents(tmp_path: Path) -> None:
+    files = file(tmp_path, "w.xml", dump(page(number, f"'''{noise(number)}''' {{{{Stub}}}}") for number in range(300)))
+    source = Wikipedia(files=files)
+    elsewhere = pickle.loads(pickle.dumps(source))
+    batches = list(source.unconverted(StreamContext(seed=1)))
+    assert len(batches) > 1
+    converted = [document for batch in batches for document in elsewhere.convert(pickle.loads(pickle.dumps(batch)))[0]]
+    assert converted == read(source)[0]
+    assert converted[7].text == noise(7)
+
+
+def test_of_a_page_with_a_history_the_last_revision_counts(tmp_path: Path) -> None:
+    revisions = "".join(f"<revision><id>{number}</id><text>Version {number}.</text></revision>" for number in range(3))
+    files = file(tmp_path, "w.xml", dump([f"<page><title>T</title><ns>0</ns><id>5</id>{revisions}</page>"]))
+    assert [(one.text, one.source_id) for one in read(Wikipedia(files=files))[0]] == [("Version 2.", "5")]
+
+
+def test_lines_of_wikiextractor_keep_their_text_and_title(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "12", "title": "Oak", "text": "An [[oak]] is kept as it is."},
+        {"id": "13", "title": "Nothing", "text": ""},
+        {"id": "14", "title": "None", "text": None},
+        {"id": "15", "title": "Missing"},
+        {"title": 7, "text": "No id."},
+    ]
+    documents, context = read(Wikipedia(files=file(tmp_path, "wiki_00.jsonl.gz", gzip.compress(json_lines(rows)))))
+    assert [(document.text, document.title, document.source_id) for document in documents] == [
+        ("An [[oak]] is kept as it is.", "Oak", "12"),
+        ("No id.", None, "wiki_00.jsonl.gz#4"),
+    ]
+    assert context.report.dropped == {"empty": 1, "null_text": 1, "missing_text_field": 1}
+
+
+def test_a_line_that_is_no_object_is_an_error_with_file_and_line(tmp_path: Path) -> None:
+    for bad in ("[1]", '"text"', "<doc id=1>"):
+        files = file(tmp_path, "w.jsonl", f'{{"text": "a"}}\n{bad}\n'.encode())
+        with pytest.raises(NielsCacheError, match=r"w\.jsonl: line 2 is "):
+            read(Wikipedia(files=files, keep_damaged=True))
+
+
+def test_the_hub_is_read_where_there_are_no_files(tmp_path: Path) -> None:
+    rows = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
+    name = "20231101.en"
+    files = {
+        "README.md": card({name: {"train": f"{name}/train-*"}}),
+        f"{name}/train-00000-of-00001.parquet": parquet(rows),
+    }
+    with_hub = LoopbackHub({"wikimedia/wikipedia": files}, tmp_path / "home")
+    try:
+        (result,) = read_from(with_hub, {"source": "wikipedia"})
+        assert result["revision"] == with_hub.commit("wikimedia/wikipedia")
+    finally:
+        with_hub.close()
+    assert [(item["text"], item["title"], item["source_id"], item["row"]) for item in result["items"]] == [
+        (row["text"], row["title"], row["id"], number) for number, row in enumerate(rows) if number
+    ]
+    assert result["dropped"] == {"empty": 1}
+
+
+def test_files_and_a_hub_data_set_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="files or dataset, not both"):
+        Wikipedia(files=["a.xml"], dataset="wikimedia/wikipedia")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "harm"), [(".gz", "cut"), (".bz2", "cut"), (".xz", "cut"), (".zst", "cut"), (".bz2", "overwritten")]
+)  # what else is overwritten may be found by its checksum only, after it was read
+@pytest.mark.parametrize("kind", ["dump", "wikiextractor", "jsonl", "text"])
+def test_a_damaged_tail_fails_or_is_left_out_and_counted(tmp_path: Path, suffix: str, harm: str, kind: str) -> None:
+    texts = [noise(number, words=1500) for number in range(60)]
+    if kind == "dump":
+        name, whole = f"w.xml{suffix}", dump(page(number, text) for number, text in enumerate(texts))
+    elif kind == "text":
+        name, whole = f"w.txt{suffix}", "\n".join(texts).encode()
+    else:
+        name, whole = f"w.jsonl{suffix}", json_lines([{"text": text} for text in texts])
+    content = COMPRESS[suffix](whole)
+    middle = len(content) * 9 // 10
+    content = content[:middle] if harm == "cut" else content[:middle] + b"\0" * 2000 + content[middle + 2000 :]
+    files = file(tmp_path, name, content)
+
+    def source(**keys: Any) -> Wikipedia | Jsonl | Text:
+        if kind == "text":
+            return Text(files=files, sample_by="line", **keys)
+        return (Jsonl if kind == "jsonl" else Wikipedia)(files=files, **keys)
+
+    with pytest.raises(DamagedFile, match=rf"{re.escape(name)}: damaged after byte \d+ of its uncompressed content"):
+        read(source())
+    messages: list[str] = []
+    documents, context = read(source(keep_damaged=True), log=messages.append)
+    kept = [document.text for document in documents]
+    whole_lines = kept if kind != "text" else kept[:-1]  # of plain text the last line may be a part
+    assert whole_lines == texts[: len(whole_lines)]
+    assert kept == [] or texts[len(kept) - 1].startswith(kept[-1])
+    assert len(kept) < len(texts)
+    assert len(kept) > 5, "what came before is kept"
+    assert context.report.dropped["damaged_file"] == 1
+    assert len(messages) == 1
+
+
+def test_a_key_that_is_not_set_leaves_older_caches_current() -> None:
+    for kind in (Jsonl, Text):
+        assert "keep_damaged" not in kind(files=["a"]).identity()
+        assert kind(files=["a"], keep_damaged=True).identity()["keep_damaged"] is True
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (dump([page(0, "Oaks."), page(1, "Elms.")])[:-30], "near byte .*the dump ends before </mediawiki>"),
+        (dump([page(0, "Oaks."), "<page></title>"]), "near byte .*mismatched tag"),
+        (dump([page(0, "Oaks."), "<page><title>&#xD800;</title></page>"]), "near byte .*invalid character"),
+    ],
+)
+def test_a_dump_that_is_no_whole_xml_is_named_with_the_place(tmp_path: Path, content: bytes, problem: str) -> None:
+    files = file(tmp_path, "w.xml", content)
+    with pytest.raises(NielsCacheError, match=rf"w\.xml: not a whole MediaWiki dump \({problem}"):
+        read(Wikipedia(files=files))
+    documents, context = read(Wikipedia(files=files, keep_damaged=True))
+    assert documents[0].text == "Oaks."
+    assert context.report.dropped == {"damaged_file": 1}
+
+
+@pytest.mark.parametrize("content", [b"<html><body/></html>", b'<!DOCTYPE a [<!ENTITY b "c">]><mediawiki/>'])
+def test_other_xml_is_refused_even_where_damage_is_kept(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(NielsCacheError, match=r"w\.xml: not a MediaWiki dump: .*pages-articles\.xml"):
+        read(Wikipedia(files=file(tmp_path, "w.xml", content), keep_damaged=True))
+
+
+def test_nuls_and_broken_characters_in_a_dump_are_replaced(tmp_path: Path) -> None:
+    content = dump([page(0, "NUL>X< half>Y< latin>Z<")]).replace(b"X", b"\0").replace(b"Y", b"\xed\xa0\x80").replace(b"Z", b"\xe9")
+    (document,) = read(Wikipedia(files=file(tmp_path, "w.xml", content)))[0]
+    assert re.fullmatch("NUL>\ufffd< half>\ufffd+< latin>\ufffd<", document.text)
+
+
+def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_path: Path) -> None:
+    line = json.dumps({"id": "a\ud800", "title": "t\ud800", "text": "x\ud800\x00y"}).encode() + b"\n"
+    (document,) = read(Wikipedia(files=file(tmp_path, "w.jsonl", line)))[0]
+    assert (document.source_id, document.title) == ("a?", "t?")
+    assert document.text == "x\ud800\x00y", "texts are left to the cleaning, as of every source"
+
+
+def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:
+    peaks = []
+    for pages in (300, 3000):
+        files = file(tmp_path, f"w{pages}.xml", dump(page(number, "Some oaks grow. " * 400) for number in range(pages)))
+        stream = Wikipedia(files=files).unconverted(StreamContext(seed=1))
+        tracemalloc.start()
+        assert sum(len(batch) for batch in stream) == pages
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_one_large_page_takes_a_few_times_its_size(tmp_path: Path) -> None:
+    text = ("Some [[oak]]s grow in {{convert|5|km}} of a wood. " + "Words about the wood. " * 200 + "\n") * 250
+    files = file(tmp_path, "w.xml", dump([page(0, text)]))
+    tracemalloc.start()
+    (document,) = read(Wikipedia(files=files))[0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert document.text.count("Some oaks grow in 5 km of a wood.") == 250
+    assert peak < 25 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("'''''Bold''''' l'''Anarchie''' it''s'' x''''y'''", "Bold lAnarchie its x'y"),
+        ("[[A b]], [[A b|c]], [[:Category:D]], [[#Part|see]], [[E|]]s", "A b, c, Category:D, see, s"),
+        ("a [[two\nlines]] b", "a two lines b"),
+        ("[http://x.org a label] and [http://x.org] and http://y.org.", "a label and and http://y.org."),
+        ("x[[File:a.png|thumb|A [[link]] and {{t}}<ref>r</ref>]]y [[Category:Z]][[de:Eiche]]", "xy"),
+        ("x<ref name=a>{{cite|a}} b</ref> y<ref name=a />, z<REF>\nc</Ref>.", "x y, z."),
+        ("a<!-- [[x {{ -->b <!-- never closed", "ab never closed"),
+        ("{{Infobox|a={{b|{{{c|d}}}}}|e=[[f]]}}Oak ({{IPA|x}}; from {{lang|la|quercus}})", "Oak (from quercus)"),
+        ("5 {{nowrap|a [[b|c]]}} {{convert|5|-|10|km}} {{convert|7|mi|km|abbr=on}} {{transl|ru|Moskva}}", "5 a c 5 - 10 km 7 mi Moskva"),
+        ("before\n{| class=a\n! h\n|-\n| a || {{b|}}\n{|\n| inner\n|}\n|}\nafter", "before\n\nafter"),
+        ("before\n{| class=a\n|-\n| never closed\nafter", "before\nclass=a\n\nafter"),
+        ("<table><tr><td>x</td></tr></table>y", "y"),
+        ("* a\n** b\n# c\n; t\n: d\n----\n*", "- a\n  - b\n- c\nt\nd"),
+        ("== H ==\n=== I ===\nx\n== Empty ==\n\n=== Deeper ===\n{{reflist}}\n==J==\ny", "H\n\nI\n\nx\n\nJ\n\ny"),
+        ("a &amp; &lt;b&gt; &eacute;&#233;&nbsp;x &#xD800;&#0;&#2;&#x110000; &unknown;", None),
+        ("<math>\\frac{{a}}{b}</math> for <code>x = y</code> <nowiki>[[raw]]</nowiki>", "$\\frac{ {a} }{b}$ for x = y [[raw]]"),
+        ("a<br>b<br />c<div class='x'>d</div>CO<sub>2</sub> 1 < 2 <x", "a\nb\nc\nd\nCO2 1 < 2 <x"),
+        ("__NOTOC__\nx\n\n\n\ny\r\nz", "x\n\ny\nz"),
+        ("{{ open\n\n[[link and }} ]] end", "end"),
+        ("nul \x00, mark \x020\x02", "nul, mark 0"),
+        ("", ""),
+    ],
+)
+def test_wikitext_becomes_text(wikitext: str, text: str | None) -> None:
+    made = plain_text(wikitext)
+    if text is not None:
+        assert made == text
+    made.encode()
+    assert not any(character in made for character in "\x00\x02")
+
+
+WORDS = st.sampled_from(["oak ", "elm", "\n", "\n\n", "|", "=", " ", "a=b"])
+PIECES = st.lists(st.one_of(WORDS, st.sampled_from([*MARKS, "<b>", "'''", "*", "==", "[http://x.org ", "]", "{{{", "<nowiki>", "&amp;"])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES)
+def test_no_mark_of_a_link_or_template_is_left_however_they_are_mixed(pieces: list[str]) -> None:
+    wikitext = "".join(pieces)
+    made = plain_text(wikitext)
+    if "<nowiki>" not in wikitext:
+        assert not re.search(r"\[\[|\{\{|\}\}|'''", made) or "{{{" in wikitext or "'''" in wikitext
+    counted = Counter(re.findall("oak|elm", made))
+    assert counted <= Counter(re.findall("oak|elm", wikitext)), "nothing is made up or said twice"
+
+
+HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- <nowiki> {{{ }} ]] ''' & ( ~ = ==a==; *~ {{lang|de|
+{{[[<ref> <a~href=' http:// <math> -{ [[File: |};{|;"""  # ~ is a blank, ; a new line
+
+
+@pytest.mark.parametrize("unit", HOSTILE.split())
+def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan is linear by its making (bounded repeats, a bounded stack); what the parser is given is counted here."""
+    given_to_parser = []
+    parse = wikipedia_markup._parse
+
+    def counting(text: str) -> Any:
+        given_to_parser.append(len(text))
+        assert not re.search(r"\{\{(?!lang|convert)", text), "only what closes"
+        return parse(text)
+
+    monkeypatch.setattr(wikipedia_markup, "_parse", counting)
+    hostile = (unit.replace("~", " ").replace(";", "\n") * 30_000)[:60_000]
+    made = plain_text(hostile)
+    assert sum(given_to_parser) <= 4 * len(hostile)  # `<` is given as `&lt;`
+    assert len(made) <= 4 * len(hostile)
+
+
+def test_deep_nesting_is_bounded() -> None:
+    deep = plain_text("{{a|" * 20_000 + "inner" + "}}" * 20_000 + " outer")
+    assert deep.endswith("outer")
+    assert "{{" not in deep
+    assert plain_text("{{a|" * 30 + "inner" + "}}" * 30 + " outer") == "outer"
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+def test_the_text_of_a_real_dump_holds_what_wikiextractor_made_of_it() -> None:
+    extracted, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.jsonl")]))
+    articles, context = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
+    assert context.report.dropped == {"redirect": 84}
+    assert [document.title for document in articles] == [document.title for document in extracted]
+    assert len(articles) == 63
+    shares = []
+    for ours, theirs in zip(articles, extracted, strict=True):
+        assert not re.search(r"\{\{|\}\}|\[\[|\]\]|'''|</?(?:ref|div|span|small|br)\b|^\||^=+.*=+$", ours.text, re.MULTILINE), ours.title
+        words = set(re.findall(r"\w+", theirs.text))
+        shares.append(len(words & set(re.findall(r"\w+", ours.text))) / len(words))
+    assert min(shares) > 0.94  # of mathematics: theirs numbers the formulas that ours holds
+    assert sorted(shares)[3] > 0.99
