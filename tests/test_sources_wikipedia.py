@@ -340,6 +340,13 @@ def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monk
     assert len(made) <= 4 * len(hostile)
 
 
+def test_a_line_that_is_a_book_is_parsed_in_parts_without_a_trace() -> None:
+    made = plain_text("Some [[oak tree|oak]]s grow. " * 12_000)
+    assert made.count("oaks grow.") >= 11_990
+    assert "[[" not in made
+    assert "]]" not in made
+
+
 def test_deep_nesting_is_bounded() -> None:
     deep = plain_text("{{a|" * 20_000 + "inner" + "}}" * 20_000 + " outer")
     assert deep.endswith("outer")

@@ -13,6 +13,7 @@ text of the few templates in `_TEXT_TEMPLATES`. Grammar: mediawiki.org, Help:For
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 # Contents are no wikitext: up to the first closing tag, as MediaWiki's preprocessor reads them.
@@ -68,6 +69,8 @@ _BRACKET_START = re.compile(r"\([ ,;:]+")
 _SPACE_BEFORE = re.compile(r" +([,;:.)])(?=\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
 _NEEDS_PARSER = re.compile(r"[\[&{]|//")
+_DOUBLE_MARK = re.compile(r"\[\[|\]\]|\{\{|\}\}")
+_PIECE = 100_000  # characters of a line that are parsed at a time
 _RAW = re.compile("\x02(\\d+)\x02")
 
 
@@ -239,12 +242,25 @@ def _line_text(line: str) -> str:
         prefix = "  " * (depth - 1) + "- " if item[1][-1] in "*#" else ""
     line = _QUOTES.sub(lambda match: "'" * ((0, 0, 0, 0, 1)[len(match[0])] if len(match[0]) < 5 else len(match[0]) - 5), line)
     if _NEEDS_PARSER.search(line):
-        line = _nodes_text(_parse(line))
+        pieces = list(_pieces(line))
+        line = "".join(_nodes_text(_parse(piece)) for piece in pieces)
+        line = _DOUBLE_MARK.sub("", line) if len(pieces) > 1 else line  # of links that a cut went through
     line = _BLANKS.sub(" ", line)
     if "(" in line:
         line = _BRACKET_START.sub("(", _EMPTY_BRACKETS.sub("", line))
     line = _SPACE_BEFORE.sub(r"\1", line).strip()
     return prefix + line if line.strip(" -*•·,.;:|") else ""
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """The line as the parser gets it: its nodes take a hundred times the space of their text, so a line that is a book comes in parts."""
+    start = 0
+    while len(line) - start > _PIECE:
+        end = line.rfind(" ", start, start + _PIECE) + 1
+        end = end if end > start else start + _PIECE
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _parse(text: str) -> Any:
