@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
@@ -29,12 +30,16 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.progress: dict[str, Progress] = {}
+        self.corpora: dict[str, CorpusProgress] = {}
 
     def started(self, name: str, family: LaunchFamily) -> None:
         self.told.append(f"started {name} ({family})")
 
     def progressed(self, name: str, progress: Progress) -> None:
         self.progress[name] = progress
+
+    def prepared(self, name: str, progress: CorpusProgress) -> None:
+        self.corpora[name] = progress
 
     def logged(self, name: str, message: str) -> None:
         self.told.append(f"{name}: {message}")

@@ -15,6 +15,7 @@ from niels_cache_assets.progress import Pace
 
 if TYPE_CHECKING:
     from niels_cache_assets import build_cache
+    from niels_cache_assets.corpus.prepare import CorpusProgress
     from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
 
 Clock = Callable[[], float]
@@ -40,6 +41,11 @@ def describe(progress: build_cache.Progress, pace: Pace, now: float) -> str:
     if seconds_left is not None:
         parts.append(f"{_duration(seconds_left)} left")
     return ", ".join(parts)
+
+
+def describe_corpus(progress: CorpusProgress) -> str:
+    """`1,234 documents, 1,100 kept, 5.6M characters`."""
+    return f"{progress.documents:,} documents, {progress.kept:,} kept, {abbreviated(progress.characters)} characters"
 
 
 def _duration(seconds: float) -> str:
@@ -92,6 +98,10 @@ class BarListener:
         else:
             self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
 
+    def prepared(self, name: str, progress: CorpusProgress) -> None:
+        task, _ = self._tasks[name]
+        self.bars.update(task, detail=describe_corpus(progress))
+
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith("WARNING") else "dim", markup=False)
 
@@ -122,16 +132,26 @@ class LineListener:
 
     def progressed(self, name: str, progress: build_cache.Progress) -> None:
         now = self._clock()
-        if now - self._printed[name] >= PROGRESS_SECONDS:
-            self._printed[name] = now
+        if self._is_time(name, now):
             share = "" if progress.share is None else f"{progress.share:.0%}, "
             self._print(name, share + describe(progress, self._paces[name], now))
+
+    def prepared(self, name: str, progress: CorpusProgress) -> None:
+        if self._is_time(name, self._clock()):
+            self._print(name, describe_corpus(progress))
 
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
     def finished(self, result: LaunchResult) -> None:
         self._print(result.name, outcome_line(result))
+
+    def _is_time(self, name: str, now: float) -> bool:
+        """For another line about it."""
+        if now - self._printed[name] < PROGRESS_SECONDS:
+            return False
+        self._printed[name] = now
+        return True
 
     def _print(self, name: str, message: str) -> None:
         self._console.print(f"{name}: {message}", soft_wrap=True)

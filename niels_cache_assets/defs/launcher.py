@@ -5,7 +5,7 @@ the listener's business: Dagster itself writes nothing to the console here.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,19 +13,36 @@ from typing import Any, Literal, Protocol
 import dagster as dg
 
 from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
+from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.keys import FAMILY_JOBS, LOCATION, STREAM_OPS, STREAM_POOL, TOKENIZER, TOKENIZER_JOB
+from niels_cache_assets.defs.keys import (
+    CORPUS_JOB,
+    DOCUMENTS,
+    DUPLICATES,
+    DUPLICATES_JOB,
+    FAMILY_JOBS,
+    LOCATION,
+    REPORT,
+    REPORT_JOB,
+    STREAM_OPS,
+    STREAM_POOL,
+    TOKENIZER,
+    TOKENIZER_JOB,
+    corpus_name,
+)
 from niels_cache_assets.defs.metadata import STATE
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
-LaunchFamily = Literal["tokenizer", "pretrain", "sft"]
+LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 _TOKENIZER_NAME = "tokenizer"
@@ -39,7 +56,10 @@ _REPOSITORY_TAG = {".dagster/repository": f"__repository__@{LOCATION}"}  # by th
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """What came of one data set. `message`: why it failed or was skipped, or what to know about a cache that was kept."""
+    """What came of one data set, or of one step before it. `message`: why it failed or was skipped, or what to know of it.
+
+    `meta` is that of a tokenizer or a cache; of a step of family "corpus" it is None.
+    """
 
     name: str
     family: LaunchFamily
@@ -57,6 +77,8 @@ class LaunchListener(Protocol):
 
     def progressed(self, name: str, progress: Progress) -> None: ...
 
+    def prepared(self, name: str, progress: CorpusProgress) -> None: ...
+
     def logged(self, name: str, message: str) -> None: ...
 
     def finished(self, result: LaunchResult) -> None: ...
@@ -67,22 +89,30 @@ def launch_builds(
 ) -> list[LaunchResult]:
     """Build the tokenizer, then every data set, or those named in `only`, in the registry's order; verify each.
 
-    A data set that fails does not stop the others; without a tokenizer all are skipped. The tokenizer is always looked at, and trained
-    again only if it is asked for (`force` with no `only`, or with one that names it). Raises NielsCacheError for an unknown name, and
-    KeyboardInterrupt when interrupted: the run then ends as canceled, and what is on disk is as it was.
+    Corpora come first: those of the data sets that are prepared or mixed from prepared ones, then the duplicates over all, the reports,
+    and only then the caches. What fails does not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is
+    always looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it). Raises
+    NielsCacheError for an unknown name, and KeyboardInterrupt when interrupted: the run then ends as canceled, and what is on disk is as
+    it was.
     """
     chosen = _chosen(registry, only)
     home = dagster_home()
     with ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, launcher_identity(instance, home) as identity:
         launcher = _Launcher(registry, root, instance, listener, identity)
-        tokenizer = launcher.build(_TOKENIZER_NAME, "tokenizer", force=force and (only is None or _TOKENIZER_NAME in only))
+        tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results = [tokenizer]
+        reasons: dict[str, str] = {}  # why a cache is not built
+        if tokenizer.state == "failed":
+            reasons = dict.fromkeys(chosen, "there is no tokenizer")
+        else:
+            prepared, reasons = launcher.prepare(chosen, force=force)
+            results += prepared
         for name in chosen:
             family, missing = registry.family_of(name), registry.source(name).missing_setting()
             if missing is not None:
                 results.append(launcher.skip(name, family, f"needs {missing}"))
-            elif tokenizer.state == "failed":
-                results.append(launcher.skip(name, family, "there is no tokenizer"))
+            elif name in reasons:
+                results.append(launcher.skip(name, family, reasons[name]))
             else:
                 results.append(launcher.build(name, family, force=force))
         return results
@@ -104,8 +134,23 @@ class _ListenerSink(ProgressSink):
     def progressed(self, name: str, progress: Progress) -> None:
         self._listener.progressed(name, progress)
 
+    def prepared(self, name: str, progress: CorpusProgress) -> None:
+        self._listener.prepared(name, progress)
+
     def logged(self, name: str, message: str) -> None:
         self._listener.logged(name, message)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One run. `op` is the one that is told `force`, and whose last materialization says what came of it."""
+
+    name: str
+    family: LaunchFamily
+    job: str
+    op: str
+    directory: Path
+    partition: str | None
 
 
 class _Launcher:
@@ -118,21 +163,54 @@ class _Launcher:
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
-    def build(self, name: str, family: LaunchFamily, *, force: bool) -> LaunchResult:
-        started = time.monotonic()
-        self._listener.started(name, family)
-        if family == "tokenizer":
-            op, job, directory = TOKENIZER.path[-1], TOKENIZER_JOB, tokenizer_dir(self._root)
-            partition = None
-        else:
-            op, job, directory = STREAM_OPS[family], FAMILY_JOBS[family], dataset_dir(self._root, family, name)
-            partition = name
+    def build_tokenizer(self, *, force: bool) -> LaunchResult:
+        step = _Step(_TOKENIZER_NAME, "tokenizer", TOKENIZER_JOB, TOKENIZER.path[-1], tokenizer_dir(self._root), None)
+        return self._run(step, force=force)
+
+    def build(self, name: str, family: Family, *, force: bool) -> LaunchResult:
+        if name not in self._registry.prepared():  # what a corpus is made of was observed before that
             self._observe_upstream(name)
-            self._say_if_waiting(name)
-        run = self._defs.resolve_job_def(job).execute_in_process(
-            run_config={"ops": {op: {"config": {"force": force}}}, **_QUIET},
+        step = _Step(name, family, FAMILY_JOBS[family], STREAM_OPS[family], dataset_dir(self._root, family, name), name)
+        return self._run(step, force=force)
+
+    def prepare(self, chosen: Sequence[str], *, force: bool) -> tuple[list[LaunchResult], dict[str, str]]:
+        """Everything before the caches of these data sets; and which of the caches cannot be built for what failed here, and why."""
+        needed = {
+            name: [each for each in self._registry.prepared() if each == name or each in _members(self._registry, name)] for name in chosen
+        }
+        names = [name for name in self._registry.prepared() if any(name in each for each in needed.values())]
+        dedup = self._registry.prepared("dedup")
+        results: list[LaunchResult] = []
+        failed: dict[str, str] = {}
+        mixtures = [name for name in names if _members(self._registry, name)]
+        for group in ([name for name in names if name not in mixtures], mixtures):  # a mixture reads the corpora of its members
+            for name in group:
+                self._observe_upstream(name)
+                step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
+                results.append(self._run(step, force=force))
+                if results[-1].state == "failed":
+                    failed[name] = f"the corpus of {name} could not be prepared"
+            searched = [name for name in group if name in dedup and name not in failed]
+            if searched:
+                step = _Step(DUPLICATES.to_user_string(), "corpus", DUPLICATES_JOB, _op(DUPLICATES), duplicates_dir(self._root), None)
+                results.append(self._run(step, force=force))
+                if results[-1].state == "failed":
+                    failed |= dict.fromkeys(searched, "the duplicates could not be found")
+        for name in names:
+            if name not in failed:
+                step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name)
+                results.append(self._run(step, force=force))
+        return results, {name: failed[each] for name, corpora in needed.items() for each in corpora if each in failed}
+
+    def _run(self, step: _Step, *, force: bool) -> LaunchResult:
+        started = time.monotonic()
+        self._listener.started(step.name, step.family)
+        if step.family != "tokenizer":
+            self._say_if_waiting(step.name)
+        run = self._defs.resolve_job_def(step.job).execute_in_process(
+            run_config={"ops": {step.op: {"config": {"force": force}}}, **_QUIET},
             instance=self._instance,
-            partition_key=partition,
+            partition_key=step.partition,
             tags=self._tags,
             raise_on_error=False,
         )
@@ -141,16 +219,16 @@ class _Launcher:
             raise KeyboardInterrupt
         outcome: dict[str, Any]
         if run.success:
-            metadata = run.asset_materializations_for_node(op)[-1].metadata
-            warning = metadata.get("warning")
+            metadata = run.asset_materializations_for_node(step.op)[-1].metadata
             outcome = {
                 "state": metadata[STATE].value,
-                "meta": read_meta(str(directory / META_NAME)),
-                "message": str(warning.value) if warning else None,
+                "meta": None if step.family == "corpus" else read_meta(str(step.directory / META_NAME)),
+                "message": _what_to_know(run, metadata),
             }
         else:
             outcome = {"state": "failed", "meta": None, "message": _why_failed(run)}
-        return self._finish(LaunchResult(name=name, family=family, directory=directory, seconds=time.monotonic() - started, **outcome))
+        seconds = time.monotonic() - started
+        return self._finish(LaunchResult(name=step.name, family=step.family, directory=step.directory, seconds=seconds, **outcome))
 
     def skip(self, name: str, family: LaunchFamily, reason: str) -> LaunchResult:
         return self._finish(LaunchResult(name=name, family=family, state="skipped", meta=None, directory=None, seconds=0.0, message=reason))
@@ -171,6 +249,26 @@ class _Launcher:
         pool = self._instance.event_log_storage.get_concurrency_info(STREAM_POOL)
         if 0 < pool.slot_count <= pool.active_slot_count:
             self._listener.logged(name, f"waiting for the pool {STREAM_POOL}: run {', '.join(sorted(pool.active_run_ids))} is streaming")
+
+
+def _op(asset: dg.AssetKey) -> str:
+    """The name that Dagster gives the op of a single asset."""
+    return asset.to_python_identifier()
+
+
+def _members(registry: Registry, name: str) -> Mapping[str, float]:
+    """Of a mixture; empty for every other data set."""
+    members: Mapping[str, float] = getattr(registry.source(name), "members", {})
+    return members
+
+
+def _what_to_know(run: dg.ExecuteInProcessResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
+    """Its warning, and what checks found that do not block. How other data sets stand is none of it."""
+    said = [str(metadata["warning"].value)] if "warning" in metadata else []
+    for evaluation in run.get_asset_check_evaluations():
+        if not evaluation.passed and evaluation.check_name != IN_SYNC:
+            said.append(f"{evaluation.check_name}: {evaluation.description}")
+    return "; ".join(said) or None
 
 
 def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:
