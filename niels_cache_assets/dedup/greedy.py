@@ -6,16 +6,16 @@ The rule of inserting one document after the other into an index, computed witho
 2. Each band alone: sort its hashes, number the buckets that hold more than one document, write (documents,) uint32 bucket numbers.
 3. One pass in order over the bucket numbers of all bands. A bucket remembers the first kept document in it (with `verify`, the first 64).
 
-Cost: sorting, n log n, and one pass; no step is quadratic, whatever share of the documents is the same. Memory: about 35 bytes a document
+Cost: sorting, n log n, and one pass; no step is quadratic, whatever share of the documents is the same. Memory: about 50 bytes a document
 while a band is sorted, then 4 bytes a bucket and 13 for each document that goes; with `verify`, that and what the similarity reads. Disk:
-20 + 12 x bands bytes a document in `scratch`. No texts here: what similarity means is the caller's.
+28 + 8 x bands bytes a document at most, in `scratch`. No texts here: what similarity means is the caller's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,42 +70,44 @@ def keep_first(signatures: Iterable[Signatures], *, bands: int, rows: int, scrat
         return _dropped(0, [])
     digests = np.memmap(scratch / "digests", dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
     sizes = [np.zeros(1, dtype=np.uint32)]  # bucket 0 is none
-    numbers = []
     for band in range(bands + 1):
-        if band == 0:  # eight bytes tell digests apart, but for a collision made on purpose: the pass compares all twenty
-            hashes = np.ascontiguousarray(digests[:, :8]).view(np.uint64).reshape(-1)
-        else:
-            hashes = np.fromfile(scratch / f"hashes_{band}", dtype=np.uint64)
-            (scratch / f"hashes_{band}").unlink()
-        file = scratch / f"buckets_{band}"
-        sizes.append(_number_buckets(hashes, first=sum(map(len, sizes)), every=band == 0, file=file))
-        numbers.append(np.memmap(file, dtype=np.uint32, mode="r"))
-    if verify is None:
-        return _dropped(documents, _drop(numbers, digests, sum(map(len, sizes))))
-    return _dropped(documents, _drop_verified(numbers, digests, np.concatenate(sizes), verify, scratch))
+        hashes_file, buckets_file = scratch / f"hashes_{band}", scratch / f"buckets_{band}"
+        sizes.append(_number_buckets(hashes_file, buckets_file, first=sum(map(len, sizes)), every=band == 0))
+        hashes_file.unlink()
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(scratch / f"buckets_{band}", "rb")) for band in range(bands + 1)]
+        if verify is None:
+            return _dropped(documents, _drop(files, digests, sum(map(len, sizes))))
+        return _dropped(documents, _drop_verified(files, digests, np.concatenate(sizes), verify, scratch))
 
 
 def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scratch: Path) -> int:
-    """Spread blocks over the files of `scratch`: digests, and the hashes of each band; return how many documents there are."""
+    """Spread blocks over the files of `scratch`: digests, and hashes of digests (band 0) and bands; return how many documents there are."""
     documents = 0
     with ExitStack() as stack:
-        digests_file = stack.enter_context(open(scratch / "digests", "wb"))
-        band_files = [stack.enter_context(open(scratch / f"hashes_{band}", "wb")) for band in range(1, bands + 1)]
+        digests_file, *hash_files = (
+            stack.enter_context(open(scratch / name, "wb")) for name in ["digests", *(f"hashes_{band}" for band in range(bands + 1))]
+        )
         for block in signatures:
             for start in range(0, len(block), _AT_ONCE):
+                digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
+                digests_file.write(digests.data)
+                # Eight bytes tell digests apart, but for a collision made on purpose: the pass compares all twenty.
+                hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
                 hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
-                for band, file in enumerate(band_files):
-                    file.write(np.ascontiguousarray(hashes[:, band]).data)
-                digests_file.write(np.ascontiguousarray(block.digests[start : start + _AT_ONCE]).data)
+                for file, column in zip(hash_files[1:], hashes.T, strict=True):
+                    file.write(np.ascontiguousarray(column).data)
             documents += len(block)
     return documents
 
 
-def _number_buckets(hashes: NDArray[np.uint64], *, first: int, every: bool, file: Path) -> NDArray[np.uint32]:
-    """Write (documents,) uint32: the bucket of each, numbered from `first`, 0 for none; return the buckets' sizes.
+def _number_buckets(hashes_file: Path, buckets_file: Path, *, first: int, every: bool) -> NDArray[np.uint32]:
+    """Read (documents,) uint64 hashes, write the bucket of each, (documents,) uint32; return the buckets' sizes.
 
-    A bucket is a hash that more than one document has; NO_BUCKET is none, but where `every` hash counts.
+    Buckets are numbered from `first`, 0 is none. A bucket is a hash that more than one document has; NO_BUCKET has none, but where `every`
+    hash counts.
     """
+    hashes = np.fromfile(hashes_file, dtype=np.uint64)
     order = np.argsort(hashes)  # not stable: which number a bucket gets depends on its hash alone
     hashes = hashes[order]
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
@@ -118,16 +120,23 @@ def _number_buckets(hashes: NDArray[np.uint64], *, first: int, every: bool, file
     bucket_of_run[shared] = np.arange(first, first + np.count_nonzero(shared), dtype=np.uint32)
     buckets = np.empty(len(order), dtype=np.uint32)
     buckets[order] = np.repeat(bucket_of_run, sizes)
-    buckets.tofile(file)
+    buckets.tofile(buckets_file)
     return sizes[shared].astype(np.uint32)
 
 
-def _drop(numbers: Sequence[NDArray[np.uint32]], digests: NDArray[np.uint8], buckets: int) -> list[_Columns]:
+def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """The bucket numbers, (bands + 1, up to _AT_ONCE) uint32 at a time, row 0 those of the digests, and the ordinal of the first column."""
+    start = 0
+    while (block := np.stack([np.fromfile(file, dtype=np.uint32, count=_AT_ONCE) for file in files])).size:
+        yield start, block
+        start += block.shape[1]
+
+
+def _drop(files: Sequence[BinaryIO], digests: NDArray[np.uint8], buckets: int) -> list[_Columns]:
     """The pass without `verify`: the first kept document of each bucket is all that it remembers."""
     first_kept = np.full(buckets, _NOBODY, dtype=np.uint32)
     found = []
-    for start in range(0, len(digests), _AT_ONCE):
-        block = np.stack([band[start : start + _AT_ONCE] for band in numbers])
+    for start, block in _blocks(files):
         because = np.full(block.shape[1], _NOBODY, dtype=np.uint32)
         exact = np.zeros(block.shape[1], dtype=np.bool_)
         compiled(_keep_block)(start, block, digests, first_kept, because, exact)
@@ -166,7 +175,7 @@ def _keep_block(
 
 
 def _drop_verified(
-    numbers: Sequence[NDArray[np.uint32]], digests: NDArray[np.uint8], sizes: NDArray[np.uint32], verify: Verify, scratch: Path
+    files: Sequence[BinaryIO], digests: NDArray[np.uint8], sizes: NDArray[np.uint32], verify: Verify, scratch: Path
 ) -> list[_Columns]:
     """The pass with `verify`: a bucket remembers its first MEMBERS_COMPARED kept documents, in a file."""
     room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
@@ -189,8 +198,7 @@ def _drop_verified(
                 return earlier, False, similarity
         return None
 
-    for start in range(0, len(digests), _AT_ONCE):
-        block = np.stack([band[start : start + _AT_ONCE] for band in numbers])
+    for start, block in _blocks(files):
         rows = []
         for column in np.flatnonzero(block.any(axis=0)).tolist():
             own = block[:, column].tolist()

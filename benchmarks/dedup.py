@@ -1,0 +1,303 @@
+"""Deduplication next to datasketch, in one run: signatures, whole dedup, memory of the index, and what is found.
+
+    python benchmarks/dedup.py [--quick] [--only signatures whole memory quality]
+
+Texts are 2,400 characters long: those of the bulk sample where NIELS_CACHE_REAL_DATA is set, else made-up words (`torch.Generator`). What
+is compared takes turns in short rounds, so that a busy machine slows all of it; a ratio is the median of the rounds' ratios. A memory
+figure is the peak of resident memory (VmHWM) of a process of its own, less that before it began; datasketch's is measured for a tenth of
+the documents and multiplied. rensa signs other things with other guarantees (32-bit hashes, no golden values): its row is for orientation.
+
+Signatures start from lists of canonical words, or from texts, on both sides; datasketch gets the shingles as bytes, which it needs, by the
+fastest way plain Python has, and copies of one MinHash, so that it does not draw its permutations anew. Whole dedup is from texts to the
+documents that stay, with all cores for us and one for datasketch's loop of query and insert; four in ten of its documents are near others.
+"""
+
+import argparse
+import os
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import datasketch
+import numpy as np
+import rensa
+import torch
+from dedup_pairs import (
+    book_windows,
+    bulk_texts,
+    datasketch_slots,
+    edited_pairs,
+    exact_similarities,
+    fineweb_rows,
+    pairs_in_a_band,
+    qualities,
+    quality,
+)
+
+from niels_cache_assets.dedup.canonical import canonical_text
+from niels_cache_assets.dedup.greedy import keep_first
+from niels_cache_assets.dedup.jaccard import jaccard
+from niels_cache_assets.dedup.signatures import Signatures, Signer
+
+NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85
+CHARACTERS = 2400
+ROUND = 100  # documents
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+FIRST = datasketch.MinHash(num_perm=NUM_PERM)
+
+
+def real_data() -> Path | None:
+    folder = os.environ.get("NIELS_CACHE_REAL_DATA")
+    return Path(folder) if folder else None
+
+
+def texts_of(count: int) -> list[str]:
+    """Different texts of CHARACTERS characters."""
+    data = real_data()
+    if data is None:
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.randint(5000, (count, CHARACTERS // 6), generator=generator).tolist()
+        return [" ".join(f"{number * 7919:05d}"[:5] for number in row) for row in draws]
+    cut = [text[start : start + CHARACTERS] for text in bulk_texts(data) for start in range(0, len(text) - CHARACTERS, CHARACTERS)]
+    return cut[:: max(1, len(cut) // count)][:count]
+
+
+def with_near_duplicates(texts: list[str]) -> list[str]:
+    """As many texts: the first six tenths, and some of them again with up to 12 words changed, in an order that mixes them."""
+    generator = torch.Generator().manual_seed(1)
+    originals = texts[: len(texts) * 6 // 10]
+    changed = []
+    for _ in range(len(texts) - len(originals)):
+        words = originals[int(torch.randint(len(originals), (), generator=generator))].split(" ")
+        for place in torch.randint(len(words), (int(torch.randint(13, (), generator=generator)),), generator=generator).tolist():
+            words[place] = "changed"
+        changed.append(" ".join(words))
+    together = originals + changed
+    return [together[index] for index in torch.randperm(len(together), generator=generator).tolist()]
+
+
+def rounds(ways: dict[str, Callable[[int], object]], count: int) -> dict[str, list[float]]:
+    """Seconds of each way in each round, taking turns; the first round of each is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(-1, count):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way(max(turn, 0))
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(slower: list[float], faster: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(slower, faster, strict=True))
+
+
+def row(what: str, measured: str, wanted: str) -> None:
+    print(f"| {what} | {measured} | {wanted} |", flush=True)
+
+
+def shingle_bytes(words: list[str]) -> list[bytes]:
+    return [" ".join(words[start : start + NGRAM]).encode() for start in range(len(words) - NGRAM + 1)]
+
+
+def minhash_of(words: list[str]) -> datasketch.MinHash:
+    minhash = FIRST.copy()
+    minhash.update_batch(shingle_bytes(words))
+    return minhash
+
+
+def plain_words(text: str) -> list[str]:
+    """The canonical words as plain Python makes them fast: ASCII punctuation alone."""
+    return text.lower().translate(PUNCTUATION).split()
+
+
+def compare_signatures(count: int) -> None:
+    """Rows 1 and 2: one process, one thread."""
+    texts = texts_of(count * ROUND)
+    words = [canonical_text(text).split(" ") for text in texts]
+    signer = Signer(num_perm=NUM_PERM, ngram=NGRAM)
+
+    def rensa_slots(words: list[str]) -> list[int]:
+        minhash = rensa.RMinHash(num_perm=NUM_PERM, seed=42)
+        minhash.update([" ".join(words[start : start + NGRAM]) for start in range(len(words) - NGRAM + 1)])
+        return minhash.digest()  # type: ignore[no-any-return]
+
+    def part(turn: int) -> slice:
+        return slice(turn * ROUND, (turn + 1) * ROUND)
+
+    seconds = rounds(
+        {
+            "datasketch, words": lambda turn: [minhash_of(own) for own in words[part(turn)]],
+            "ours, words": lambda turn: signer.sign_canonical([" ".join(own) for own in words[part(turn)]]),
+            "rensa, words": lambda turn: [rensa_slots(own) for own in words[part(turn)]],
+            "datasketch, texts": lambda turn: [minhash_of(plain_words(text)) for text in texts[part(turn)]],
+            "ours, texts": lambda turn: signer.sign(texts[part(turn)]),
+        },
+        count,
+    )
+    microseconds = {name: statistics.median(own) / ROUND * 1e6 for name, own in seconds.items()}
+
+    def figures(one: str, other: str) -> str:
+        return f"{ratio(seconds[one], seconds[other]):.1f}x ({microseconds[one]:.0f} / {microseconds[other]:.1f} us a document)"
+
+    row("signatures from canonical words, datasketch / ours", figures("datasketch, words", "ours, words"), "20x")
+    row("signatures from canonical words, rensa / ours", figures("rensa, words", "ours, words"), "-")
+    row("with making the canonical text, datasketch / ours", figures("datasketch, texts", "ours, texts"), "6x")
+    pure = Signer(num_perm=NUM_PERM, ngram=NGRAM, pure=True)
+    without = rounds({"pure": lambda turn: pure.sign(texts[:20]), "ours": lambda turn: signer.sign(texts[:20])}, 5)
+    row("with making the canonical text, ours without numba / with", f"{ratio(without['pure'], without['ours']):.0f}x", "-")
+
+
+def dedup_ours(texts: list[str]) -> list[int]:
+    """The documents that stay, threads signing on all cores."""
+    signer = Signer(num_perm=NUM_PERM, ngram=NGRAM)
+    parts = [texts[start : start + 256] for start in range(0, len(texts), 256)]
+    with ThreadPoolExecutor(os.cpu_count()) as threads, tempfile.TemporaryDirectory() as scratch:
+        dropped = keep_first(threads.map(signer.sign, parts), bands=BANDS, rows=ROWS, scratch=Path(scratch))
+    gone = set(dropped.ordinals.tolist())
+    return [ordinal for ordinal in range(len(texts)) if ordinal not in gone]
+
+
+def dedup_datasketch(texts: list[str]) -> list[int]:
+    """The documents that stay, by the loop of its documentation."""
+    index = datasketch.MinHashLSH(params=(BANDS, ROWS), num_perm=NUM_PERM)
+    stay = []
+    for ordinal, text in enumerate(texts):
+        minhash = minhash_of(plain_words(text))
+        if not index.query(minhash):
+            index.insert(ordinal, minhash)
+            stay.append(ordinal)
+    return stay
+
+
+def compare_whole(count: int, documents: int) -> None:
+    """Row 3."""
+    texts = with_near_duplicates(texts_of(documents))
+    stay = {"ours": 0, "datasketch": 0}
+
+    def ours(turn: int) -> None:
+        stay["ours"] = len(dedup_ours(texts))
+
+    def peer(turn: int) -> None:
+        stay["datasketch"] = len(dedup_datasketch(texts))
+
+    seconds = rounds({"datasketch": peer, "ours": ours}, count)
+    rates = {name: len(texts) / statistics.median(own) for name, own in seconds.items()}
+    row(
+        f"whole dedup of {len(texts):,} documents, {os.cpu_count()} cores / datasketch's loop",
+        f"{ratio(seconds['datasketch'], seconds['ours']):.1f}x ({rates['ours']:,.0f} / {rates['datasketch']:,.0f} documents/s; "
+        f"{stay['ours']:,} / {stay['datasketch']:,} stay)",
+        "12x",
+    )
+
+
+def random_signatures(documents: int) -> Iterator[Signatures]:
+    """Signatures as they are read from a corpus, a tenth of them of documents that were there before."""
+    generator = torch.Generator().manual_seed(2)
+    block = 8192
+    for start in range(0, documents, block):
+        size = min(block, documents - start)
+        slots = torch.randint(-(1 << 31), 1 << 31, (size, NUM_PERM), generator=generator, dtype=torch.int32).numpy().view(np.uint32)
+        digests = torch.randint(256, (size, 20), generator=generator, dtype=torch.uint8).numpy()
+        slots[: size // 10], digests[: size // 20] = slots[-(size // 10) :], digests[-(size // 20) :]
+        yield Signatures(digests=digests, slots=slots)
+
+
+def resident(name: str) -> float:
+    """VmRSS or VmHWM of this process in MB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def index_memory(peer: bool, documents: int) -> float:
+    """MB that the index takes at its peak; run in a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        keep_first(random_signatures(20_000), bands=BANDS, rows=ROWS, scratch=Path(scratch))  # what is loaded and compiled once
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+    before = resident("VmRSS")
+    if peer:
+        index = datasketch.MinHashLSH(params=(BANDS, ROWS), num_perm=NUM_PERM)
+        for start, block in enumerate(random_signatures(documents)):
+            for place, slots in enumerate(block.slots):
+                minhash = datasketch.MinHash(num_perm=NUM_PERM, hashvalues=slots, permutations=FIRST.permutations, scheme=FIRST.scheme)
+                if not index.query(minhash):
+                    index.insert(start * 8192 + place, minhash)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            keep_first(random_signatures(documents), bands=BANDS, rows=ROWS, scratch=Path(scratch))
+    return resident("VmHWM") - before
+
+
+def compare_memory(documents: int) -> None:
+    """Row 4, each side in a process of its own."""
+
+    def measure(peer: bool, count: int) -> float:
+        command = [sys.executable, __file__, "--index-memory", "datasketch" if peer else "ours", str(count)]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    ours, peer = measure(False, documents), measure(True, documents // 10) * 10
+    scale = 1e6 / documents
+    row(f"index memory a million documents, measured with {documents:,}", f"{ours * scale:.0f} MB", "150 MB")
+    row(f"the same, datasketch, measured with {documents // 10:,}", f"{peer * scale:,.0f} MB, {peer / ours:.0f}x", "-")
+
+
+def compare_quality(pairs: int) -> None:
+    """Precision, recall and F1 at THRESHOLD, of the draw in use and as the mean of four."""
+    data = real_data()
+    if data is None:
+        return
+    for what, texts in (
+        (f"{pairs:,} edited pairs", edited_pairs(data, pairs)),
+        ("windows of Shakespeare and Gutenberg", book_windows(data)),
+        ("repeated rows of web_fineweb", fineweb_rows(data)),
+    ):
+        similarities = exact_similarities(texts)
+        for name, slots in (
+            ("ours", Signer(num_perm=4 * NUM_PERM).sign(texts).slots),
+            ("datasketch", datasketch_slots(texts, 4 * NUM_PERM)),
+        ):
+            draws = qualities(slots, similarities, bands=BANDS, rows=ROWS, threshold=THRESHOLD)
+            used = draws[0]
+            mean = np.mean([(draw.precision, draw.recall, draw.f1) for draw in draws], axis=0)
+            row(
+                f"{what}: {name}, precision, recall, F1 at {THRESHOLD}",
+                f"{used.precision:.3f}, {used.recall:.3f}, {used.f1:.3f}; mean of 4 draws {mean[0]:.3f}, {mean[1]:.3f}, {mean[2]:.3f}",
+                "-",
+            )
+        shingles = Signer().shingle(texts)
+        found = pairs_in_a_band(Signer().sign(texts).slots, BANDS, ROWS)
+        verified = {(one, other) for one, other in found if jaccard(shingles.of(one), shingles.of(other)) >= THRESHOLD}
+        checked = quality(verified, similarities, THRESHOLD)
+        row(f'{what}: ours, verify = "jaccard"', f"{checked.precision:.3f}, {checked.recall:.3f}, {checked.f1:.3f}", "-")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not what it shows")
+    parser.add_argument("--only", nargs="+", choices=("signatures", "whole", "memory", "quality"))
+    parser.add_argument("--index-memory", nargs=2, metavar=("SIDE", "DOCUMENTS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.index_memory:
+        side, documents = arguments.index_memory
+        print(index_memory(side == "datasketch", int(documents)))
+        return
+    wanted = arguments.only or ("signatures", "whole", "memory", "quality")
+    print("| what | measured | wanted |\n| --- | --- | --- |")
+    if "signatures" in wanted:
+        compare_signatures(2 if arguments.quick else 20)
+    if "whole" in wanted:
+        compare_whole(*((1, 500) if arguments.quick else (3, 6000)))
+    if "memory" in wanted:
+        compare_memory(50_000 if arguments.quick else 1_000_000)
+    if "quality" in wanted:
+        compare_quality(100 if arguments.quick else 2000)
+
+
+if __name__ == "__main__":
+    main()
