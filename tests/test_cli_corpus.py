@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,8 +107,9 @@ def test_clean_reads_every_kind_of_file_by_its_name(own_folder: Path, capsys: py
     pq.write_table(pa.table({"text": [fourth, "short"]}), folder / "four.parquet")
     page = f"<page><title>Five</title><ns>0</ns><id>5</id><revision><id>1</id><text>{fifth}</text></revision></page>"
     (folder / "five.xml").write_text(f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>')
+    shutil.copyfile(folder / "five.xml", folder / "five.xml-p1p5")
     (folder / "picture.png").write_bytes(b"\x89PNG")
-    assert cleaned(capsys, "mixed") == {"kept": 5, "too_short": 1}
+    assert cleaned(capsys, "mixed") == {"kept": 6, "too_short": 1}
     assert cleaned(capsys, "mixed/one.txt", "mixed/three.jsonl.gz") == {"kept": 2}
     assert cleaned(capsys, "mixed/*.parquet", "mixed/deeper") == {"kept": 2, "too_short": 1}
 
@@ -181,6 +183,13 @@ def test_what_was_dropped_while_reading_is_told_apart(own_folder: Path, capsys: 
     rows = [{"text": text} for text in articles(3)] + [{"text": None}, {"other": 1}]
     (own_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert cleaned(capsys, "rows.jsonl") == {"kept": 3, "null_text (when read)": 1, "missing_text_field (when read)": 1}
+
+
+def test_the_title_of_a_json_line_counts_as_one_of_a_dump(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"title": title, "text": text} for title, text in zip(["Mercury (disambiguation)", "Mercury", 5], articles(3), strict=True)]
+    (own_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cleaned(capsys, "rows.jsonl") == {"kept": 2, "disambiguation": 1}
+    assert "--- disambiguation: Mercury (disambiguation) (rows.jsonl, row 0)" in printed(capsys, "clean", "rows.jsonl", "-n", "1")
 
 
 def test_clean_reads_another_field(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

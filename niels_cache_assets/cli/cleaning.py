@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -38,6 +39,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 KINDS = {".txt": "text", ".md": "text", ".rst": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".xml": "wikipedia"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
+_DUMP_PART = re.compile(r"(?<=\.xml)-p\d+p\d+$")  # of a dump in parts: .xml-p1p41242.bz2
 EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
 
@@ -88,7 +91,10 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
         if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
             raise NielsCacheError(f"{path}: no such file or folder")
         for file in _files_in(path) if os.path.isdir(path) else [path]:
-            by_kind.setdefault(_kind_of(file), []).append(file)
+            kind = _kind_of(file)
+            if kind is None:
+                raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
+            by_kind.setdefault(kind, []).append(file)
     with_rows = {} if text_field is None else {"text_field": text_field}
     settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}
     return [
@@ -98,23 +104,18 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 
 def _files_in(folder: str) -> list[str]:
-    suffixes = tuple(f"{suffix}{compression}" for suffix in KINDS for compression in ("", *COMPRESSIONS))
-    files = [file.url for file in walk_folder(folder, suffixes)]
+    files = [file.url for file in walk_folder(folder, ("",)) if _kind_of(file.url) is not None]
     if not files:
-        raise NielsCacheError(f"{folder}: holds no file that ends in {', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}")
+        raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
     return files
 
 
-def _kind_of(path: str) -> str:
+def _kind_of(path: str) -> str | None:
+    """`source` of a table for such a file, told by its name."""
     stem = path.lower()
     for compression in COMPRESSIONS:
         stem = stem.removesuffix(compression)
-    kind = KINDS.get(os.path.splitext(stem)[1])
-    if kind is None:
-        raise NielsCacheError(
-            f"{path}: its name does not say what it holds; it must end in {', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
-        )
-    return kind
+    return KINDS.get(_DUMP_PART.sub("", os.path.splitext(stem)[1]))
 
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:

@@ -34,7 +34,7 @@ class RowFileSource(FileSource):
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
-    """JSON Lines: one object a line. `row` is the line's index, so blank lines count."""
+    """JSON Lines: one object a line; a string `title` is the document's. `row` is the line's index, so blank lines count."""
 
     source: Literal["jsonl"] = "jsonl"
 
@@ -59,8 +59,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if problem := rows.text_problem(text):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
                 continue
-            source_id = values.get(id_field)
-            yield Document(text, rows.row_id(source_id, name, row), name, row)  # type: ignore[arg-type]
+            source_id, title = values.get(id_field), values.get("title")
+            yield Document(text, rows.row_id(source_id, name, row), name, row, title if isinstance(title, str) else None)  # type: ignore[arg-type]
 
 
 class Parquet(RowFileSource):
