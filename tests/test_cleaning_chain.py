@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator
@@ -63,6 +64,18 @@ def test_a_cleaner_and_a_report_travel_to_other_processes() -> None:
     cleaner, report = pickle.loads(pickle.dumps((CLEANER, report_of(documents(30)))))
     assert [cleaner.clean(document) for document in documents(6)] == [CLEANER.clean(document) for document in documents(6)]
     assert report.rows() == report_of(documents(30)).rows()
+
+
+def test_a_long_document_takes_a_few_times_its_memory() -> None:
+    text = (PROSE + "\n") * 22_000
+    assert len(text) > 9_000_000
+    document = Document("{{stub}}" + text)
+    tracemalloc.start()
+    result = Cleaner(CleaningSettings(skip=("repetitive",))).clean(document)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result == Document(text.strip())
+    assert peak < 6 * len(text)
 
 
 @given(text=st.text(alphabet=st.characters(), max_size=400), title=st.none() | st.text(alphabet=st.characters()), redirect=st.booleans())

@@ -4,7 +4,7 @@ A filter is a function of a document's facts and the settings, and one line of F
 follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix) where it has the rule. Definitions all share:
 a word is what lies between white space (str.split), a letter is str.isalpha, a line is a line with something in it.
 
-Cost: about 0.1 ms for a document of 2 KB that passes them all, half of it for words and their pairs.
+Cost: about 0.1 ms a kilobyte of a document that passes them all, half of it for words and their pairs.
 """
 
 import re

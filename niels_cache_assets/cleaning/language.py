@@ -1,6 +1,6 @@
 """Which language a text is in: Compact Language Detector 2 (Sites, 2013), whose model ships in the package `pycld2`.
 
-Cost: about 15 microseconds for 400 characters, no model to load. How it compares with others, in documents a second and in what they say
+Cost: tens of microseconds for 400 characters, no model to load. How it compares with others, in documents a second and in what they say
 about English text: docs/log.md. Which languages stay is decided by the filters.
 """
 
