@@ -1,7 +1,7 @@
 """The chain: a document is normalized, then the filters look at it, and the first reason they give wins.
 
-A Cleaner keeps nothing between documents, so any process may clean any document. Cost: about 0.2 ms a kilobyte of text. Reading documents and writing what
-remains is the corpus's work.
+A Cleaner keeps nothing between documents, so any process may clean any document. Cost: about 0.2 ms a kilobyte of text. Reading documents
+and writing what remains is the corpus's work.
 """
 
 from typing import NamedTuple
