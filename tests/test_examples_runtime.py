@@ -105,7 +105,7 @@ def test_a_blend_of_four_caches_has_the_shares_it_was_given(
     assert [row[0] for row in rows] == ["python_docs", "python_source", "sums", "calendars"]
     assert [row[1] for row in rows] == [row[3] for row in rows] == ["40.0%", "10.0%", "30.0%", "20.0%"]
     assert [row[2] for row in rows] == ["2,560", "640", "1,920", "1,280"]
-    assert int(rows[3][5]) > 50  # a year's calendar is nearly that of another year that begins on the same day
+    assert int(rows[3][5]) > 20  # a year's calendar is nearly that of another year that begins on the same day
     assert "100 windows of 64 tokens" in printed
     seams = re.search(r"^([\d,]+) document seams inside", printed, re.MULTILINE)
     assert seams is not None
