@@ -79,7 +79,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def counts(text: str) -> dict[str, int]:
     """The counter report's rows."""
-    rows = re.findall(r"^(\w+(?: \(when read\))?) +([\d,]+) +(?:<? ?[\d.]+%|-)$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^(\w+(?: \(when read\))?) +([\d,]+) +(?:(?:< )?[\d.]+%|-)$", text, flags=re.MULTILINE)
     assert rows
     return {reason: int(count.replace(",", "")) for reason, count in rows}
 
@@ -175,7 +175,7 @@ def test_examples_show_the_measured_value_and_cannot_drive_the_terminal(own_fold
 def test_an_empty_file_has_no_documents_and_is_no_error(name: str, own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own_folder / name).touch()
     shown = printed(capsys, "clean", name)
-    assert shown.startswith("0 documents read, 0 kept")
+    assert shown.startswith("0 documents read, 0 kept" if name == "empty.jsonl" else "1 document read, 0 kept")
     assert ("empty (when read)" in shown) == (name == "empty.txt")
 
 
@@ -183,6 +183,21 @@ def test_what_was_dropped_while_reading_is_told_apart(own_folder: Path, capsys: 
     rows = [{"text": text} for text in articles(3)] + [{"text": None}, {"other": 1}]
     (own_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert cleaned(capsys, "rows.jsonl") == {"kept": 3, "null_text (when read)": 1, "missing_text_field (when read)": 1}
+
+
+def test_reasons_of_reading_are_counted_but_have_no_examples(
+    registry: Registry, own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(own_folder / "notes.jsonl", "a") as file:
+        file.write(json.dumps({"text": None}) + "\n" + json.dumps({"text": " "}) + "\n" + json.dumps({"text": "{{template}}"}) + "\n")
+    meta = prepare_corpus(load_registry(), "notes", root=Path("cache"), processes=1).meta
+    expected = {"kept": 40, "list_page": 5, "too_short": 3, "empty": 1, "empty (when read)": 1, "null_text (when read)": 1}
+    shown = printed(capsys, "rejected", "notes", "-n", "0")
+    assert counts(shown) == expected == counts(printed(capsys, "clean", "notes.jsonl"))
+    assert shown.startswith("notes: 51 documents read, 40 kept")
+    assert sum(expected.values()) == 51 == 40 + sum(meta["dropped"].values())
+    assert "of which no examples are kept" in printed(capsys, "rejected", "notes", "--reason", "null_text")
+    assert printed(capsys, "rejected", "notes", "--reason", "empty").count("--- empty") == 1
 
 
 def test_the_title_of_a_json_line_counts_as_one_of_a_dump(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

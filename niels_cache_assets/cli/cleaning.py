@@ -173,15 +173,9 @@ def _progress() -> Progress:
 
 def _print_counts(console: Console, outcome: Outcome) -> None:
     before, after = outcome.before, outcome.after
-    dropped = outcome.report.dropped
-    console.print(f"{counted(before.documents, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)
-    print_reasons(
-        console,
-        kept=after.documents,
-        read=before.documents,
-        dropped={**dropped, **outcome.dropped_by_source},
-        by_source=outcome.dropped_by_source,
-    )
+    given = before.documents + sum(outcome.dropped_by_source.values())
+    console.print(f"{counted(given, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)
+    print_reasons(console, kept=after.documents, by_cleaning=outcome.report.dropped, by_source=outcome.dropped_by_source)
     if before.characters:
         tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
         console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.corpus.report import documents_given
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
@@ -28,7 +29,7 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
         return "not built"
     try:
         meta = read_meta(str(directory / META_NAME))
-        left, documents = kept_after_duplicates(root, name, meta), meta["documents"]["read"]
+        left, documents = kept_after_duplicates(root, name, meta), documents_given(meta)
     except (NielsCacheError, KeyError):
         return "damaged"
     if name in registry.prepared():

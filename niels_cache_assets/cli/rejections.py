@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.pairs import excerpt
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
 from niels_cache_assets.corpus.reading import open_documents
+from niels_cache_assets.corpus.report import documents_given
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,20 +31,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.count < 0:
         raise NielsCacheError(f"{WHERE}: -n must be at least 0")
     directory, meta = find_corpus(registry, root, arguments.name)
-    dropped: dict[str, int] = meta["dropped"]
-    if arguments.reason is not None and arguments.reason not in dropped:
+    by_source: Counter[str] = Counter(meta["dropped_by_source"])
+    dropped: Counter[str] = Counter(meta["dropped"])
+    if arguments.reason is not None:
         check_reason(arguments.reason, dropped)
     with open_documents(directory / REJECTED_NAME) as parquet:
         examples = examples_by_reason(parquet.read(columns=list(REJECTED)).to_pylist())
     console = output()
-    documents = meta["documents"]
-    read = documents["read"]
-    console.print(f"{arguments.name}: {counted(read, 'document')} read, {documents['kept']:,} kept", style="bold", soft_wrap=True)
+    kept, given = meta["documents"]["kept"], documents_given(meta)
+    console.print(f"{arguments.name}: {counted(given, 'document')} read, {kept:,} kept", style="bold", soft_wrap=True)
     if arguments.reason is None:
-        print_reasons(console, kept=documents["kept"], read=read, dropped=dropped, by_source=meta["dropped_by_source"])
+        print_reasons(console, kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
     else:
-        count = dropped.get(arguments.reason, 0)
-        console.print(f"{arguments.reason}: {counted(count, 'document')}, {share_of(count, read)} of those read", soft_wrap=True)
+        count = dropped[arguments.reason]
+        console.print(f"{arguments.reason}: {counted(count, 'document')}, {share_of(count, given)} of those read", soft_wrap=True)
+        if count and arguments.reason not in examples:
+            console.print("it went when the source was read, of which no examples are kept", style="dim")
     print_examples(console, examples, count=arguments.count, reason=arguments.reason)
     return 0
 
@@ -63,15 +67,14 @@ def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
     return examples
 
 
-def print_reasons(console: Console, *, kept: int, read: int, dropped: Mapping[str, int], by_source: Collection[str]) -> None:
-    """The counter report: what is kept, and every reason by its count. `by_source` were dropped while reading, before the chain."""
+def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
+    """The counter report: what is kept, and every reason by its count; `by_source` were dropped when they were read, before the chain."""
+    given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
-    table.add_row("kept", f"{kept:,}", share_of(kept, read), style="bold")
-    for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0])):
-        if reason not in by_source:
-            table.add_row(reason, f"{count:,}", share_of(count, read))
-    for reason in sorted(by_source):
-        table.add_row(f"{reason} (when read)", f"{dropped[reason]:,}", "-", style="dim")
+    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
+    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
+    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
+        table.add_row(reason, f"{count:,}", share_of(count, given))
     console.print(table)
 
 
