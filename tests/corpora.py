@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -59,6 +60,8 @@ class MisbehavingSource(PretrainSource):
     kill_at: int | None = None  # the worker that gets this document dies
     fail_at: int | None = None  # the stream ends with an error here
     refuse_at: int | None = None  # `convert` raises here
+    sleep_at: int | None = None  # the worker that gets this document writes its process id to `pid_file` and sleeps
+    pid_file: str = ""
     unavailable: bool = False
     split: bool = False
 
@@ -85,6 +88,9 @@ class MisbehavingSource(PretrainSource):
         for document in documents:
             if document.row == self.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if document.row == self.sleep_at:
+                Path(self.pid_file).write_text(str(os.getpid()))
+                time.sleep(300)
             if document.row == self.refuse_at:
                 raise NielsCacheError(f"{document.source_id}: cannot be converted")
         kept = [document for document in documents if document.row % 7]

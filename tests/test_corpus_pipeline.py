@@ -1,5 +1,6 @@
 """Caches of prepared data sets: made of their corpus minus their drop list, alone and as members, and when they are made again."""
 
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.sampling import sample_corpus
 from niels_cache_assets.pipeline import BuildOutcome, build_dataset
-from niels_cache_assets.registry import Registry
+from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import documents_name
@@ -177,6 +178,49 @@ def test_an_interleave_takes_prepared_members_prepared(tmp_path: Path, model_tab
     find_duplicates(stricter, root=tmp_path)
     assert cache_state(stricter, "mix", root=tmp_path).state == "other settings"
     assert build_dataset(stricter, "mix", root=tmp_path).state == "built"
+
+
+def test_a_member_that_is_switched_off_is_not_taken_unprepared(tmp_path: Path, model_table: str) -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1 }\nval_frac = 0\n'
+    registry = corpus_registry(tmp_path, {"notes": articles(5)}, settings=model_table + mix, table='prepare = ["clean"]\nenabled = false\n')
+    build_tokenizer(registry, root=tmp_path)
+    with pytest.raises(NielsCacheError, match="'notes' is switched off: set enabled = true"):
+        build_dataset(registry, "mix", root=tmp_path)
+
+
+def test_a_cleaned_data_set_can_be_decontaminated(tmp_path: Path, model_table: str) -> None:
+    texts = articles(40)
+    registry = corpus_registry(
+        tmp_path,
+        {"notes": [*texts, *texts]},
+        settings=model_table,
+        table='prepare = ["clean"]\nval_frac = 0.2\ndecontaminate = "exact"\n',
+    )
+    outcome = build_dataset(ready(registry, tmp_path), "notes", root=tmp_path)
+    assert outcome.meta["documents"]["val"] == 16
+    assert outcome.meta["dropped"]["in_val"] > 0
+    assert outcome.meta["documents"]["train"] == 64 - outcome.meta["dropped"]["in_val"]
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
+def test_real_repetitions_go_within_and_across_data_sets(tmp_path: Path) -> None:
+    folder = Path(os.environ["NIELS_CACHE_REAL_DATA"]).resolve()
+    config = tmp_path / "niels_cache.toml"
+    tables = {
+        "wiki": f'source = "jsonl"\nfiles = ["{folder}/wikipedia/enwiki_extracted_dev.jsonl"]\nprepare = ["clean", "dedup"]\n',
+        "web": f'source = "parquet"\nfiles = ["{folder}/web_fineweb/fineweb_rows.parquet"]\nprepare = ["dedup"]\nval_frac = 0\n',
+        "again": f'source = "jsonl"\nfiles = ["{folder}/web_fineweb/fineweb_rows.jsonl"]\nprepare = ["dedup"]\nval_frac = 0\n',
+    }
+    config.write_text("".join(f"[pretrain.{name}]\n{table}" for name, table in tables.items()), encoding="utf-8")
+    registry = load_registry(profile="quickstart", config=str(config))
+    for name in registry.prepared():
+        assert prepare_corpus(registry, name, root=tmp_path, processes=1).meta["documents"]["kept"] >= 15
+    counts = find_duplicates(registry, root=tmp_path).meta["datasets"]
+    assert (counts["web"]["exact"], counts["web"]["near"]) == (5, 0)  # rows 6-10 repeat rows 1-5
+    assert counts["again"]["exact"] == 15
+    assert open_prepared(registry, "web", root=tmp_path).kept == 10
+    assert list(open_prepared(registry, "again", root=tmp_path).documents()) == []
 
 
 def test_an_interleave_can_be_prepared_itself(tmp_path: Path, model_table: str) -> None:

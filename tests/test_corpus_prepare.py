@@ -2,6 +2,11 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +28,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
 
 PREPARE = ("clean", "dedup")
+REPOSITORY = Path(__file__).parent.parent
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
@@ -254,6 +260,49 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
     assert [next(results) for _ in range(10)] == [math.factorial(number) for number in range(10)]
     assert len(taken) <= 10 + 2 * 2 + 1
     assert list(results) == [math.factorial(number) for number in range(10, 1000)]
+
+
+_SLOW_RUN = """
+import sys
+from pathlib import Path
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from tests.corpora import MisbehavingSource, corpus_registry, with_source
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    source = MisbehavingSource(prepare=("dedup",), sleep_at=300, pid_file=str(folder / "pid"))
+    prepare_corpus(with_source(corpus_registry(folder, {"notes": []}), "notes", source), "notes", root=folder, processes=2)
+"""
+
+
+def wait_for_the_end_of(process: int) -> None:
+    """Or for the end of the test's patience."""
+    for _ in range(600):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {process} is still there")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_or_killed_run_leaves_no_worker_and_no_corpus(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "run.py").write_text(_SLOW_RUN)
+    run = subprocess.Popen(
+        [sys.executable, "run.py", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.DEVNULL,
+    )
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert run.poll() is None
+        time.sleep(0.05)
+    worker = int((tmp_path / "pid").read_text())
+    os.kill(worker, 0)
+    run.send_signal(number)
+    assert run.wait(timeout=60) != 0
+    wait_for_the_end_of(worker)
+    assert not corpus_dir(tmp_path, "notes").exists()
 
 
 def test_the_meta_holds_nothing_of_this_machine(tmp_path: Path, registry: Registry) -> None:

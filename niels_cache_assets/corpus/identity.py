@@ -72,9 +72,11 @@ def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
 
     "Asks for" is told at the revision that the corpus has: a newer upstream is `prepare_corpus`'s to see.
     """
-    require_prepared(registry, name)
+    source = require_prepared(registry, name)
     directory = corpus_dir(root, name)
     advice = f"materialize corpus/documents of {name!r} first (niels-cache build-all does)"
+    if not source.enabled:
+        advice = f"{name!r} is switched off: set enabled = true, then {advice}"
     meta = finished_meta(directory)
     if meta is None:
         raise NielsCacheError(f"{directory}: no finished corpus of {name!r} yet; {advice}")

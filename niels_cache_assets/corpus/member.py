@@ -40,8 +40,7 @@ class PreparedMember(PretrainSource):
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
     """All pretrain tables by name, those with a corpus replaced by what reads it: the `siblings` of a StreamContext."""
-    prepared = set(registry.prepared())
     return {
-        name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if name in prepared else source
+        name: PreparedMember.of(partial(open_prepared, registry, name, root=root)) if source.prepare else source
         for name, source in registry.pretrain.items()
     }

@@ -68,13 +68,13 @@ def prepare_corpus(
 ) -> CorpusOutcome:
     """Make `corpus/<name>` under `root`, or find that the corpus there is what that would make.
 
-    `processes`: workers; None uses every core, 1 works in this process. Raises NielsCacheError for a data set without `prepare`, a source
-    of which nothing is left, and a worker that was killed; the last good corpus then stays.
+    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
+    without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays.
     """
     started = time.monotonic()
     source = require_prepared(registry, name)
     if processes is not None and processes < 1:
-        raise NielsCacheError(f"processes is {processes}; give at least 1, or None for every core")
+        raise NielsCacheError(f"processes is {processes}; give at least 1, or None")
     directory = corpus_dir(root, name)
     old = finished_meta(directory)
 
@@ -98,7 +98,7 @@ def prepare_corpus(
         return outcome("cache_hit", old)
     context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings)
     log(f"preparing {name}: {', '.join(source.prepare)}")
-    _write(registry, name, directory, context, fingerprint, processes or available_threads(), progress)
+    _write(registry, name, directory, context, fingerprint, processes or registry.build.threads or available_threads(), progress)
     return outcome("built", read_meta(str(directory / META_NAME)))
 
 

@@ -89,7 +89,7 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[list[Document]]:
-        """`documents`, reporting what was dropped and found before, as a source does."""
+        """`documents`, reporting as a source does what was dropped and found before: of all the corpus, however much of it is read."""
         context.report.dropped.update(self.dropped)
         context.report.facts.update(self.meta["facts"])
         return self.documents()
