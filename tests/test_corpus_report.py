@@ -1,0 +1,100 @@
+"""The report of a corpus: its figures add up, it is written once, and its pictures are pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.plots import draw
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.report import corpus_report, plot_names, write_report
+from niels_cache_assets.dedup.bands import choose_bands
+from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
+from tests.prepared_project import LETTERS, prepare_project
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    project = prepare_project(tmp_path, tiny_model)
+    for name in ("books", "letters"):
+        prepare_corpus(project.registry, name, root=project.root, processes=1)
+    find_duplicates(project.registry, root=project.root)
+    return project
+
+
+def test_the_funnel_ends_with_what_stays_and_every_step_is_a_reason(project: Project) -> None:
+    report = corpus_report(project.registry, "letters", root=project.root)
+    stages = {stage["stage"]: stage["documents"] for stage in report["funnel"]}
+    assert stages == {"read": 23, "cleaned": 23, "without exact duplicates": 21, "without near duplicates": LETTERS}
+    assert report["documents"] == {"given": 23, "kept": LETTERS}
+    assert sum(report["splits"].values()) == LETTERS
+    assert [(row["reason"], row["stage"], row["documents"]) for row in report["reasons"]] == [
+        ("exact_duplicate", "duplicates", 2),
+        ("near_duplicate", "duplicates", 1),
+    ]
+    assert report["reasons"][0]["share"] == pytest.approx(2 / 23, abs=1e-6)
+    for key in ("characters", "bytes", "estimated_tokens"):
+        figures = [stage[key] for stage in report["funnel"]]
+        assert figures == sorted(figures, reverse=True)
+        assert figures[-1] > 0
+    assert sum(bin["before"] for bin in report["lengths"]) == 23
+
+
+def test_cleaning_is_told_from_duplicates_and_lengths_from_before_and_after(project: Project) -> None:
+    report = corpus_report(project.registry, "books", root=project.root)
+    assert [(row["reason"], row["stage"]) for row in report["reasons"]] == [("too_short", "cleaning")]
+    assert [stage["documents"] for stage in report["funnel"]] == [5, 4, 4, 4]
+    assert next((bin["from"], bin["below"]) for bin in report["lengths"]) == (4, 8), "'Brief.' has six characters"
+    assert sum(bin["before"] for bin in report["lengths"]) == 5
+    assert sum(bin["after"] for bin in report["lengths"]) == 4
+
+
+def test_duplicates_come_with_clusters_their_origin_and_the_curve_of_the_bands_used(project: Project) -> None:
+    found = corpus_report(project.registry, "letters", root=project.root)["duplicates"]
+    assert {(pair["because_dataset"], pair["kind"]) for pair in found["because_of"]} == {
+        ("books", "exact"),
+        ("letters", "exact"),
+        ("letters", "near"),
+    }
+    assert found["cluster_sizes"] == {"2": 2}, "the letter that equals a book is in the cluster of the book"
+    assert (found["bands"], found["rows"]) == choose_bands(0.85, 128)
+    curve = [probability for _, probability in found["s_curve"]]
+    assert (curve[0], curve[-1]) == (0, 1)
+    assert curve == sorted(curve)
+
+
+def test_a_report_is_written_once_and_again_when_something_changed(project: Project) -> None:
+    first = write_report(project.registry, "letters", root=project.root)
+    assert first.state == "built"
+    assert {path.name for path in first.directory.iterdir()} == {"report.json", *plot_names(first.report)}
+    assert json.loads((first.directory / "report.json").read_text()) == first.report
+    images = {name: (first.directory / name).read_bytes() for name in plot_names(first.report)}
+    assert len(images) == 4
+    assert all(image.startswith(PNG) and len(image) < 60_000 for image in images.values())
+    assert draw(first.report) == images, "the same report, the same bytes"
+    assert write_report(project.registry, "letters", root=project.root).state == "cache_hit"
+    (first.directory / "funnel.png").unlink()
+    assert write_report(project.registry, "letters", root=project.root).state == "built"
+    assert write_report(project.registry, "letters", root=project.root, force=True).state == "built"
+
+
+def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, tiny_model: Path) -> None:
+    project = prepare_project(tmp_path, tiny_model)
+    with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books' first"):
+        write_report(project.registry, "books", root=project.root)
+    assert not (project.root / "reports").exists()
+
+
+def test_many_reasons_and_no_reason_are_drawn(project: Project) -> None:
+    report = corpus_report(project.registry, "letters", root=project.root)
+    many = [{"reason": f"reason_{index}", "stage": "source", "documents": 1, "share": 0.01} for index in range(40)]
+    none = {**report["duplicates"], "cluster_sizes": {}}
+    large = {**report["duplicates"], "cluster_sizes": {str(size): 1 for size in (2, 3, 7, 90, 1_000_000)}}
+    for changes in ({"reasons": many, "duplicates": large}, {"reasons": [], "duplicates": none}, {"duplicates": None}):
+        images = draw({**report, **changes})
+        assert set(images) == plot_names({**report, **changes})
+        assert all(image.startswith(PNG) for image in images.values())
