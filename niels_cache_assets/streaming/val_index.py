@@ -1,4 +1,4 @@
-"""Whether texts equal, or nearly equal, a document of val: exact answers, mostly after a look at the first half of a text.
+"""Whether texts equal, or nearly equal, a document of val: exact answers, mostly after a look at the first third of a text.
 
 Val's documents are added, the index is sealed, and then any number of threads may ask. A text T is near a document V where the Jaccard
 similarity of their word 5-grams (dedup/signatures.py) reaches the threshold t. Nothing is estimated; three bounds spare the work:
@@ -19,6 +19,7 @@ decontaminate.py's.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -27,6 +28,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.dedup.canonical import BLANK, code_points
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.dedup.signatures import Shingles, Signer
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,7 +39,7 @@ Hashes = NDArray[np.uint64]
 _BITS_PER_SHINGLE = 16
 _BLOCK = 1 << 20
 _MINIMAL_HEAD = 100  # characters
-_CHARACTERS_PER_WORD = 8  # of prose, with blanks, and some to spare; a wrong guess costs time and nothing else
+_HEAD = 1.5  # times what may be missing: how much of a text is looked at first; a wrong guess costs time and nothing else
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: a bound must err on the wide side
 
 
@@ -60,7 +62,7 @@ class ValIndex:
             raise NielsCacheError(f"the threshold of near duplicates is {threshold}; it must be above 0 and below 1")
         self._near = kind == "near"
         self._threshold = threshold if self._near else 1.0
-        self._head_share = _head_share(self._threshold)
+        self._head_share = _HEAD * (1 - self._threshold)
         self._signer = Signer()
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
         self._first: dict[bytes, int] = {}  # ordinal by digest
@@ -135,8 +137,8 @@ class ValIndex:
         shingles = self._signer.shingle(shown)
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
-            # A word has a character and a blank, so this is at least the number of different shingles of the whole text.
-            most = count + (len(texts[index]) - len(head)) // 2 + 1
+            # Between words is a blank, so this is at least the number of different shingles of the whole text.
+            most = count + (_blanks_after(texts[index], len(head)) + 1 if self._near else 0)
             # Fewer words than a shingle has make one of a kind that the whole text does not hold.
             if count < 2 or missing <= self._may_miss(most):
                 suspects.append(index)
@@ -156,7 +158,7 @@ class ValIndex:
         marks = 4 << np.ceil(np.log2(np.maximum(_counts(shingles), 1))).astype(np.int64)
         firsts = np.cumsum(marks) - marks
         missing = np.flatnonzero(~self._is_member(shingles.hashes))
-        text = np.searchsorted(shingles.ends, missing, side="right")
+        text = np.repeat(np.arange(len(shingles)), _counts(shingles))[missing]
         marked = np.zeros(int(marks.sum()), dtype=bool)
         marked[firsts[text] + (shingles.hashes[missing].view(np.int64) & (marks[text] - 1))] = True
         return np.add.reduceat(marked, firsts, dtype=np.int64)
@@ -202,8 +204,16 @@ def _counts(shingles: Shingles) -> list[int]:
     return np.diff(shingles.ends, prepend=0).tolist()
 
 
-def _head_share(threshold: float) -> float:
-    """How much of a text that has nothing in common with val must be read until the first bound shows it."""
-    words = 1 / _CHARACTERS_PER_WORD
-    missing, longest = words * (1 - 1 / _BITS_PER_SHINGLE), (1 - threshold) / 2
-    return longest / (missing - (1 - threshold) * words + longest) if missing > (1 - threshold) * words else 1.0
+def _blanks_after(text: str, start: int) -> int:
+    """At least the number of characters that separate words in text[start:]: ASCII's up to the blank, and all that begin like another."""
+    last_of_ascii, others = _first_bytes_of_blanks()
+    encoded = np.frombuffer(text[start:].encode("utf-8", "surrogatepass"), np.uint8)
+    count = np.count_nonzero(encoded <= last_of_ascii)
+    return int(count) if text.isascii() else int(count + sum(np.count_nonzero(encoded == other) for other in others))
+
+
+@lru_cache(maxsize=1)
+def _first_bytes_of_blanks() -> tuple[np.uint8, list[np.uint8]]:
+    """Of the characters for which canonical text has a blank, in UTF-8: the last one of ASCII, and the first bytes of the others."""
+    first = {chr(code_point).encode()[0] for code_point in np.flatnonzero(code_points() == BLANK).tolist()}
+    return np.uint8(max(byte for byte in first if byte < 128)), [np.uint8(byte) for byte in sorted(first) if byte >= 128]
