@@ -1,8 +1,8 @@
 """Compiling with numba where it is installed: `compiled(function)`, and `available()`.
 
 Compiled code releases the GIL and is cached on disk beside the module (or in the user's cache folder where that cannot be written), so
-that numba compiles once a machine and numba version: some seconds in the first process, tens of milliseconds to load in each later one.
-Importing numba takes about half a second; nothing does until the first call.
+that numba compiles once a machine and numba version: about four seconds in the first process. A later one takes about a second from the
+import of numba to the first result; nothing is imported until the first call.
 """
 
 from collections.abc import Callable

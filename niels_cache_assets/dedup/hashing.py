@@ -10,7 +10,7 @@
 All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014); the constants of the slots are the
 stream of splitmix64 from SLOT_SEED, the same on every machine, and those of 16 slots are the first of those of 128.
 
-Cost: about 0.2 ms/KB of text, twenty times the kernels' (benchmarks/dedup.py).
+Cost: about 0.35 ms/KB of text, some fifty times that of the kernels (benchmarks/dedup.py).
 """
 
 from functools import lru_cache

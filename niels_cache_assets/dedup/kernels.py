@@ -6,8 +6,7 @@ one begins at end + 1, and PADDING more blanks after the last: a word is read ei
 
 Positions are unsigned, for which numba does not look whether they count from the end.
 
-All release the GIL. Compiled once a machine (some seconds) and cached beside this module, or in the user's cache folder where that cannot
-be written; loading what is compiled takes tens of milliseconds a process, importing numba about half a second.
+All release the GIL. When they are compiled, and what that costs: `compiled`.
 """
 
 import numpy as np
