@@ -32,7 +32,7 @@ exit codes: 0 done, 1 a data set failed or verify found something, 2 wrong use o
 
 _BUILD_ALL = """\
 Build the tokenizer, then every pretrain data set, then every SFT data set, through Dagster: its UI
-shows the same runs.
+shows the same runs. Data sets with `prepare` are cleaned and deduplicated before (docs/cleaning.md).
 
 What is already built from the same settings, tokenizer and upstream revision is a cache hit and
 takes no time. A data set that fails does not stop the others and leaves its last good cache as it
