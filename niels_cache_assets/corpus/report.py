@@ -185,9 +185,9 @@ def _holds(directory: Path, report: Report) -> bool:
         return False
     if {key: value for key, value in old.items() if key not in ("schema_version", "meta_sha256")} != report:
         return False
-    return plot_names(report) <= {path.name for path in directory.glob(f"*{_SUFFIX}")}
+    return all((directory / name).is_file() for name in plot_names(report))
 
 
-def plot_names(report: Report) -> set[str]:
-    """The plots of such a report."""
-    return {"funnel.png", "reasons.png", "lengths.png", *(("duplicates.png",) if report["duplicates"] else ())}
+def plot_names(report: Report) -> list[str]:
+    """The plots of such a report, in the order to look at them."""
+    return ["funnel.png", "reasons.png", "lengths.png", *(["duplicates.png"] if report["duplicates"] else [])]

@@ -117,10 +117,10 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
         "documents": report["documents"]["kept"],
         "kept_share": round(report["documents"]["kept"] / report["documents"]["given"], 4),
         "estimated_tokens": report["funnel"][-1]["estimated_tokens"],
+        **{Path(name).stem: _picture(outcome.directory / name) for name in plot_names(report)},
         "funnel_table": table(funnel, stage="string", documents="int", bytes="int", estimated_tokens="int"),
         "reasons_table": reasons_table(report["reasons"]),
         "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
-        **{Path(name).stem: _picture(outcome.directory / name) for name in sorted(plot_names(report))},
     }
     if report["language_share"] is not None:
         metadata["language_share"] = report["language_share"]
@@ -165,7 +165,7 @@ def _rejected_examples(path: Path) -> dg.TableMetadataValue:
     with open_documents(path) as parquet:
         rows = parquet.read().to_pylist()
     shown = [row for _, same in groupby(rows, key=lambda row: row["reason"]) for row in list(same)[:EXAMPLES_PER_REASON]]
-    return table([_example(row) for row in shown], reason="string", title="string", measured="string", excerpt="string", place="string")
+    return table([_example(row) for row in shown], reason="string", title="string", measured="string", place="string", excerpt="string")
 
 
 def _example(row: Mapping[str, Any]) -> dict[str, str]:
@@ -173,8 +173,8 @@ def _example(row: Mapping[str, Any]) -> dict[str, str]:
         "reason": row["reason"],
         "title": row["title"] or "",
         "measured": "" if row["value"] is None else f"{row['value']:.4g}",
-        "excerpt": " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split()),
         "place": f"{row['file']}:{row['row']}",
+        "excerpt": " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split()),
     }
 
 

@@ -1,0 +1,234 @@
+"""corpus/* as assets: who depends on whom, what a run records, what makes a partition stale, checks, and building all of it in order."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
+
+from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
+from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
+from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
+from tests.dagster_tools import Project, checks, failure, materializations, metadata, rows
+from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
+from tests.test_dagster_launcher import launch, states
+from tests.tiny import sentences
+
+META = META_KEYS["pretrain"]
+MIXTURE = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 0.5, letters = 0.5 }\n'
+ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    return prepare_project(tmp_path, tiny_model)
+
+
+@pytest.fixture
+def in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the launcher: an instance without files is three times as fast."""
+    home = project.folder / "home"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: dg.DagsterInstance.ephemeral())
+
+
+def run(project: Project, job: str, partition: str | None = None) -> dg.ExecuteInProcessResult:
+    return project.defs.resolve_job_def(job).execute_in_process(instance=project.instance, partition_key=partition, raise_on_error=False)
+
+
+def prepare(project: Project) -> None:
+    for name in ("books", "letters"):
+        assert run(project, CORPUS_JOB, name).success
+    assert run(project, DUPLICATES_JOB).success
+    for name in ("books", "letters"):
+        assert run(project, REPORT_JOB, name).success
+
+
+def status(project: Project, key: dg.AssetKey, partition: str | None = None) -> str:
+    graph = project.defs.resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(project.instance, graph, LoadingContextForTest(project.instance))
+    return resolver.get_status(key, partition).value
+
+
+def test_the_assets_of_a_corpus_are_these(project: Project) -> None:
+    configure(project, more=MIXTURE)
+    graph = project.defs.resolve_asset_graph()
+    prepared, every = ["books", "letters"], ["notes", "books", "letters", "mix"]
+    found = {}
+    for key in (DOCUMENTS, DUPLICATES, KEPT, REPORT, META):
+        node = graph.get(key)
+        partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
+        parents = sorted(parent.to_user_string() for parent in node.parent_keys)
+        found[key.to_user_string()] = (node.group_name, partitions, parents, sorted(check.name for check in node.check_keys))
+    verified = ["caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"]
+    above = ["corpus/documents", "corpus/kept", "pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"]
+    assert found == {
+        "corpus/documents": ("corpus", prepared, ["upstream/pretrain"], [LANGUAGE_PLAUSIBLE, REASONS_PLAUSIBLE]),
+        "corpus/duplicates": ("corpus", None, ["corpus/documents"], []),
+        "corpus/kept": ("corpus", prepared, ["corpus/documents", "corpus/duplicates"], [NOT_EMPTY]),
+        "corpus/report": ("corpus", prepared, ["corpus/documents", "corpus/duplicates"], []),
+        "pretrain/meta_json": ("pretrain", every, above, verified),
+    }
+    assert graph.get_check_spec(dg.AssetCheckKey(KEPT, NOT_EMPTY)).blocking
+
+
+def test_a_data_set_depends_on_its_own_corpus_and_a_mixture_on_those_of_its_members(project: Project) -> None:
+    configure(project, more=MIXTURE)
+    graph = project.defs.resolve_asset_graph()
+
+    def above(name: str) -> list[str]:
+        parents = graph.get_parents_partitions(META, name)
+        assert not parents.required_but_nonexistent_parents_partitions
+        keys = [key for key in parents.parent_partitions if key.asset_key.path[0] in ("corpus", "upstream")]
+        return sorted(f"{key.asset_key.path[1]} {key.partition_key}" for key in keys)
+
+    assert above("notes") == ["pretrain notes"]
+    assert above("books") == ["documents books", "kept books"]
+    assert above("mix") == ["documents letters", "kept letters", "pretrain mix"]
+
+
+def test_without_a_prepared_data_set_there_is_no_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    groups = {spec.group_name for spec in project.defs.resolve_all_asset_specs()}
+    assert groups == {"tokenizer", "upstream", "pretrain", "sft"}
+
+
+def test_runs_record_figures_examples_and_pictures(project: Project) -> None:
+    documents = run(project, CORPUS_JOB, "books")
+    recorded = metadata(materializations(documents, "corpus__documents")["corpus/documents"])
+    assert (recorded["state"], recorded["documents_read"], recorded["documents"]) == ("built", 5, 4)
+    assert rows(recorded["dropped_by_reason"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": 0.2}]
+    assert [(row["reason"], row["excerpt"]) for row in rows(recorded["rejected_examples"])] == [("too_short", "Brief.")]
+    assert checks(documents)[REASONS_PLAUSIBLE].passed
+    assert metadata(materializations(run(project, CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"])["cache_hit"] is True
+    run(project, CORPUS_JOB, "letters")
+    duplicates = metadata(materializations(run(project, DUPLICATES_JOB), "corpus__duplicates")["corpus/duplicates"])
+    assert (duplicates["exact"], duplicates["near"], duplicates["bands"], duplicates["rows"]) == (2, 1, 8, 16)
+    assert [row["data_set"] for row in rows(duplicates["data_sets"])] == ["books", "letters"]
+    reported = run(project, REPORT_JOB, "letters")
+    assert checks(reported)[NOT_EMPTY].passed
+    kept = metadata(materializations(reported, "corpus__kept")["corpus/kept"])
+    assert (kept["documents"], kept["duplicates"]) == (LETTERS, 3)
+    report = metadata(materializations(reported, "corpus__report")["corpus/report"])
+    assert [row["documents"] for row in rows(report["funnel_table"])] == [23, 23, 21, LETTERS]
+    for plot in ("funnel", "reasons", "lengths", "duplicates"):
+        assert report[plot].startswith(f"![{plot}](data:image/png;base64,iVBOR")
+        assert len(report[plot]) < 70_000
+
+
+def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:
+    assert project.build_tokenizer().success
+    assert project.build("notes").success
+    assert "materialize corpus/documents of 'letters' first" in failure(project.build("letters"))
+    assert "materialize corpus/documents of 'letters' first" in failure(run(project, REPORT_JOB, "letters"))
+
+
+def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(project: Project) -> None:
+    assert project.build_tokenizer().success
+    prepare(project)
+    for name in ("notes", "books", "letters"):
+        assert project.build(name).success
+    partitions = [(META, name) for name in ("notes", "books", "letters")]
+    assert {status(project, *each) for each in partitions} == {"FRESH"}
+
+    configure(project, threshold=0.99)  # the near duplicate stays now
+    assert status(project, DUPLICATES) == "STALE"
+    assert {status(project, DOCUMENTS, name) for name in ("books", "letters")} == {"FRESH"}
+    assert run(project, DUPLICATES_JOB).success
+    for name in ("books", "letters"):
+        assert run(project, REPORT_JOB, name).success
+    assert {name: status(project, key, name) for key, name in partitions} == {"notes": "FRESH", "books": "FRESH", "letters": "STALE"}
+    built = {name: metadata(materializations(project.build(name))["pretrain/meta_json"])["state"] for name in ("books", "letters")}
+    assert built == {"books": "cache_hit", "letters": "built"}
+    assert {status(project, *each) for each in partitions} == {"FRESH"}
+
+
+def test_what_is_implausible_is_a_warning(project: Project) -> None:
+    configure(project, more="[cleaning]\nmax_reason_share = 0.1\n")
+    found = checks(run(project, CORPUS_JOB, "books"))
+    assert (found[REASONS_PLAUSIBLE].passed, found[REASONS_PLAUSIBLE].severity) == (False, WARN)
+    assert found[REASONS_PLAUSIBLE].description == "too_short takes 20.0% of the documents"
+    assert found[LANGUAGE_PLAUSIBLE].passed, "nobody was asked"
+    text = project.folder / "niels_cache.toml"
+    text.write_text(text.read_text().replace('"not_english", ', "").replace("max_reason_share = 0.1", 'languages = ["de"]'))
+    for book in (project.folder / "books").iterdir():
+        book.write_text("Der Hund und die Katze gehen am Abend durch den Wald nach Hause. " * 3 if book.stem == "0" else book.read_text())
+    found = checks(run(project, CORPUS_JOB, "books"))
+    check = found[LANGUAGE_PLAUSIBLE]
+    assert (check.passed, check.severity, check.metadata["min_language_share"].value) == (False, WARN, 0.5)
+    assert check.description == "only 25.0% of the documents are in de"
+
+
+def test_a_corpus_of_which_duplicates_leave_nothing_is_an_error_that_blocks(project: Project) -> None:
+    book = (project.folder / "books" / "0.txt").read_text(encoding="utf-8")
+    write_letters(project, [book, book.upper()])
+    for name in ("books", "letters"):
+        assert run(project, CORPUS_JOB, name).success
+    assert run(project, DUPLICATES_JOB).success
+    reported = run(project, REPORT_JOB, "letters")
+    check = checks(reported)[NOT_EMPTY]
+    assert (check.passed, check.severity, check.blocking) == (False, ERROR, True)
+    assert check.description == "no document is left (dropped: exact_duplicate 2)"
+    assert not reported.success
+
+
+@pytest.mark.parametrize(
+    ("settings", "passed", "severity"),
+    [("", False, WARN), ('decontaminate = "exact"\n', False, WARN), ('decontaminate = "near"\n', True, None)],
+)
+def test_splits_that_share_documents_are_found_in_the_finished_cache(
+    tmp_path: Path, tiny_model: Path, settings: str, passed: bool, severity: dg.AssetCheckSeverity | None
+) -> None:
+    project = Project(tmp_path, tiny_model)
+    texts = sentences(6, words=120)
+    for number, text in enumerate([*texts, *map(changed, texts), *texts]):
+        (project.folder / "books" / f"more{number:02}.txt").write_text(text, encoding="utf-8")
+    project.configure(extra=f"val_frac = 0.3\n{settings}")
+    assert project.build_tokenizer().success
+    built = project.build("books")
+    assert built.success
+    check = checks(built)[SPLITS_DISJOINT]
+    assert (check.passed, check.metadata["near"].value > 0) == (passed, not passed)
+    assert (check.metadata["exact"].value > 0) == (settings == "")
+    if not passed:
+        assert check.severity == severity
+        assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_build_all_prepares_before_it_builds_and_a_second_time_finds_everything(project: Project) -> None:
+    configure(project, more=MIXTURE)
+    results, recorder = launch(project, only=["mix", "books"])
+    assert [(result.name, result.state) for result in results.values()] == [
+        ("tokenizer", "built"),
+        ("corpus/books", "built"),
+        ("corpus/letters", "built"),
+        ("corpus/duplicates", "built"),
+        ("report/books", "built"),
+        ("report/letters", "built"),
+        ("books", "built"),
+        ("mix", "built"),
+    ]
+    assert recorder.corpora["corpus/letters"].kept == 23
+    assert results["corpus/letters"].message is None
+    again = states(launch(project, only=["mix", "books"])[0])
+    assert set(again.values()) == {"cache_hit"}
+    assert len(again) == 8
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_a_corpus_that_fails_leaves_its_cache_unbuilt_and_no_other(project: Project) -> None:
+    write_letters(project, ["", ""])
+    configure(project, more=MIXTURE)
+    results, _ = launch(project, only=["notes", "letters", "mix"])
+    assert states(results) == {
+        "tokenizer": "built",
+        "corpus/letters": "failed",
+        "notes": "built",
+        "letters": "skipped",
+        "mix": "skipped",
+    }
+    assert "no document is left" in (results["corpus/letters"].message or "")
+    assert results["mix"].message == results["letters"].message == "the corpus of letters could not be prepared"
