@@ -1,0 +1,47 @@
+"""Megatron-LM's data sets: read, written and numbered as megatron-core 0.16.1 does it, without megatron-core.
+
+    IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
+
+numpy and torch only. Names load their module when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend
+    from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
+    from niels_cache_runtime.megatron.gpt_indices import split_ranges
+    from niels_cache_runtime.megatron.index_cache import IndexCache
+    from niels_cache_runtime.megatron.indexed import IndexedDataset
+    from niels_cache_runtime.megatron.indexed_writer import IndexedWriter, plan_indexed, write_indexed
+
+__all__ = [
+    "IndexCache",
+    "IndexedDataset",
+    "IndexedWriter",
+    "MegatronBlendedDataset",
+    "MegatronGPTDataset",
+    "open_blend",
+    "plan_indexed",
+    "split_ranges",
+    "write_indexed",
+]
+
+_MODULES = {
+    "IndexCache": "index_cache",
+    "IndexedDataset": "indexed",
+    "IndexedWriter": "indexed_writer",
+    "MegatronBlendedDataset": "blended",
+    "MegatronGPTDataset": "gpt_dataset",
+    "open_blend": "blended",
+    "plan_indexed": "indexed_writer",
+    "split_ranges": "gpt_indices",
+    "write_indexed": "indexed_writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,196 @@
+"""Megatron-LM's BlendedDataset: samples of several data sets in the proportions of their weights, in Megatron's order.
+
+`[i]` is sample `dataset_sample_index[i]` of data set `dataset_index[i]`, with that number beside it. How the two arrays come about, and
+what they cost, is in `blend_indices`. `open_blend` builds what Megatron's BlendedMegatronDatasetBuilder builds for one split of a list of
+prefixes: the data sets, each with the samples that its weight asks for and a surplus, and the blend of them.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron.blend_indices import (
+    Advance,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    normalized,
+)
+from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
+from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges
+from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+from niels_cache_runtime.megatron.indexed import IndexedDataset
+
+SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
+SPLITS = ("train", "valid", "test")
+
+
+class MapStyle(Protocol):
+    """What a blend is made of: numbered samples, each a dict."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+
+class MegatronBlendedDataset(Dataset[dict[str, Any]]):
+    """`size` samples of `datasets`, blended by `weights`; with size None, weights are counts and each data set gives exactly so many.
+
+    [i] is a dict: `dataset_id`, a numpy integer, and what the data set gives for its sample. index_cache, advance: where the two arrays
+    are kept, and what builds them; pickled whole without a cache.
+    Raises NielsCacheError for weights or counts that are not above 0, and where a data set has fewer samples than the blend takes of it.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[MapStyle],
+        weights: Sequence[float],
+        size: int | None,
+        *,
+        index_cache: IndexCache | None = None,
+        advance: Advance | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not datasets or len(datasets) != len(weights):
+            raise NielsCacheError(f"{len(datasets)} data sets and {len(weights)} weights: give one weight for each")
+        self.datasets = list(datasets)
+        counts: list[int] = []
+        if size is None:
+            if any(weight != int(weight) for weight in weights):
+                raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, whole numbers")
+            counts = [int(weight) for weight in weights]
+            self.parameters: dict[str, Any] = {"counts": counts, "size": None}
+        else:
+            shares = normalized(weights)
+            self.parameters = {"weights": shares, "size": check_positive("size", size)}
+
+        def build(allocate: Allocate) -> object:
+            if size is None:
+                return build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
+            return build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
+
+        if index_cache is None:
+            arrays: dict[str, Any] = {}
+            build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
+            self.index_directory: str | None = None
+        else:
+            arrays = index_cache.open("blend", self.parameters, build)
+            self.index_directory = str(index_cache.directory("blend", self.parameters))
+        self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        block, taken = 1 << 22, np.zeros(len(self.datasets), dtype=np.int64)
+        for start in range(0, len(self), block):
+            taken += np.bincount(self.dataset_index[start : start + block], minlength=len(self.datasets))
+        for number, (dataset, count) in enumerate(zip(self.datasets, taken.tolist(), strict=True)):
+            if len(dataset) < count:
+                raise NielsCacheError(
+                    f"the blend takes {count} samples of data set {number}, which has {len(dataset)}; give it more (a larger surplus)"
+                )
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self.dataset_index)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Sample `index`. IndexError for one outside of 0 to len - 1."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of these indices, in their order: those of a data set together, where it takes a list."""
+        places: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            number = as_int(index)
+            if number is None:
+                raise TypeError(f"index {index!r}: must be a whole number")
+            if not 0 <= number < len(self):
+                raise IndexError(f"sample {number}: there are {len(self)}")
+            places.setdefault(self.dataset_index.item(number), []).append(place)
+        samples: list[dict[str, Any]] = [{}] * len(indices)
+        for dataset_id, chosen in places.items():
+            dataset = self.datasets[dataset_id]
+            numbers = [self.dataset_sample_index.item(indices[place]) for place in chosen]
+            batched = getattr(dataset, "__getitems__", None)
+            found = batched(numbers) if batched is not None else [dataset[number] for number in numbers]
+            for place, sample in zip(chosen, found, strict=True):
+                samples[place] = {"dataset_id": self.dataset_index[indices[place]], **sample}
+        return samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self.index_directory is not None:
+            del state["dataset_index"], state["dataset_sample_index"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.index_directory is not None:
+            arrays = open_arrays(self.index_directory)
+            self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
+
+
+def open_blend(
+    prefixes: Sequence[str | Path],
+    weights: Sequence[float] | None = None,
+    *,
+    num_samples: int | None,
+    sequence_length: int,
+    seed: int,
+    split: str = "1",
+    part: str = "train",
+    surplus: float = SURPLUS,
+    index_cache: IndexCache | None = None,
+    advance: Advance | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> MegatronGPTDataset | MegatronBlendedDataset:
+    """One part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
+
+    weights: the blend takes `num_samples` by them, and a little more: each data set's share is rounded up. Without weights, data sets are
+    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend.
+    settings: of every `MegatronGPTDataset`. With an index_cache this builds ahead what a training later opens: `progress` tells how far.
+
+    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, and for weights without
+    num_samples.
+    """
+    if part not in SPLITS:
+        raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
+    if weights is not None and (num_samples is None or len(weights) != len(prefixes)):
+        raise NielsCacheError(f"{len(prefixes)} data sets with weights: give one weight for each, and num_samples")
+    shares = None if weights is None else normalized(weights)
+
+    def dataset(prefix: str | Path, samples: int | None) -> MegatronGPTDataset:
+        indexed = IndexedDataset(prefix)
+        sequences = split_ranges(split, len(indexed))[SPLITS.index(part)]
+        if not len(sequences):
+            raise NielsCacheError(f"{prefix}: split={split!r} leaves no sequence of {len(indexed)} to {part}")
+        return MegatronGPTDataset(
+            indexed,
+            sequences,
+            num_samples=samples,
+            sequence_length=sequence_length,
+            seed=seed,
+            index_cache=index_cache,
+            progress=progress,
+            **settings,
+        )
+
+    if len(prefixes) == 1 and shares is None:
+        return dataset(prefixes[0], num_samples)
+    built_of: list[int | None] = [None] * len(prefixes)
+    taken: list[int] = []
+    if shares is not None and num_samples is not None:
+        taken = [math.ceil(num_samples * share) for share in shares]
+        built_of = [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
+    datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, built_of, strict=True)]
+    if shares is not None:
+        return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, advance=advance, progress=progress)
+    lengths = [len(found) for found in datasets]
+    most = None if num_samples is None else min(num_samples, sum(lengths))
+    return MegatronBlendedDataset(datasets, lengths, most, index_cache=index_cache, advance=advance, progress=progress)

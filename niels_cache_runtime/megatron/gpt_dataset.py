@@ -1,0 +1,202 @@
+"""Megatron-LM's GPTDataset: samples of a fixed length from the documents of an IndexedDataset, in Megatron's order.
+
+    k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
+
+`[k]` is what megatron-core's GPTDataset gives without an attention mask (`create_attention_mask=False`, what is advised where the kernel
+makes its own): the same tokens, labels, loss mask and position ids. Cost: a few microseconds per sample, some of it per document in it;
+a DataLoader takes whole batches (`__getitems__`). How the order comes about is in `gpt_indices`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from niels_cache_runtime.batches import as_int
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron.gpt_indices import Allocate, Documents, GPTIndices, Progress, build_gpt_indices
+from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+from niels_cache_runtime.megatron.indexed import IndexedDataset
+
+Sample = dict[str, torch.Tensor]
+NO_PAD = -1  # no token's id: what Megatron pads with where the tokenizer has no pad token of its own
+
+
+class MegatronGPTDataset(Dataset[Sample]):
+    """Samples of `sequence_length` tokens of the sequences `indices` of `indexed` (all by default; `gpt_indices.split_ranges`).
+
+    [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
+    may share memory, position_ids is shared by all samples; a collated batch is a copy.
+
+    num_samples: at least so many, over as many epochs as that takes; None for one epoch. seed: as Megatron's `random_seed`.
+    add_extra_token, drop_last: Megatron's `add_extra_token_to_sequence` and, for valid, `drop_last_partial_validation_sequence`.
+    pad_token: fills the last partial sample; padding, and any token of that id, is 0 in tokens and labels and not in the loss.
+    eod_token: needed for eod_mask_loss (the document's end is not in the loss, as an input) and reset_position_ids (positions begin anew
+    after it).
+    index_cache: where the indices are kept and looked for; without it they are built here, in memory, and pickled whole.
+    progress: told (name of the array, done, total) while indices are built.
+
+    Raises NielsCacheError for settings out of range and where no sample can be made.
+    """
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        indices: Documents | None = None,
+        *,
+        num_samples: int | None,
+        sequence_length: int,
+        seed: int,
+        add_extra_token: bool = True,
+        drop_last: bool = True,
+        pad_token: int = NO_PAD,
+        eod_token: int | None = None,
+        eod_mask_loss: bool = False,
+        reset_position_ids: bool = False,
+        index_cache: IndexCache | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if eod_token is None and (eod_mask_loss or reset_position_ids):
+            raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
+        self.indexed = indexed
+        self.sequence_length, self.add_extra_token = sequence_length, add_extra_token
+        self.pad_token, self.eod_token = pad_token, eod_token
+        self.eod_mask_loss, self.reset_position_ids = eod_mask_loss, reset_position_ids
+        documents = range(len(indexed)) if indices is None else indices
+        self.parameters = {
+            "data": indexed.fingerprint,
+            "documents": _describe(documents),
+            "num_samples": num_samples,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "add_extra_token": bool(add_extra_token),
+            "drop_last": bool(drop_last),
+        }
+
+        def build(allocate: Allocate) -> GPTIndices:
+            return build_gpt_indices(
+                indexed.sequence_lengths,
+                documents,
+                num_samples=num_samples,
+                sequence_length=sequence_length,
+                seed=seed,
+                add_extra_token=add_extra_token,
+                drop_last=drop_last,
+                allocate=allocate,
+                progress=progress,
+            )
+
+        if index_cache is None:
+            self.index_directory: str | None = None
+            self._use(build(lambda name, shape, dtype: np.empty(shape, dtype=dtype)))
+        else:
+            self.index_directory = str(index_cache.directory("gpt", self.parameters))
+            self._use(GPTIndices(**index_cache.open("gpt", self.parameters, build)))
+
+    def _use(self, indices: GPTIndices) -> None:
+        self.document_index, self.sample_index, self.shuffle_index = indices.document_index, indices.sample_index, indices.shuffle_index
+        self._position_ids = torch.arange(self.sequence_length)
+
+    def __len__(self) -> int:
+        """Samples: num_samples or more."""
+        return len(self.shuffle_index)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Sample `index`. IndexError for one outside of 0 to len - 1."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples of these indices, in their order: what a DataLoader asks for."""
+        batch = self.read(indices)
+        columns = [rows.unbind() for rows in batch.values()]
+        return [dict(zip(batch, sample, strict=True)) for sample in zip(*columns, strict=True)]
+
+    def read(self, indices: Sequence[int]) -> Sample:
+        """The samples of these indices as one dict of tensors (len(indices), sequence_length), without a collate function."""
+        rows, filled = self.read_tokens(indices)
+        length = self.sequence_length
+        if self.add_extra_token:
+            tokens, labels = rows[:, :-1], rows[:, 1:]
+        else:
+            tokens, labels = rows, np.empty_like(rows)
+            labels[:, :-1], labels[:, -1] = rows[:, 1:], self.pad_token
+        loss_mask = np.ones((len(rows), length), dtype=np.float32)
+        position_ids = self._position_ids.expand(len(rows), length)
+        if self.eod_mask_loss:
+            loss_mask[tokens == self.eod_token] = 0
+        if self.reset_position_ids:
+            position_ids = torch.from_numpy(positions_after(tokens == self.eod_token))
+        if self.pad_token >= 0 or not self.add_extra_token or min(filled, default=rows.shape[1]) < rows.shape[1]:
+            padded = labels == self.pad_token
+            loss_mask[padded] = 0
+            labels[padded] = 0  # padding needs an id that an embedding has
+            tokens[tokens == self.pad_token] = 0
+        return {
+            "tokens": torch.from_numpy(tokens),
+            "labels": torch.from_numpy(labels),
+            "loss_mask": torch.from_numpy(loss_mask),
+            "position_ids": position_ids,
+        }
+
+    def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
+        """(len(indices), sequence_length + a) int64 tokens of these samples, a: 1 with the extra token; and how many of each row are not
+        padding."""
+        # Bound methods, and Python's integers: at some 3 documents a sample, numpy's scalars would be most of the time.
+        sample_of, place = self.shuffle_index.item, self.sample_index.item
+        document, length_of, pointer_of = self.document_index.item, self.indexed.sequence_lengths.item, self.indexed.sequence_pointers.item
+        tokens, itemsize, extra, samples = self.indexed.tokens, self.indexed.dtype.itemsize, int(self.add_extra_token), len(self)
+        rows = np.empty((len(indices), self.sequence_length + extra), dtype=np.int64)
+        filled = []
+        for row, index in zip(rows, indices, strict=True):
+            number = as_int(index)
+            if number is None:
+                raise TypeError(f"index {index!r}: must be a whole number")
+            if not 0 <= number < samples:
+                raise IndexError(f"sample {number}: there are {samples}")
+            sample = sample_of(number)
+            first, offset, last, end = place(sample, 0), place(sample, 1), place(sample + 1, 0), place(sample + 1, 1) + extra
+            done = 0
+            for at in range(first, last + 1):
+                sequence = document(at)
+                start = pointer_of(sequence) // itemsize
+                piece = tokens[start + offset : start + (end if at == last else length_of(sequence))]
+                row[done : done + len(piece)] = piece
+                done += len(piece)
+                offset = 0
+            row[done:] = self.pad_token
+            filled.append(done)
+        return rows, filled
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self.index_directory is not None:  # maps are opened again, not pickled
+            for name in ("document_index", "sample_index", "shuffle_index"):
+                del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.index_directory is not None:
+            self._use(GPTIndices(**open_arrays(self.index_directory)))
+
+
+def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(rows, T) bool, whether a token ends a document -> (rows, T) int64: position of each token since the row or its document began."""
+    places = np.arange(ends.shape[1])
+    begins = np.zeros(ends.shape, dtype=np.int64)
+    begins[:, 1:] = np.where(ends[:, :-1], places[1:], 0)
+    return places - np.maximum.accumulate(begins, axis=1)
+
+
+def _describe(documents: Documents) -> list[int] | str:
+    """What a hash can hold of them: [start, stop] of a range (or of an array that counts up by one), else the sha256 of the numbers."""
+    if isinstance(documents, range) and documents.step == 1:
+        return [documents.start, documents.stop]
+    numbers = np.ascontiguousarray(documents, dtype="<i8")
+    if len(numbers) and (np.diff(numbers) == 1).all():
+        return [int(numbers[0]), int(numbers[-1]) + 1]
+    return f"{len(numbers)} {hashlib.sha256(numbers.data).hexdigest()}"

@@ -1,0 +1,267 @@
+"""Megatron-LM's three GPT indices, number by number: which documents, where samples begin in them, in what order they are taken.
+
+    document_index  (E * D,) int32      E epochs of the documents, shuffled; the last epoch apart where little of it is needed
+    sample_index    (n + 1, 2) int32    place in document_index and offset in that document where each sample begins, tokens
+    shuffle_index   (n,) uint32         item k of the data set is sample shuffle_index[k]
+
+The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1, and the arrays are the same, number
+of epochs, dtypes and numpy's legacy RandomState included: the one place in this package that uses it. One thing differs: where the last
+partial sample is kept, Megatron counts samples in 32-bit floats, which beyond 2^24 tokens gives a count that is off; here it is whole
+numbers.
+
+Cost: shuffling takes most of it; the sample index takes about 8 ns per document and sample, its memory beside the output is that of a
+block. Where the arrays are kept is the business of `index_cache`, what is read by them that of `gpt_dataset`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.errors import NielsCacheError
+
+Documents = range | NDArray[np.integer[Any]]
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+Progress = Callable[[str, int, int], None]
+
+DOCUMENT_DTYPE = np.dtype(np.int32)
+_FINAL_EPOCH_THRESHOLD = 0.80
+_INT32_MAX = 2**31 - 1
+_DOCUMENTS_PER_BLOCK = 1 << 16
+_SAMPLES_PER_BLOCK = 1 << 20
+_SPLITS = 3
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTIndices:
+    """The three arrays (see the module)."""
+
+    document_index: NDArray[np.int32]
+    sample_index: NDArray[np.int32] | NDArray[np.int64]
+    shuffle_index: NDArray[np.uint32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """How often the documents are read. samples: n. shuffled_apart: samples of all epochs but the last, where that one is shuffled
+    apart, else None."""
+
+    tokens_per_epoch: int
+    epochs: int
+    samples: int
+    shuffled_apart: int | None
+
+
+def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An `Allocate`: memory for the array of that name."""
+    return np.empty(shape, dtype=dtype)
+
+
+def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
+    """Megatron's "99,1,0": the sequences of train, valid and test, contiguous, in that order; an empty range for a part of weight 0.
+
+    Rounded as Megatron rounds. Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
+    """
+    try:
+        if re.search(r"[^\d.,/\s\[\]]", split):  # Megatron takes the digits out of anything: 1e-3 would be 1 and 3
+            raise ValueError
+        weights = [float(number) for number in re.findall(r"[.0-9]+", split)]
+    except ValueError:
+        weights = []
+    if not 1 <= len(weights) <= _SPLITS or not any(weights):
+        raise NielsCacheError(f'split={split!r}: give the weights of train, valid and test, such as "99,1,0"')
+    padded = np.array([*weights, *[0.0] * (_SPLITS - len(weights))])
+    shares = (padded / np.sum(padded)).tolist()
+    ranges, begin = [], 0.0
+    for share in shares:
+        end = begin + share
+        ranges.append(range(round(begin * float(sequences)), round(end * float(sequences))))
+        begin = end
+    return ranges[0], ranges[1], ranges[2]
+
+
+def plan_epochs(
+    tokens_per_epoch: int, *, num_samples: int | None, sequence_length: int, add_extra_token: bool = True, drop_last: bool = True
+) -> EpochPlan:
+    """As many epochs as `num_samples` need (one for None), and the samples that they give: num_samples or more.
+
+    drop_last: leave out what is left when whole samples are taken. Raises NielsCacheError where there is no token to read.
+    """
+    sequence_length = check_positive("sequence_length", sequence_length)
+    extra = int(add_extra_token)
+    if tokens_per_epoch < 1 + extra:
+        raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
+    epochs = 1
+    if num_samples is not None:
+        epochs = max(1, -(-(check_positive("num_samples", num_samples) * sequence_length + extra) // tokens_per_epoch))
+    usable = epochs * tokens_per_epoch - extra
+    samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
+    shuffled_apart = None
+    if num_samples is not None and epochs > 1:
+        before = ((epochs - 1) * tokens_per_epoch - extra) // sequence_length
+        per_epoch = (tokens_per_epoch - extra) // sequence_length
+        if num_samples - before < int(_FINAL_EPOCH_THRESHOLD * per_epoch):
+            shuffled_apart = before
+    return EpochPlan(tokens_per_epoch=tokens_per_epoch, epochs=epochs, samples=samples, shuffled_apart=shuffled_apart)
+
+
+def build_gpt_indices(
+    sequence_lengths: NDArray[np.int32],
+    documents: Documents,
+    *,
+    num_samples: int | None,
+    sequence_length: int,
+    seed: int,
+    add_extra_token: bool = True,
+    drop_last: bool = True,
+    allocate: Allocate = new_array,
+    progress: Progress | None = None,
+) -> GPTIndices:
+    """The indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
+
+    num_samples: at least so many samples; None for one epoch. drop_last: False keeps the last partial sample, as Megatron does for valid
+    where drop_last_partial_validation_sequence is off. allocate: gives the memory of each array, such as a file. progress: told
+    (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token to read.
+    """
+    known_seed = as_int(seed)
+    if known_seed is None or not 0 <= known_seed < 2**32:
+        raise NielsCacheError(f"seed={seed!r}: must be a whole number from 0 to {2**32 - 1}, as numpy's RandomState takes it")
+    tell = progress or (lambda name, done, total: None)
+    plan = plan_epochs(
+        tokens_of(sequence_lengths, documents),
+        num_samples=num_samples,
+        sequence_length=sequence_length,
+        add_extra_token=add_extra_token,
+        drop_last=drop_last,
+    )
+    random_state = np.random.RandomState(known_seed)
+    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, tell=tell)
+    sample_index = build_sample_index(
+        sequence_lengths,
+        document_index,
+        samples=plan.samples,
+        sequence_length=sequence_length,
+        add_extra_token=add_extra_token,
+        allocate=allocate,
+        progress=tell,
+    )
+    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, tell=tell)
+    return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
+
+
+def tokens_of(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
+    """Tokens of those documents. Raises NielsCacheError for a document that is not there."""
+    count = len(documents)
+    if count:
+        lowest, highest = (documents[0], documents[-1]) if isinstance(documents, range) else (documents.min(), documents.max())
+        if isinstance(documents, range) and documents.step != 1:
+            raise NielsCacheError(f"documents={documents}: a range must have step 1; give other choices as an array")
+        if lowest < 0 or highest >= len(sequence_lengths):
+            raise NielsCacheError(f"documents {lowest} to {highest}: there are {len(sequence_lengths)} sequences")
+        if highest > _INT32_MAX:
+            raise NielsCacheError(f"document {highest}: Megatron's document index is int32; split the data set at {_INT32_MAX} sequences")
+    if isinstance(documents, range):
+        return int(sequence_lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    return sum(int(sequence_lengths[documents[start : start + _BLOCK]].sum(dtype=np.int64)) for start in range(0, count, _BLOCK))
+
+
+def _build_document_index(
+    documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress
+) -> NDArray[np.int32]:
+    index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
+    tell("document_index", 0, len(index))
+    by_epoch = index.reshape(plan.epochs, len(documents))
+    first = by_epoch[0]
+    first[:] = np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
+    by_epoch[1:] = first
+    apart = 0 if plan.shuffled_apart is None else len(documents)
+    random_state.shuffle(index[: len(index) - apart])
+    if apart:
+        random_state.shuffle(index[len(index) - apart :])
+    tell("document_index", len(index), len(index))
+    return index
+
+
+def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress) -> NDArray[Any]:
+    dtype = np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32
+    index = allocate("shuffle_index", (plan.samples,), np.dtype(dtype))
+    tell("shuffle_index", 0, len(index))
+    for start in range(0, len(index), _BLOCK):
+        stop = min(start + _BLOCK, len(index))
+        index[start:stop] = np.arange(start, stop, dtype=dtype)
+    apart = len(index) if plan.shuffled_apart is None else plan.shuffled_apart
+    random_state.shuffle(index[:apart])
+    random_state.shuffle(index[apart:])
+    tell("shuffle_index", len(index), len(index))
+    return index
+
+
+def build_sample_index(
+    sequence_lengths: NDArray[np.int32],
+    document_index: NDArray[np.int32],
+    *,
+    samples: int,
+    sequence_length: int,
+    add_extra_token: bool = True,
+    allocate: Allocate = new_array,
+    progress: Progress | None = None,
+) -> NDArray[Any]:
+    """(samples + 1, 2): the place in `document_index` and the offset in that document, tokens, where each sample begins; the last row
+    is where the last one ends.
+
+    Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order (L: sequence_length, a: 1 with the extra token), and
+    row i + 1 names the document of the last of them; an empty document is never named, but in row 0. Where the tokens end before the last
+    sample does, the last row is the last document's end less a.
+
+    Document by document, k = ceil((end - a + 1) / L) is how many samples begin before it ends, so counting the documents that share a k
+    gives the document of every sample: no search. 32 bits wide within a block, as long as its tokens can be counted so.
+    """
+    extra = int(add_extra_token)
+    rows = samples + 1
+    index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
+    done, tokens = 0, 0  # rows written, tokens of the documents before the block
+    for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
+        lengths = sequence_lengths.take(document_index[start : start + _DOCUMENTS_PER_BLOCK])
+        # What is left of a sample that began before the block, counted from the end: 0 to sequence_length.
+        lead = tokens + sequence_length - extra - done * sequence_length
+        narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
+        word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
+        widened = lengths.view(word) if narrow else lengths.astype(word)
+        ends = widened.cumsum(dtype=word)
+        in_block = int(ends[-1])
+        starts = ends - widened
+        ends += word(lead)
+        begun = np.floor_divide(ends, word(sequence_length), out=ends)
+        last = min(int(begun[-1]), rows - done)
+        for first in range(0, last, _SAMPLES_PER_BLOCK):
+            stop = min(first + _SAMPLES_PER_BLOCK, last)
+            low, high = begun.searchsorted(np.array([first, stop], dtype=word)).tolist()
+            begun_here = begun[low:high].astype(np.intp)
+            if first:
+                begun_here -= first
+            documents = np.bincount(begun_here, minlength=stop - first).cumsum()
+            if low:
+                documents += low
+            place = (
+                (first + 1) * sequence_length - extra - lead
+            )  # of a sample, from the block's first token; it wraps as the offset does not
+            offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
+            offsets -= starts.take(documents)
+            index[done + first : done + stop, 1] = offsets
+            np.add(documents, start, out=index[done + first : done + stop, 0], casting="same_kind")
+        done += max(last, 0)
+        tokens += in_block
+        if progress is not None:
+            progress("sample_index", done, rows)
+        if done == rows:
+            break
+    if done < rows:  # the last sample is partial
+        index[done:, 0] = len(document_index) - 1
+        index[done:, 1] = sequence_lengths[document_index[-1]] - extra
+    index[0] = 0
+    return index

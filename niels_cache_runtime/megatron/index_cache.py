@@ -1,0 +1,189 @@
+"""Indices on disk, built once and mapped by all: FOLDER/<hash>/ with an .npy file for each array and meta.json, which says of what.
+
+    hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
+
+A folder under its hash is complete: it is built beside, `.HASH.partial`, under a lock, and renamed. Of many processes that ask at once
+one builds, the others wait; a builder that dies gives its lock back to the system, and the next begins anew. Finished indices are found
+without a lock, so a prebuilt folder may lie on a read-only file system or on one without locks.
+
+What the arrays are is the business of their builders (`gpt_indices`, `blended`). Asking for a finished index costs a small read and a
+map for each array.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.megatron.gpt_indices import Allocate
+from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_file, sha256_text, write_meta
+
+INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
+_HASH_DIGITS = 32
+_POLL_SECONDS = 0.2
+_QUIET_SECONDS = 2.0  # nobody is told of a shorter wait
+
+Arrays = dict[str, NDArray[Any]]
+Notify = Callable[[str], None]
+
+
+class IndexCache:
+    """A folder of indices, such as `cache/index`, made when the first is built.
+
+    wait_seconds: how long to wait for another process that builds the same index. notify: told in one line that and for what this process
+    waits (standard error by default).
+    """
+
+    def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.wait_seconds = wait_seconds
+        self._notify = notify or (lambda message: print(message, file=sys.stderr, flush=True))
+
+    def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
+        """Where that index lies, or will; its name is the hash."""
+        return self.folder / index_hash(kind, parameters)
+
+    def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
+        """The arrays of an index by name, mapped read-only; built here first where nobody has.
+
+        parameters: all that decides the arrays, as JSON can hold it. build: is given an `Allocate` and fills what it gets from it.
+        Raises NielsCacheError where the folder cannot be written, or after waiting for another builder in vain.
+        """
+        directory = self.directory(kind, parameters)
+        meta = _finished(directory)
+        if meta is None:
+            meta = self._build(directory, kind, parameters, build)
+        return open_arrays(directory, meta)
+
+    def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Meta:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._locked(directory):
+                meta = _finished(directory)  # built by another while this process waited
+                if meta is not None:
+                    return meta
+                partial = directory.parent / f".{directory.name}.partial"
+                _remove(partial)
+                partial.mkdir()
+                try:
+                    build(_files_in(partial))
+                    write_meta(str(partial / META_NAME), _description(partial, kind, parameters))
+                    _remove(directory)  # damaged: a finished one was found above
+                    os.rename(partial, directory)
+                    _sync(directory.parent)
+                finally:
+                    _remove(partial)
+        except OSError as error:
+            raise NielsCacheError(
+                f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
+                "choose another folder, or build it ahead where it can"
+            ) from error
+        meta = _finished(directory)
+        if meta is None:
+            raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
+        return meta
+
+    @contextmanager
+    def _locked(self, directory: Path) -> Iterator[None]:
+        path = directory.parent / f".{directory.name}.lock"
+        with open(path, "a+", encoding="utf-8") as lock:
+            self._wait_for(lock, directory)
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+            lock.flush()
+            yield  # closing gives the lock back
+
+    def _wait_for(self, lock: TextIO, directory: Path) -> None:
+        began, told = time.monotonic(), False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                waited = time.monotonic() - began
+            except OSError as error:
+                raise NielsCacheError(
+                    f"{directory.parent}: its file system has no locks ({error.strerror}), so nothing can be built there; "
+                    "build the index ahead elsewhere and copy it"
+                ) from error
+            lock.seek(0)
+            builder = lock.read() or "another process"
+            if waited > self.wait_seconds:
+                raise NielsCacheError(
+                    f"{directory}: {builder} has been building this index for more than {self.wait_seconds:.0f} s; "
+                    "wait longer (wait_seconds), or build it ahead"
+                )
+            if waited > _QUIET_SECONDS and not told:
+                self._notify(f"waiting for {builder}, which builds the index {directory} (at most {self.wait_seconds:.0f} s)")
+                told = True
+            time.sleep(_POLL_SECONDS)
+
+
+def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
+    """The name of an index: the same for equal parameters, whatever their order."""
+    return sha256_text(canonical_json({"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters)}))[:_HASH_DIGITS]
+
+
+def open_arrays(directory: str | Path, meta: Meta | None = None) -> Arrays:
+    """The arrays of a finished index by name, mapped read-only. Raises NielsCacheError if it is not there or not whole."""
+    directory = Path(directory)
+    meta = meta or _finished(directory)
+    if meta is None:
+        raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
+    try:
+        # As plain arrays: every access to a np.memmap costs more.
+        return {Path(name).stem: np.asarray(np.load(directory / name, mmap_mode="r")) for name in sorted(meta["files"])}
+    except (OSError, ValueError) as error:
+        raise NielsCacheError(f"{directory}: cannot be mapped: {error}; remove it, and it will be built again") from error
+
+
+def _finished(directory: Path) -> Meta | None:
+    """Its description, if every file has the size that it says."""
+    try:
+        meta = read_meta(str(directory / META_NAME))
+        whole = all((directory / name).stat().st_size == entry["bytes"] for name, entry in meta["files"].items())
+    except (NielsCacheError, OSError, KeyError):
+        return None
+    return meta if whole else None
+
+
+def _files_in(folder: Path) -> Allocate:
+    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if 0 in shape:  # cannot be mapped
+            np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
+            return np.empty(shape, dtype=dtype)
+        # A plain array: numpy shuffles a subclass item by item, through Python.
+        return np.asarray(np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape))
+
+    return allocate
+
+
+def _description(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
+    files = {}
+    for path in sorted(folder.glob("*.npy")):
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+    return {"kind": f"index/{kind}", "index_version": INDEX_VERSION, "parameters": dict(parameters), "files": files}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,214 @@
+"""Megatron-LM's IndexedDataset, read: PREFIX.bin holds tokens, back to back; PREFIX.idx says where sequences and documents lie.
+
+    .idx   magic 9 | version u64 = 1 | dtype code u8 | S u64 | D + 1 u64     34 bytes, little endian
+           sequence lengths S x i32 (tokens) | pointers S x i64 (bytes into .bin) | document indices (D + 1) x i64 | modes S x i8
+    .bin   tokens of every sequence
+
+Modes are there in multimodal data sets only, told by the size of the file. Opening costs two maps and one pass over the index, in
+blocks, for what Megatron takes on trust: sizes, pointers, document indices. Reading a sequence is a slice of the map. What samples
+are made of sequences is the business of `gpt_dataset`.
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.batches import as_int
+from niels_cache_runtime.errors import NielsCacheError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, entries of the document indices
+LENGTHS_DTYPE = np.dtype("<i4")
+POINTERS_DTYPE = np.dtype("<i8")
+DOCUMENTS_DTYPE = np.dtype("<i8")
+MODES_DTYPE = np.dtype("i1")
+BLOCK = 1 << 18  # entries of an index that are looked at or written at a time
+
+_NAMES_BY_CODE = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_FLOATS = {6: "float64", 7: "float32"}
+DTYPES = {code: np.dtype(name) for code, name in _NAMES_BY_CODE.items()}
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+_PROBES = 64
+_PROBE_BYTES = 4096
+
+
+class IndexedDataset:
+    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped; `idx_path`: the index, where it lies elsewhere (a local disk).
+
+    dtype: of a token. `tokens` (all of .bin) is 1-D of it, `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64 in bytes,
+    `document_indices` (D + 1,) int64: document i is sequences document_indices[i] to document_indices[i + 1] - 1. `sequence_modes`
+    (S,) int8, None unless the data set is multimodal. `[i]` gives tokens alone, also where there are modes.
+
+    Picklable: a copy maps the files again and refuses others. Raises NielsCacheError that names the field if a file is missing, cut short
+    or too long, or if header, lengths, pointers and document indices do not fit together.
+    """
+
+    def __init__(self, prefix: str | Path, *, idx_path: str | Path | None = None) -> None:
+        self.prefix = os.path.abspath(prefix)
+        self.bin_path = f"{self.prefix}.bin"
+        self.idx_path = f"{self.prefix}.idx" if idx_path is None else os.path.abspath(idx_path)
+        self._open()
+        self._check()
+
+    def _open(self) -> None:
+        index = _map_bytes(self.idx_path)
+        self._index = index
+        self.dtype, sequences, entries = _read_header(self.idx_path, index)
+        sections: list[tuple[np.dtype[Any], int]] = [(LENGTHS_DTYPE, sequences), (POINTERS_DTYPE, sequences), (DOCUMENTS_DTYPE, entries)]
+        expected = HEADER.size + sum(dtype.itemsize * count for dtype, count in sections)
+        if len(index) not in (expected, expected + sequences):
+            raise NielsCacheError(
+                f"{self.idx_path}: has {len(index)} bytes; sequence count {sequences} and document count {entries} need {expected}, "
+                f"or {expected + sequences} with modes (cut short, or a wrong count); write or copy it again"
+            )
+        arrays, offset = [], HEADER.size
+        for dtype, count in sections:
+            arrays.append(np.frombuffer(index, dtype=dtype, count=count, offset=offset))
+            offset += dtype.itemsize * count
+        self.sequence_lengths: NDArray[np.int32] = arrays[0]
+        self.sequence_pointers: NDArray[np.int64] = arrays[1]
+        self.document_indices: NDArray[np.int64] = arrays[2]
+        multimodal = len(index) > expected
+        self.sequence_modes: NDArray[np.int8] | None = np.frombuffer(index, dtype=MODES_DTYPE, offset=offset) if multimodal else None
+        content = _map_bytes(self.bin_path)
+        tokens = int(self.sequence_pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize if sequences else 0
+        if len(content) != tokens:
+            raise NielsCacheError(
+                f"{self.bin_path}: has {len(content)} bytes, the last pointer and length in {self.idx_path} end at {tokens}; "
+                "one of the two is cut short or of another data set"
+            )
+        self.tokens: NDArray[Any] = np.frombuffer(content, dtype=self.dtype)
+
+    def _check(self) -> None:
+        """One pass over the index, in blocks."""
+        documents, sequences = self.document_indices, len(self)
+        if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
+            found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
+            raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}")
+        for start in range(0, len(documents) - 1, BLOCK):
+            block = documents[start : start + BLOCK + 1]
+            falls = block[1:] < block[:-1]
+            if falls.any():
+                entry = start + int(np.argmax(falls)) + 1
+                raise NielsCacheError(
+                    f"{self.idx_path}: document index {entry} is {documents[entry]} after {documents[entry - 1]}: they must not fall"
+                )
+        place = 0  # bytes into .bin
+        for start in range(0, sequences, BLOCK):
+            lengths = self.sequence_lengths[start : start + BLOCK]
+            if lengths.min() < 0:
+                sequence = start + int(np.argmax(lengths < 0))
+                raise NielsCacheError(f"{self.idx_path}: sequence length {sequence} is {self.sequence_lengths[sequence]}, below 0")
+            ends = lengths.cumsum(dtype=np.int64)
+            ends *= self.dtype.itemsize
+            ends += place
+            wrong = self.sequence_pointers[start : start + BLOCK] != np.concatenate([[place], ends[:-1]])
+            if wrong.any():
+                sequence = start + int(np.argmax(wrong))
+                raise NielsCacheError(
+                    f"{self.idx_path}: sequence pointer {sequence} is {self.sequence_pointers[sequence]}, "
+                    "not where the lengths before it end in .bin; write or copy it again"
+                )
+            place = int(ends[-1])
+
+    def __len__(self) -> int:
+        """Sequences."""
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+        """Tokens of a sequence, or of each sequence of a slice: read-only views of the map. IndexError beyond the last."""
+        if isinstance(index, slice):
+            return [self.get(sequence) for sequence in range(*index.indices(len(self)))]
+        return self.get(index)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self.get(sequence) for sequence in range(len(self)))
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+        """`length` tokens of a sequence from `offset`, all that follow by default. IndexError beyond the last sequence, NielsCacheError
+        where the sequence is shorter than that."""
+        sequence = as_int(index)
+        if sequence is None:
+            raise TypeError(f"index {index!r}: must be a whole number or a slice")
+        if not -len(self) <= sequence < len(self):
+            raise IndexError(f"sequence {sequence}: {self.prefix} has {len(self)}")
+        tokens = int(self.sequence_lengths[sequence])
+        taken = tokens - offset if length is None else length
+        if offset < 0 or taken < 0 or offset + taken > tokens:
+            raise NielsCacheError(f"{self.prefix}: sequence {sequence} has {tokens} tokens, asked for {taken} from {offset}")
+        start = int(self.sequence_pointers[sequence]) // self.dtype.itemsize + offset
+        return self.tokens[start : start + taken]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over header, lengths, document indices, modes (pointers follow from them), and the size and 64 blocks of 4 KiB of .bin.
+
+        What decides an index is hashed in full; of tokens, a change between the blocks is not seen. The same wherever the files lie.
+        """
+        known = hashlib.sha256(self._index[: HEADER.size])
+        for array in (self.sequence_lengths, self.document_indices, self.sequence_modes):
+            if array is not None:
+                known.update(array.data.cast("B") if len(array) else b"")
+        known.update(self._probe(self.tokens))
+        return known.hexdigest()
+
+    @cached_property
+    def _identity(self) -> str:
+        """What a copy in another process is checked with: as `fingerprint`, of blocks of the index too."""
+        return hashlib.sha256(self._probe(np.frombuffer(self._index, dtype=np.uint8)) + self._probe(self.tokens)).hexdigest()
+
+    def _probe(self, array: NDArray[Any]) -> bytes:
+        """Digest of the size and of evenly spaced blocks, the first and the last among them."""
+        content = array.view(np.uint8)
+        known = hashlib.sha256(f"{len(content)}\n".encode())
+        last = max(len(content) - _PROBE_BYTES, 0)
+        for place in sorted({last * probe // (_PROBES - 1) for probe in range(_PROBES)}):
+            known.update(content[place : place + _PROBE_BYTES].tobytes())
+        return known.digest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"prefix": self.prefix, "idx_path": self.idx_path, "identity": self._identity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.prefix, self.idx_path = state["prefix"], state["idx_path"]
+        self.bin_path = f"{self.prefix}.bin"
+        self._open()  # the pass over the index is not repeated: the same files were checked when they were first opened
+        if self._identity != state["identity"]:
+            raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
+
+
+def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]:
+    """dtype, sequences, entries of the document indices."""
+    if len(index) < HEADER.size:
+        raise NielsCacheError(f"{path}: has {len(index)} bytes, its header alone takes {HEADER.size} (cut short?); write or copy it again")
+    magic, version, code, sequences, entries = HEADER.unpack(index[: HEADER.size])
+    if magic != MAGIC:
+        raise NielsCacheError(f"{path}: magic is {magic!r}, not {MAGIC!r}: no index of Megatron's (or one of the legacy format)")
+    if version != VERSION:
+        raise NielsCacheError(f"{path}: version is {version}; this reads version {VERSION}")
+    if code in _FLOATS:
+        raise NielsCacheError(f"{path}: dtype code is {code} ({_FLOATS[code]}): no tokens; embeddings are not read here")
+    if code not in DTYPES:
+        raise NielsCacheError(f"{path}: dtype code is {code}; known are {sorted(DTYPES)}")
+    return DTYPES[code], sequences, entries
+
+
+def _map_bytes(path: str) -> memoryview:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; give the prefix of a .bin and an .idx, without either ending") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
