@@ -117,7 +117,7 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
         "documents": report["documents"]["kept"],
         "kept_share": round(report["documents"]["kept"] / report["documents"]["given"], 4),
         "estimated_tokens": report["funnel"][-1]["estimated_tokens"],
-        **{Path(name).stem: _picture(outcome.directory / name) for name in plot_names(report)},
+        "plots": dg.MetadataValue.md("\n\n".join(_picture(outcome.directory / name) for name in plot_names(report))),
         "funnel_table": table(funnel, stage="string", documents="int", bytes="int", estimated_tokens="int"),
         "reasons_table": reasons_table(report["reasons"]),
         "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
@@ -156,9 +156,9 @@ def _state(outcome: CorpusOutcome | DuplicatesOutcome | ReportOutcome) -> Metada
     return metadata | ({"warning": warning} if warning else {})
 
 
-def _picture(path: Path) -> dg.MarkdownMetadataValue:
-    """The UI shows images in Markdown, and no SVG or HTML."""
-    return dg.MetadataValue.md(f"![{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')})")
+def _picture(path: Path) -> str:
+    """Markdown: the UI shows such images, and no SVG or HTML."""
+    return f"![{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')})"
 
 
 def _rejected_examples(path: Path) -> dg.TableMetadataValue:
