@@ -1,6 +1,7 @@
-"""Takes the README's picture of the asset graph from a UI that runs (`make ui`), in the system's Chromium.
+"""Takes pictures of the asset graph from a UI that runs (`make ui`), in the system's Chromium.
 
-python docs/asset_graph.py http://127.0.0.1:3000
+python docs/asset_graph.py http://127.0.0.1:3000           the whole graph, for the README
+python docs/asset_graph.py http://127.0.0.1:3000 corpus    corpora and what is built from them; needs a data set with `prepare`
 """
 
 import shutil
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-TARGET = Path(__file__).parent / "images" / "asset_graph.png"
+IMAGES = Path(__file__).parent / "images"
+CORPUS_SELECTION = 'group:"corpus" or group:"pretrain"'
 # Chromium looks for its makers' servers at every start; here it is to look at ours alone.
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
@@ -27,33 +29,51 @@ def browser_path() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def open_asset_graph(page: Page, url: str) -> None:
-    """The global graph with every group expanded."""
+def open_asset_graph(page: Page, url: str, selection: str = "") -> None:
+    """The global graph, or what is selected of it, with every group expanded."""
     page.goto(f"{url}/asset-groups")
     page.get_by_text("tokenizer").first.wait_for()
+    if selection:
+        page.locator(".CodeMirror").first.click()
+        page.keyboard.type(selection)
+        page.keyboard.press("Escape")  # the suggestions
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(3_000)  # the layout is made anew
     page.mouse.click(700, 180, button="right")  # on the empty ground
     page.get_by_text("Expand all groups").last.click()
-    page.get_by_text("Automation", exact=True).nth(1).wait_for()  # the first is in the menu, the next in a node
+    page.get_by_text("train_shards", exact=True).first.wait_for()
 
 
-def main(url: str) -> None:
+def picture_all(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 1400, "height": 1700})
+    open_asset_graph(page, url)
+    page.wait_for_timeout(2_000)  # the layout moves into place
+    page.mouse.move(900, 1600)
+    page.mouse.wheel(0, 600)  # further away: everything on one screen
+    page.wait_for_timeout(1_000)
+    page.mouse.move(620, 200)
+    page.mouse.down()
+    page.mouse.move(620, 740, steps=20)
+    page.mouse.up()
+    page.wait_for_timeout(1_000)
+    page.screenshot(path=IMAGES / "asset_graph.png", clip={"x": 545, "y": 280, "width": 805, "height": 1375})
+
+
+def picture_corpus(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 2000, "height": 1000})
+    open_asset_graph(page, url, CORPUS_SELECTION)
+    page.wait_for_timeout(2_000)
+    page.screenshot(path=IMAGES / "corpus_graph.png", clip={"x": 600, "y": 130, "width": 1340, "height": 660})
+
+
+def main(url: str, which: str = "all") -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=BROWSER_ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1400, "height": 1700})
-        open_asset_graph(page, url)
-        page.wait_for_timeout(2_000)  # the layout moves into place
-        page.mouse.move(900, 1600)
-        page.mouse.wheel(0, 600)  # further away: everything on one screen
-        page.wait_for_timeout(1_000)
-        page.mouse.move(620, 200)
-        page.mouse.down()
-        page.mouse.move(620, 740, steps=20)
-        page.mouse.up()
-        page.wait_for_timeout(1_000)
-        TARGET.parent.mkdir(exist_ok=True)
-        page.screenshot(path=TARGET, clip={"x": 545, "y": 280, "width": 805, "height": 1375})
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        (picture_corpus if which == "corpus" else picture_all)(page, url)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -106,6 +106,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
     for index, (_, count) in enumerate(bars):
         left.annotate(f"{count:,}", (index, count), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8, color=_INK)
     left.set_yticks([])
+    left.set_xlim(-0.6, max(len(bars), 5) - 0.4)  # few bars stay bars
     left.margins(y=0.12)
     if not bars:
         left.set_xticks([])
