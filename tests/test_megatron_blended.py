@@ -10,9 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from niels_cache_assets import blend_kernel
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronBlendedDataset, MegatronGPTDataset, blend_indices, open_blend
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, guess_counts, normalized
+from niels_cache_runtime.megatron.blend_indices import (
+    advance_lanes,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    guess_counts,
+    normalized,
+)
 from tests import megatron_core
 
 
@@ -34,7 +41,8 @@ def assert_same(ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, n
         assert np.array_equal(mine, its), what
 
 
-def test_thousands_of_random_blends_are_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("advance", [advance_lanes, blend_kernel.advance_lanes], ids=["numpy", "compiled"])
+def test_thousands_of_random_blends_are_the_helpers(monkeypatch: pytest.MonkeyPatch, advance: Any) -> None:
     """Weights of many kinds: uniform, a few large ones, equal ones, round numbers that tie at every turn."""
     monkeypatch.setattr(blend_indices, "_FEWEST_STEPS", 20)  # many lanes for few samples
     monkeypatch.setattr(blend_indices, "_STEPS_AT_ONCE", 7)
@@ -49,7 +57,7 @@ def test_thousands_of_random_blends_are_the_helpers(monkeypatch: pytest.MonkeyPa
         given = torch.rand(count, generator=generator, dtype=torch.float64)
         kinds = [given, given**6 + 1e-6, torch.ones(count), torch.randint(1, 10, (count,), generator=generator)]
         weights = normalized(kinds[number % len(kinds)].tolist())
-        assert_same(build_blending_indices(weights, size), helper_blend(weights, size), (weights, size))
+        assert_same(build_blending_indices(weights, size, advance=advance), helper_blend(weights, size), (weights, size))
         compared += 1
     assert compared == 2000
 
@@ -63,10 +71,11 @@ def test_thousands_of_random_counts_are_the_helpers(monkeypatch: pytest.MonkeyPa
         assert_same(build_exhaustive_blending_indices(counts), helper_exhaustive(counts), counts)
 
 
+@pytest.mark.parametrize("advance", [advance_lanes, blend_kernel.advance_lanes], ids=["numpy", "compiled"])
 @pytest.mark.parametrize("weights", [[0.3, 0.7], [1, 1, 1], [5, 3, 2], [0.9, 0.09, 0.009, 0.001], list(range(1, 60))], ids=len)
-def test_long_blends_in_full_lanes_are_the_helpers(weights: list[float]) -> None:
+def test_long_blends_in_full_lanes_are_the_helpers(weights: list[float], advance: Any) -> None:
     shares, size = normalized(weights), 300_000
-    assert_same(build_blending_indices(shares, size), helper_blend(shares, size), weights)
+    assert_same(build_blending_indices(shares, size, advance=advance), helper_blend(shares, size), weights)
 
 
 @settings(max_examples=60, deadline=None)
