@@ -73,7 +73,11 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
         meta = _read_dataset(dataset_dir(root, family, name) / META_NAME, family)
     except NielsCacheError as error:
         return CacheState(name=name, state="unreadable", advice=str(error))
-    state, advice = _judge_tokenizer(meta, root) if meta["built"] else ("disabled", "")
+    if not meta["built"]:
+        return CacheState(name=name, state="disabled")
+    if meta["tokenizer_sha256"] is None:  # imported tokens of an unknown tokenizer
+        return CacheState(name=name, state="built")
+    state, advice = _judge_tokenizer(meta, root)
     return CacheState(name=name, state=state, advice=advice)
 
 

@@ -159,6 +159,11 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
     return Path(root or registry.build.cache_dir).expanduser()
 
 
+def is_valid_name(name: str) -> bool:
+    """Whether a data set may be called that: its name is a folder's, and part of asset keys and addresses."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
+
+
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise the message for a name that is not among the valid ones, with the nearest."""
     choices = list(choices)
@@ -214,7 +219,7 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
     for family in FAMILIES:
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
-            if not _NAME.fullmatch(name) or ".." in name:
+            if not is_valid_name(name):
                 raise NielsCacheError(
                     f"{where}: [{label}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
                 )

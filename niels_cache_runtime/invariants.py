@@ -17,6 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     DOC_ENDS_DTYPE,
     IDX_DTYPE,
+    MAX_VOCAB_SIZE,
     META_NAME,
     SPLITS,
     TOKEN_BYTES,
@@ -69,7 +70,7 @@ class Reader:
 
 def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
     """Shard sizes, totals, ids, and documents of both splits."""
-    vocab_size, eot = number(meta, "vocab_size"), special_id(meta, "eot")
+    vocab_size, eot = _known_or_not(meta)
     yield from _meta_problems(meta, vocab_size)
     if not isinstance(meta.get("append_eot"), bool):
         yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
@@ -109,6 +110,16 @@ def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
             yield f"{split}/", f"holds {count_eot} EOT tokens for {documents} documents"
         if open_documents:
             yield ends_path, f"{open_documents} documents do not end with EOT"
+
+
+def _known_or_not(meta: Meta) -> tuple[int, int | None]:
+    """Vocabulary and EOT. Imported tokens may be of an unknown one, which their meta.json says with null: then any id is inside it, and
+    no document is held to an EOT."""
+    imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
+    ids = meta.get("special_token_ids")
+    no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
+    no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
+    return MAX_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
 def sft_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:

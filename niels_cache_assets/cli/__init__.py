@@ -7,6 +7,7 @@
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
     decoding.py      tokens as text, for sample and trace
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
+    exporting.py     export      importing.py   import     exchange_options.py  their options       transfers.py  bars of bytes
     corpora.py       where corpora and drop lists lie, and what to do where one is missing
     pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import corpus_options
+from niels_cache_assets.cli import corpus_options, exchange_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -174,6 +174,24 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
         "duplicates", "duplicates", "[NAME] ", "show duplicates side by side", corpus_options.DUPLICATES_EPILOG, corpus_options.DUPLICATES
     )
     corpus_options.add_duplicates_options(duplicates)
+    export = command(
+        "export",
+        "exporting",
+        "FORMAT NAME --out PATH ",
+        "write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove or NumPy",
+        exchange_options.EXPORT_EPILOG,
+        exchange_options.EXPORT,
+    )
+    exchange_options.add_export_options(export)
+    importing = command(
+        "import",
+        "importing",
+        "FORMAT PREFIX --name NAME ",
+        "make a cache of Megatron-LM's tokens",
+        exchange_options.IMPORT_EPILOG,
+        exchange_options.IMPORT,
+    )
+    exchange_options.add_import_options(importing)
     trace = command(
         "trace",
         "tracing",

@@ -60,16 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     place = find_place(registry, root, arguments.name)
     if place.kind == TOKENIZER:
         raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
-    open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
-    tokenizer = open_tokenizer(root)
+    meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
+    tokenizer = open_tokenizer(root) if meta and meta["tokenizer_sha256"] else None
     generator = torch.Generator().manual_seed(seed)
     draw = _windows if place.kind == "pretrain" else _examples
     console = output()
+    if tokenizer is None:
+        console.print(f"{place.name}: token ids instead of text, their tokenizer is not known", soft_wrap=True)
     for title, tokens, is_target in draw(
         place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer
     ):
         console.print(f"--- {title}", style="bold")
-        console.print(render(tokens, is_target, tokenizer, console), soft_wrap=True)
+        console.print(render(tokens, is_target, tokenizer, console) if tokenizer else " ".join(map(str, tokens)), soft_wrap=True)
     console.print(f"\n(--seed {seed} shows the same again)", style="dim")
     return 0
 
@@ -78,7 +80,7 @@ Sample = tuple[str, NDArray[np.uint16], NDArray[np.bool_]]
 
 
 def _windows(
-    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer
+    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
 ) -> Iterator[Sample]:
     """Windows as the training sampler draws them, shorter where no shard is long enough."""
     folder = place.directory / split
@@ -90,13 +92,14 @@ def _windows(
 
 
 def _examples(
-    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer
+    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
 ) -> Iterator[Sample]:
     """Different examples, the long ones cut for display."""
     mapped = MappedTokens([place.directory / tokens_name(split)]).shards[0]
     starts = map_example_starts(place.directory / idx_name(split), token_count=len(mapped))
     if not len(starts):
         raise NielsCacheError(f"{place.directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
+    assert tokenizer is not None  # only what was imported is without, and that is never SFT
     ids = tokenizer.special_token_ids()
     for example in torch.randperm(len(starts), generator=generator)[:count].tolist():
         end = int(starts[example + 1]) if example + 1 < len(starts) else len(mapped)

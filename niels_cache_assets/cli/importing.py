@@ -1,0 +1,136 @@
+"""`import megatron PREFIX --name NAME`: tokens of another project as a pretrain cache; what is known of them is said, and what is not."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+from niels_cache_assets.cli.console import SHORT_SHA256, counted, output, print_error
+from niels_cache_assets.cli.context import TOKENIZER, find_places, open_registry
+from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
+from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer_dir
+from niels_cache_runtime.meta import Meta, read_meta, sha256_file
+
+FORMATS = ("megatron",)
+EXIT_FAILED = 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 1 where the command line was good and the import failed."""
+    if arguments.format not in FORMATS:
+        refuse_choice(WHERE, "import has no format", arguments.format, FORMATS)
+    registry, root = open_registry(arguments)
+    _require_free_name(arguments, registry, root)
+    vocabulary = _vocabulary(arguments, root)
+    vocabulary.check()
+    prefixes: dict[Split, str] = {"train": arguments.prefix}
+    if arguments.val is not None:
+        prefixes["val"] = arguments.val
+    directory = dataset_dir(root, "pretrain", arguments.name)
+    try:
+        with stop_on_signals(), ExitStack() as bars:
+            shown: dict[str, OnProgress] = {}
+
+            def progress(doing: str, done: int, total: int) -> None:
+                if doing not in shown:
+                    bars.close()  # that of the step before
+                    shown[doing] = bars.enter_context(transfer_progress(f"{doing} {arguments.name}"))
+                shown[doing](done, total)
+
+            meta = import_megatron(prefixes, directory, vocabulary=vocabulary, shard_bytes=registry.build.shard_bytes, progress=progress)
+    except NielsCacheError as error:
+        print_error(f"error: {error}")
+        return EXIT_FAILED
+    console = output()
+    for line in _summary(arguments.name, directory, meta):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
+    name = arguments.name
+    if not is_valid_name(name):
+        raise NielsCacheError(f"{WHERE}: --name {name!r}: use letters, digits, _ - . with no leading dot and no two in a row")
+    if name in (TOKENIZER, *registry.pretrain, *registry.sft):
+        raise NielsCacheError(f"{WHERE}: --name {name}: is a configured name, which building would overwrite; choose another")
+    place = find_places(registry, root).get(name)
+    if place is None or not place.exists:
+        return
+    imported = place.kind == "pretrain" and (place.meta().get("source") or {}).get("kind") in FORMATS
+    if not imported:
+        raise NielsCacheError(f"{place.directory}: is there already, and was not imported; choose another --name")
+    if not arguments.force:
+        raise NielsCacheError(f"{place.directory}: is there already; choose another --name, or replace it with --force")
+
+
+def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
+    """What the options say, and what follows from them. Raises NielsCacheError where they contradict each other or the cache root."""
+    sha256, size, ids = arguments.tokenizer_sha256, None, dict.fromkeys(ROLE_KEYS)
+    if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
+    if arguments.tokenizer is not None:
+        found = sha256_file(arguments.tokenizer)
+        if sha256 not in (None, found):
+            raise NielsCacheError(f"{arguments.tokenizer}: has sha256 {found}, not the --tokenizer-sha256 given")
+        sha256 = found
+    own = tokenizer_dir(root) / META_NAME
+    if sha256 is not None and own.exists():
+        known = read_meta(str(own))
+        if known["sha256"] != sha256:
+            other = f"is another tokenizer ({known['sha256'][:SHORT_SHA256]})"
+            raise NielsCacheError(f"{tokenizer_dir(root)}: {other}, and a cache directory has one; give another --cache-dir")
+        size, ids = known["vocab_size"], dict(known["special_token_ids"])
+    elif arguments.tokenizer is not None:
+        size, ids = _read_model(arguments.tokenizer)
+    for option, given, follows in (("--vocab-size", arguments.vocab_size, size), ("--eot", arguments.eot, ids["eot"])):
+        if given is not None and follows is not None and given != follows:
+            raise NielsCacheError(f"{WHERE}: {option} {given}: the tokenizer has {follows}; leave it out")
+    if arguments.eot is not None:
+        ids["eot"] = arguments.eot
+    return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
+
+
+def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
+    """Pieces of a SentencePiece model, and the ids of those special tokens that it has under our names."""
+    import sentencepiece
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=Path(path).read_bytes())
+    except (OSError, RuntimeError) as error:
+        raise NielsCacheError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+    ids = {role: int(processor.piece_to_id(SPECIAL_TOKENS[role])) for role in ROLE_KEYS}
+    return int(processor.get_piece_size()), {role: None if token == processor.unk_id() else token for role, token in ids.items()}
+
+
+def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
+    documents, facts = meta["documents"], meta["facts"]
+    lines = [
+        f"{name}: {counted(meta['train_tokens'], 'token')} in {counted(documents['train'], 'document')} for train, "
+        f"{meta['val_tokens']:,} in {documents['val']:,} for val, verified, in {directory}"
+    ]
+    if meta["dropped"]:
+        lines.append(f"dropped: {counted(meta['dropped']['empty'], 'document')} without tokens")
+    if "documents_of_several_sequences" in facts:
+        lines.append(f"joined: the sequences of {counted(facts['documents_of_several_sequences'], 'document')} that had several")
+    sha256, size, eot = meta["tokenizer_sha256"], meta["vocab_size"], meta["special_token_ids"]["eot"]
+    lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): ids are shown instead of text'}")
+    lines.append(f"vocabulary: {f'{size:,} ids' if size else 'unknown (--vocab-size): only that ids fit uint16 was checked'}")
+    if eot is None:
+        hint = f"; every document ends with {facts['every_document_ends_with']}" if "every_document_ends_with" in facts else ""
+        lines.append(f"EOT: unknown (--eot){hint}")
+    elif meta["append_eot"]:
+        lines.append(f"EOT: {eot}, after each document")
+    else:
+        lines.append(
+            f"EOT: {eot}, but {counted(facts['documents_without_eot'], 'document')} not ending with it, "
+            f"and {facts['eot_inside_documents']:,} inside documents: documents are told by their ends alone"
+        )
+    return lines

@@ -1,0 +1,11 @@
+"""Pretrain caches as the files that other projects train from.
+
+    formats.py    what can be written, and the plan of an export: which files, of what size
+    writing.py    a plan on disk: every file beside its place first, then all of them renamed
+    splits.py     a split of a cache, read from front to back
+    megatron.py   nanogpt.py   llmc.py   datatrove.py   npy.py      one format each
+
+EOT stays where it is in the cache, after each document, except for llm.c, which wants it before each one. Tokens are copied, never looked
+at: an export takes as long as reading and writing them, and a few megabytes of memory. Nothing is tokenized again here, and command lines
+are not known.
+"""

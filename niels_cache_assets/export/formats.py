@@ -1,0 +1,98 @@
+"""What a cache can be exported as, and the plan of an export. Nothing is written here: that is `writing`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from niels_cache_assets.export import datatrove, llmc, megatron, nanogpt, npy
+from niels_cache_assets.export.splits import ExportSplit, open_export_split
+from niels_cache_assets.export.writing import ExportPlan, Unit
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
+from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES as MEGATRON_MAX_BYTES
+from niels_cache_runtime.megatron.indexed_writer import Link
+
+# By name, the largest file of tokens in bytes where none is given; None: one file for each split.
+MAX_BYTES: dict[str, int | None] = {
+    "megatron": MEGATRON_MAX_BYTES,
+    "nanogpt": None,
+    "llmc": llmc.SHARD_BYTES,
+    "datatrove": datatrove.MAX_BYTES,
+    "npy": npy.SHARD_BYTES,
+}
+FORMATS = tuple(MAX_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """out: a folder; a prefix of files for megatron. splits: which, and whether all of those that are not empty will do (`all_splits`).
+
+    max_bytes: of tokens in one file. key: Megatron's naming, PREFIX_<key>_document. link: how megatron's .bin may come to be where it is
+    exactly one shard.
+    """
+
+    format: str
+    out: Path
+    splits: tuple[Split, ...] = SPLITS
+    max_bytes: int | None = None
+    key: str | None = None
+    link: Link = "copy"
+
+
+def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
+    """What exporting the pretrain cache `name` in `directory` writes: files, sizes, notes.
+
+    Of several splits, empty ones are left out with a note. Raises NielsCacheError if the cache cannot be opened, if there is nothing to
+    export, or for a setting that the format does not have.
+    """
+    opened = [open_export_split(name, directory, split) for split in settings.splits]
+    splits = [split for split in opened if split.tokens]
+    if not splits:
+        empty = ", ".join(split.split for split in opened)
+        raise NielsCacheError(f"{directory}: nothing to export, {empty} is empty (0 tokens)")
+    notes = [_eot_note(settings.format, splits[0])]
+    notes += [f"{split.split} is empty, there is no file for it" for split in opened if not split.tokens]
+    max_bytes = _max_bytes(settings)
+    folder, label = settings.out, f"{name}.{settings.format}"
+    units: list[Unit] = []
+    if settings.format == "megatron":
+        folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
+        several = len(settings.splits) > 1
+        stems = [f"{settings.out.name}_{split.split}" if several else settings.out.name for split in splits]
+        for stem, split in zip(stems, splits, strict=True):
+            units += megatron.units(split, stem=stem, key=settings.key, max_bytes=max_bytes, link=settings.link)
+        owned = megatron.owned(stems, settings.key)
+    elif settings.format == "nanogpt":
+        units = [unit for split in splits for unit in nanogpt.units(split)]
+        owned = nanogpt.owned(splits)
+        notes.append(nanogpt.vocabulary_note((splits[0].opened.meta or {}).get("vocab_size")))
+    else:
+        module = {"llmc": llmc, "datatrove": datatrove, "npy": npy}[settings.format]
+        units = [unit for split in splits for unit in module.units(split, max_bytes=max_bytes)]
+        owned = module.owned(splits)
+    return ExportPlan(folder=folder, label=label, splits=tuple(splits), units=tuple(units), owned=owned, notes=tuple(notes))
+
+
+def _max_bytes(settings: ExportSettings) -> int:
+    """Raises NielsCacheError for a limit that no file can keep, and for options of another format."""
+    default = MAX_BYTES[settings.format]
+    if settings.max_bytes is not None and default is None:
+        raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
+    if settings.max_bytes is not None and settings.max_bytes < TOKEN_BYTES:
+        raise NielsCacheError(f"max_bytes={settings.max_bytes}: must be at least {TOKEN_BYTES}, one token")
+    if settings.format != "megatron" and (settings.key is not None or settings.link != "copy"):
+        raise NielsCacheError(f"key and link are settings of megatron; {settings.format} has neither")
+    return settings.max_bytes or default or 0
+
+
+def _eot_note(format: str, split: ExportSplit) -> str:
+    if split.eot is None:
+        return "no EOT: meta.json names none that ends every document; tokens are as they are in the cache"
+    if format == "llmc":
+        return f"EOT ({split.eot}) stands before each document, as llm.c has it; in the cache it stands after each"
+    return f"EOT ({split.eot}) stands after each document, as in the cache"
+
+
+def split_choice(choice: str) -> Sequence[Split]:
+    """The splits that `train`, `val` or `all` names; none for another word."""
+    return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

@@ -1,0 +1,37 @@
+"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT; the bytes are those of the runtime's writer."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from niels_cache_assets.export.splits import ExportSplit
+from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit
+from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.megatron.indexed_writer import Link, plan_indexed, write_indexed
+
+
+def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
+    """All files of the split, PREFIX being `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
+    files: list[PlannedFile] = []
+    for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
+        tokens = part.bin_bytes // TOKEN_BYTES
+        files.append(PlannedFile(name=f"{part.prefix}.bin", bytes=part.bin_bytes, tokens=tokens, documents=part.documents))
+        files.append(PlannedFile(name=f"{part.prefix}.idx", bytes=part.idx_bytes))
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        before = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal before
+            on_bytes(done - before)
+            before = done
+
+        write_indexed(stage / stem, split.folder, max_bytes=max_bytes, key=key, link=link, progress=progress)
+        on_bytes(sum(file.bytes for file in files) - before)  # the indices
+
+    return [Unit(files=tuple(files), write=write)]
+
+
+def owned(stems: Sequence[str], key: str | None) -> re.Pattern[str]:
+    ending = "" if key is None else f"_{re.escape(key)}_document"
+    return re.compile(rf"({'|'.join(map(re.escape, stems))})(_\d{{5}})?{ending}\.(bin|idx)")

@@ -1,0 +1,31 @@
+"""nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document, as its data/openwebtext/prepare.py writes them."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from niels_cache_assets.export.splits import ExportSplit
+from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.formats import TOKEN_BYTES
+
+DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
+
+
+def units(split: ExportSplit) -> list[Unit]:
+    """One file for the split."""
+    name = f"{split.split}.bin"
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / name, split.blocks(0, split.tokens), on_bytes)
+
+    planned = PlannedFile(name=name, bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
+    return [Unit(files=(planned,), write=write)]
+
+
+def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
+    return re.compile(rf"({'|'.join(split.split for split in splits)})\.bin")
+
+
+def vocabulary_note(vocab_size: int | None) -> str:
+    known = "is not known" if vocab_size is None else f"has {vocab_size:,} ids"
+    return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids where there is no meta.pkl; this one {known}"

@@ -1,0 +1,104 @@
+"""A split of a pretrain cache as an export reads it: from front to back, in blocks, with ordinary reads, so that memory stays flat."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split, doc_ends_name
+from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.opening import OpenedSplit, open_split
+
+_BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSplit:
+    """One split. `eot`: the id that every document ends with; None where documents have no EOT, or none that meta.json names."""
+
+    name: str
+    split: Split
+    folder: Path
+    opened: OpenedSplit
+    eot: int | None
+
+    @property
+    def tokens(self) -> int:
+        return int(self.opened.tokens.shard_lengths.sum())
+
+    @property
+    def doc_ends(self) -> NDArray[np.uint64]:
+        """(documents,) exclusive ends, in tokens."""
+        if self.opened.doc_ends is None:
+            raise NielsCacheError(f"{self.folder}: {doc_ends_name(self.split)} is not beside it, so its documents are unknown; rebuild it")
+        return self.opened.doc_ends
+
+    def blocks(self, first: int, end: int) -> Iterator[bytes]:
+        """Tokens `first` to `end` - 1 of the split, little-endian uint16."""
+        begin = 0
+        for path, length in zip(self.opened.shards, self.opened.tokens.shard_lengths.tolist(), strict=True):
+            start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * TOKEN_BYTES
+            begin += length
+            if left <= 0:
+                continue
+            with open(path, "rb") as shard:
+                shard.seek(start * TOKEN_BYTES)
+                while left:
+                    block = shard.read(min(left, _BLOCK_BYTES))
+                    if not block:
+                        raise NielsCacheError(f"{path}: was cut short while it was being exported; rebuild this data set")
+                    left -= len(block)
+                    yield block
+
+    def blocks_with_eot_before(self, first: int, end: int) -> Iterator[bytes]:
+        """The same of the stream in which EOT stands before each document instead of after it: the last EOT, then all else as it is.
+
+        That is the whole change, because every document ends with exactly one EOT.
+        """
+        assert self.eot is not None
+        if first == 0 and end:
+            last = np.frombuffer(b"".join(self.blocks(self.tokens - 1, self.tokens)), dtype=TOKEN_DTYPE)
+            if last[0] != self.eot:
+                raise NielsCacheError(
+                    f"{self.folder}: ends with token {last[0]} and not with EOT ({self.eot}); niels-cache verify {self.name}"
+                )
+            yield last.tobytes()
+        yield from self.blocks(max(first - 1, 0), end - 1)
+
+    def require_same_build(self) -> None:
+        """Raise NielsCacheError if the data set was rebuilt since it was opened: its files may have been read from both builds."""
+        if self.opened.meta is not None and read_meta(str(self.folder.parent / META_NAME)) != self.opened.meta:
+            raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
+
+
+def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
+    """Open a split of the pretrain cache in `directory`. Raises NielsCacheError as `open_split` does."""
+    folder = directory / split
+    opened = open_split(folder, doc_ends=True)
+    return ExportSplit(name=name, split=split, folder=folder, opened=opened, eot=_eot_of(opened.meta or {}))
+
+
+def _eot_of(meta: Meta) -> int | None:
+    eot = (meta.get("special_token_ids") or {}).get("eot")
+    return eot if meta.get("append_eot") is True and isinstance(eot, int) else None
+
+
+def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
+    """A stream cut into ranges of `largest` tokens, the last one shorter."""
+    return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]
+
+
+def document_cuts(split: ExportSplit, largest: int) -> list[tuple[int, int, int, int]]:
+    """A split cut into ranges of whole documents with at most `largest` tokens each: first and end document, first and end token."""
+    ends, cuts, document, token = split.doc_ends, [], 0, 0
+    while document < len(ends):
+        stop = int(ends.searchsorted(np.uint64(token + largest), side="right"))
+        if stop == document:
+            size = int(ends[document]) - token
+            raise NielsCacheError(f"{split.folder}: document {document} has {size} tokens, {size * TOKEN_BYTES} bytes: raise max_bytes")
+        cuts.append((document, stop, token, int(ends[stop - 1])))
+        document, token = stop, int(ends[stop - 1])
+    return cuts
