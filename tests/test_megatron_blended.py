@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from niels_cache_assets import blend_kernel
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronBlendedDataset, MegatronGPTDataset, blend_indices, open_blend
+from niels_cache_runtime.megatron import (
+    IndexCache,
+    IndexedDataset,
+    MegatronBlendedDataset,
+    MegatronGPTDataset,
+    blend_indices,
+    open_blend,
+    prebuild_blend,
+)
 from niels_cache_runtime.megatron.blend_indices import (
     advance_lanes,
     build_blending_indices,
@@ -160,6 +168,9 @@ def test_batches_come_in_order_and_copies_open_the_index_again(prefixes: list[Pa
     blend = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)
     assert {name for name, _, _ in told} == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
     told.clear()
+    directories = prebuild_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, advance=blend_kernel.advance_lanes, **settings)
+    assert len(set(directories)) == 4
+    assert sorted(directories) == sorted(path for path in (tmp_path / "index").iterdir() if path.is_dir())
     again = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)
     plain = open_blend(prefixes, [0.6, 0.3, 0.1], **settings)
     assert told == []

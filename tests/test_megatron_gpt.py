@@ -1,6 +1,7 @@
 """The GPT indices and samples: equal to megatron-core's own, array by array and tensor by tensor."""
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,19 @@ def test_samples_that_are_not_there_and_bad_settings_are_refused(prefix: Path) -
     for changed, match in settings:
         with pytest.raises(NielsCacheError, match=match):
             MegatronGPTDataset(indexed, **{"num_samples": None, "sequence_length": 16, "seed": 1, **changed})
+
+
+def test_the_sample_index_takes_no_more_memory_for_more_documents() -> None:
+    peaks = []
+    for documents in (300_000, 1_200_000):
+        lengths, order = np.full(documents, 200, dtype=np.int32), np.arange(documents, dtype=np.int32)
+        samples = plan_epochs(200 * documents, num_samples=None, sequence_length=64).samples
+        output = np.empty((samples + 1, 2), dtype=np.int32)
+        tracemalloc.start()
+        build_sample_index(lengths, order, samples=samples, sequence_length=64, allocate=lambda name, shape, dtype, output=output: output)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert 0 < peaks[1] < 1.1 * peaks[0] < 30e6
 
 
 def test_progress_is_told_up_to_the_end() -> None:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend
+    from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend, prebuild_blend
     from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
     from niels_cache_runtime.megatron.gpt_indices import split_ranges
     from niels_cache_runtime.megatron.index_cache import IndexCache
@@ -24,6 +24,7 @@ __all__ = [
     "MegatronGPTDataset",
     "open_blend",
     "plan_indexed",
+    "prebuild_blend",
     "split_ranges",
     "write_indexed",
 ]
@@ -36,6 +37,7 @@ _MODULES = {
     "MegatronGPTDataset": "gpt_dataset",
     "open_blend": "blended",
     "plan_indexed": "indexed_writer",
+    "prebuild_blend": "blended",
     "split_ranges": "gpt_indices",
     "write_indexed": "indexed_writer",
 }

@@ -36,6 +36,7 @@ _MOST_LANES = 1 << 13
 _FEWEST_STEPS = 256
 _MOST_STEPS = 4096
 _STEPS_AT_ONCE = 64
+_BLOCK = 1 << 20
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
@@ -80,9 +81,8 @@ def build_exhaustive_blending_indices(
     sample_index = allocate("dataset_sample_index", (total,), np.dtype(np.int64))
     _fill(weights, dataset_index, sample_index, advance=advance or advance_lanes, progress=progress)
     # Until the first data set would give more than it has, nobody is missed who is left out.
-    excess = np.flatnonzero(sample_index >= sizes[dataset_index])
-    if len(excess):
-        first = int(excess[0])
+    first = _first_excess(dataset_index, sample_index, sizes)
+    if first < total:
         spent = np.bincount(dataset_index[:first], minlength=len(sizes)).astype(np.float64)
         left = np.flatnonzero(spent < sizes)
         for sample in range(first, total):
@@ -92,6 +92,16 @@ def build_exhaustive_blending_indices(
             if spent[chosen] == sizes[chosen]:
                 left = left[left != chosen]
     return dataset_index, sample_index
+
+
+def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
+    """The first sample that its data set does not have; all samples where there is none."""
+    for start in range(0, len(sample_index), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        excess = sample_index[block] >= sizes[dataset_index[block]]
+        if excess.any():
+            return start + int(np.argmax(excess))
+    return len(sample_index)
 
 
 def advance_lanes(weights: Floats, counts: Floats, samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:

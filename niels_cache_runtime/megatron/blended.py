@@ -85,14 +85,22 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        block, taken = 1 << 22, np.zeros(len(self.datasets), dtype=np.int64)
-        for start in range(0, len(self), block):
-            taken += np.bincount(self.dataset_index[start : start + block], minlength=len(self.datasets))
-        for number, (dataset, count) in enumerate(zip(self.datasets, taken.tolist(), strict=True)):
-            if len(dataset) < count:
-                raise NielsCacheError(
-                    f"the blend takes {count} samples of data set {number}, which has {len(dataset)}; give it more (a larger surplus)"
-                )
+        """Numbers of a data set's samples only rise, so the last of each tells: looked for from the end, mostly near it."""
+        block, unseen = 1 << 16, set(range(len(self.datasets)))
+        for stop in range(len(self), 0, -block):
+            start = max(stop - block, 0)
+            numbers, places = np.unique(self.dataset_index[start:stop][::-1], return_index=True)
+            for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
+                if number in unseen:
+                    unseen.remove(number)
+                    self._check_size(number, self.dataset_sample_index.item(stop - 1 - place) + 1)
+            if not unseen:
+                return
+
+    def _check_size(self, number: int, taken: int) -> None:
+        has = len(self.datasets[number])
+        if has < taken:
+            raise NielsCacheError(f"the blend takes {taken} samples of data set {number}, which has {has}; give it more (a larger surplus)")
 
     def __len__(self) -> int:
         """Samples."""
@@ -154,7 +162,7 @@ def open_blend(
 
     weights: the blend takes `num_samples` by them, and a little more: each data set's share is rounded up. Without weights, data sets are
     read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend.
-    settings: of every `MegatronGPTDataset`. With an index_cache this builds ahead what a training later opens: `progress` tells how far.
+    settings: of every `MegatronGPTDataset`.
 
     Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, and for weights without
     num_samples.
@@ -194,3 +202,16 @@ def open_blend(
     lengths = [len(found) for found in datasets]
     most = None if num_samples is None else min(num_samples, sum(lengths))
     return MegatronBlendedDataset(datasets, lengths, most, index_cache=index_cache, advance=advance, progress=progress)
+
+
+def prebuild_blend(
+    prefixes: Sequence[str | Path], weights: Sequence[float] | None = None, *, index_cache: IndexCache, **settings: Any
+) -> list[Path]:
+    """Build ahead what `open_blend` with these arguments and this cache then only maps; returns where each index lies, the blend's last.
+
+    A directory's name is the index's hash. progress: told (name of the array, done, total). advance: `niels_cache_assets.blend_kernel`
+    has a compiled one.
+    """
+    opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)
+    parts = [*opened.datasets, opened] if isinstance(opened, MegatronBlendedDataset) else [opened]
+    return [Path(directory) for part in parts if (directory := getattr(part, "index_directory", None)) is not None]

@@ -247,9 +247,8 @@ def build_sample_index(
             documents = np.bincount(begun_here, minlength=stop - first).cumsum()
             if low:
                 documents += low
-            place = (
-                (first + 1) * sequence_length - extra - lead
-            )  # of a sample, from the block's first token; it wraps as the offset does not
+            # Of the first of these samples, from the block's first token. With starts taken off, what is left fits, even if this wraps.
+            place = (first + 1) * sequence_length - extra - lead
             offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
             offsets -= starts.take(documents)
             index[done + first : done + stop, 1] = offsets
