@@ -4,6 +4,7 @@ python docs/asset_graph.py http://127.0.0.1:3000           the whole graph, for 
 python docs/asset_graph.py http://127.0.0.1:3000 corpus    corpora and what is built from them; needs a data set with `prepare`
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def open_asset_graph(page: Page, url: str, selection: str = "") -> None:
         page.wait_for_timeout(3_000)  # the layout is made anew
     page.mouse.click(700, 180, button="right")  # on the empty ground
     page.get_by_text("Expand all groups").last.click()
-    page.get_by_text("train_shards", exact=True).first.wait_for()
+    # The first is in the menu, the next in a node: its details, or from further away its name.
+    page.get_by_text(re.compile("^(Automation|train_shards|meta_json)$")).nth(1).wait_for()
 
 
 def picture_all(page: Page, url: str) -> None:
