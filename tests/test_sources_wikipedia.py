@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.sources import wikipedia_markup
 from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.sources.files import DamagedFile
+from niels_cache_assets.sources.compressed import DamagedFile
 from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikipedia_markup import plain_text

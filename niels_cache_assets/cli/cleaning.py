@@ -33,12 +33,17 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry, load_registry, refuse_choice
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_assets.sources.files import walk_folder
 from niels_cache_assets.streaming.encode import available_threads, in_chunks
 from niels_cache_runtime.errors import NielsCacheError
 
-KINDS = {".txt": "text", ".md": "text", ".rst": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".xml": "wikipedia"}
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+KINDS = {
+    **dict.fromkeys((".txt", ".md", ".rst"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # C4's files of JSON Lines are named .json.gz
+    ".parquet": "parquet",
+    ".xml": "wikipedia",
+}
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p\d+p\d+$")  # of a dump in parts: .xml-p1p41242.bz2
 EXAMPLES = 3  # of a reason that is asked for

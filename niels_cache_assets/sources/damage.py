@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from niels_cache_assets.sources.base import Source, StreamContext
-from niels_cache_assets.sources.files import DamagedFile, OnDamage
+from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
 
 
 class KeepsDamaged(Source):

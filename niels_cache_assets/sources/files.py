@@ -1,30 +1,27 @@
 """Local and remote files of a source: finding, opening, digesting them, and errors that name them.
 
 Globs become `SourceFile`s with a name relative to the globs' common folder, which is all that a cache ever records: where the
-files lie on this machine stays out of it. Opening is transparent for `.gz`, `.bz2`, `.xz` and `.zst`, and for fsspec URLs. What is inside a
-file is not known here.
+files lie on this machine stays out of it. Opening is transparent for fsspec URLs, and for compressed files by way of `compressed`. What is
+inside a file is not known here.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import itertools
 import os
 import posixpath
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
-
-_CHUNK = 1 << 18  # bytes read from a compressed file at once
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class SourceFile(NamedTuple):
@@ -118,11 +115,10 @@ def _raise(error: OSError) -> None:
 @contextmanager
 def reading(file: SourceFile) -> Iterator[None]:
     """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file."""
-    damaged: tuple[type[Exception], ...] = (EOFError, zlib.error, *_decompression_errors())
     try:
         with _reaching(file.name if "://" in file.url else ""):
             yield
-    except damaged as error:
+    except decompression_errors() as error:
         raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except OSError as error:
         detail = error.strerror or str(error)
@@ -141,124 +137,22 @@ def _reaching(remote: str) -> Iterator[None]:
     except ImportError as error:
         raise NielsCacheError(f"{remote}: {error}") from error
     except Exception as error:
-        if remote and not isinstance(error, (EOFError, zlib.error, *_decompression_errors())):
+        if remote and not isinstance(error, decompression_errors()):
             raise SourceUnavailable(f"{remote}: cannot be reached now ({type(error).__name__}); check the network and try again") from error
         raise
 
 
-@lru_cache(maxsize=1)
-def _decompression_errors() -> tuple[type[Exception], ...]:
-    import gzip
-    import lzma
-
-    import zstandard
-
-    return (gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
-
-
-class DamagedFile(NielsCacheError):
-    """Compressed data that cannot be read to its end. What came before the offset was read."""
-
-
-OnDamage = Callable[[DamagedFile], None]
-
-
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Open for reading, decompressed by the file's suffix. Use inside `reading(file)`.
+    """Open for reading, decompressed as the file's suffix says (`compressed`). Use inside `reading(file)`; local pipes are read too.
 
     Damaged compressed data raise DamagedFile; with `on_damage` that is given the error instead, and the file ends before the damage.
     """
+    compression_of(file.name)  # before anything is opened: what cannot be read is named
+    if "://" not in file.url:
+        return decompressed(open(file.url, "rb"), file.name, on_damage)
     import fsspec
 
-    if file.name.endswith(".zst"):
-        stream = cast(IO[bytes], io.BufferedReader(_ZstdStream(fsspec.open(file.url, "rb").open()), _CHUNK))
-    else:
-        stream = cast(IO[bytes], fsspec.open(file.url, "rb", compression="infer").open())
-    if not file.name.endswith(_COMPRESSED):
-        return stream
-    return cast(IO[bytes], io.BufferedReader(_UpToDamage(stream, file.name, on_damage), _CHUNK))
-
-
-class _UpToDamage(io.RawIOBase):
-    """A decompressed stream that knows how far it came when its data turn out damaged."""
-
-    def __init__(self, source: Any, name: str, on_damage: OnDamage | None) -> None:
-        self._source = source
-        self._name = name
-        self._on_damage = on_damage
-        self._offset = 0
-        self._damaged = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._damaged:
-            return 0
-        try:
-            data = self._source.read1(len(buffer))  # not read: it would lose what it had when the damage comes
-        except Exception as error:
-            plain = type(error) is OSError and error.errno is None  # what bz2 raises; the disk's and the network's have a number or a class
-            if not plain and not isinstance(error, (EOFError, zlib.error, *_decompression_errors())):
-                raise
-            damage = DamagedFile(
-                f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"
-                " (keep_damaged = true of a source of lines or pages keeps what comes before)"
-            )
-            if self._on_damage is None:
-                raise damage from error
-            self._damaged = True
-            self._on_damage(damage)
-            return 0
-        buffer[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-
-class _ZstdStream(io.RawIOBase):
-    """All frames of a Zstandard file. fsspec's own reader stops after the first frame and takes a cut file for a whole one."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        import zstandard
-
-        self._source = source
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._frame: Any = None
-        self._compressed = b""  # read, not yet decompressed
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._fill():
-            pass
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _fill(self) -> bool:
-        """Decompress some more; False at the end of the file."""
-        compressed = self._compressed or self._source.read(_CHUNK)
-        if not compressed:
-            if self._frame is not None:
-                raise EOFError("the file ends in the middle of a Zstandard frame")
-            return False
-        self._frame = self._frame or self._decompressor.decompressobj()
-        self._ready = memoryview(self._frame.decompress(compressed))
-        self._compressed = self._frame.unused_data
-        if self._frame.eof:
-            self._frame = None
-        return True
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
+    return decompressed(fsspec.open(file.url, "rb").open(), file.name, on_damage)
 
 
 def read_text(file: SourceFile, on_damage: OnDamage | None = None) -> str:
@@ -283,6 +177,8 @@ def _file_digest(file: SourceFile) -> str:
         if "://" in file.url:
             return _remote_identity(file.url)
         state = os.stat(file.url)
+        if not stat.S_ISREG(state.st_mode):
+            raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return _content_digest(file.url, state.st_size, state.st_mtime_ns, state.st_ino)
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
-from niels_cache_assets.sources.files import DamagedFile, OnDamage, SourceFile, open_bytes, reading
+from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
 from niels_cache_runtime.errors import NielsCacheError
 
 _BLOCK = 1 << 18
@@ -111,6 +112,7 @@ def read_pages(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+        problem = ""
         for text in _decoded(stream):
             problem = _parse(parser, text, file.name)
             yield from handler.pages
@@ -118,7 +120,9 @@ def read_pages(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[
             if problem:
                 break
         else:
-            problem = "" if handler.ended else "the dump ends before </mediawiki>"
+            problem = _parse(parser, "", file.name, last=True)  # expat may have kept the end of a block for later
+            yield from handler.pages
+            problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
             where = f"near byte {max(parser.CurrentByteIndex, 0)}"
             error = DamagedFile(f"{file.name}: not a whole MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true")
@@ -127,10 +131,10 @@ def read_pages(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[
             on_damage(error)
 
 
-def _parse(parser: expat.XMLParserType, text: str, name: str) -> str:
+def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
     """What is wrong with this piece of the dump, or nothing."""
     try:
-        parser.Parse(text, False)
+        parser.Parse(text, last)
     except expat.ExpatError as error:
         return expat.ErrorString(error.code) or str(error)
     except ValueError as error:

@@ -15,8 +15,9 @@ from pydantic import Field
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import rows
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.compressed import OnDamage
 from niels_cache_assets.sources.damage import KeepsDamaged
-from niels_cache_assets.sources.files import OnDamage, SourceFile, files_digest, find_files, open_bytes, read_text, reading
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading
 
 
 class FileSource(PretrainSource):
@@ -64,7 +65,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
 
 class Parquet(RowFileSource):
-    """Parquet files; only the text and id columns are read."""
+    """Parquet files; only the text and id columns, and a column `title` of strings, are read."""
 
     source: Literal["parquet"] = "parquet"
 
@@ -82,21 +83,25 @@ class Parquet(RowFileSource):
         id_field = self.id_field or "id"
         name = file.name
         with rows.open_parquet(file) as parquet:
-            names = parquet.schema_arrow.names
-            if text_field not in names:
+            fields = {field.name: field.type for field in parquet.schema_arrow}
+            if text_field not in fields:
                 context.report.dropped["missing_text_field"] += parquet.metadata.num_rows
                 return
-            has_id = id_field in names and id_field != text_field
+            has_id = id_field in fields and id_field != text_field
+            has_title = text_field != "title" and "title" in fields and rows.is_string_type(fields["title"])
+            columns = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
             row = 0
-            for table in parquet.iter_batches(batch_size=rows.BATCH_DOCUMENTS, columns=[text_field, id_field] if has_id else [text_field]):
+            for table in parquet.iter_batches(batch_size=rows.BATCH_DOCUMENTS, columns=sorted(columns)):
                 texts = rows.column_values(table[text_field])
-                ids = rows.column_values(table[id_field]) if has_id else [None] * len(texts)
+                nothing = [None] * len(texts)
+                ids = rows.column_values(table[id_field]) if has_id else nothing
+                titles = rows.column_values(table["title"]) if has_title else nothing
                 batch = []
-                for text, source_id in zip(texts, ids, strict=True):
+                for text, source_id, title in zip(texts, ids, titles, strict=True):
                     if problem := rows.text_problem(text):
                         context.report.dropped[problem] += 1
                     else:
-                        batch.append(Document(text, rows.row_id(source_id, name, row), name, row))
+                        batch.append(Document(text, rows.row_id(source_id, name, row), name, row, title))
                     row += 1
                 if batch:
                     yield batch

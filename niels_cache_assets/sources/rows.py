@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.files import DamagedFile, OnDamage, SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -131,9 +132,11 @@ def parquet_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iter
                 row += 1
 
 
-def file_rows(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a Parquet file (by its suffix), else of JSON Lines."""
-    return parquet_rows(file) if file.name.endswith(".parquet") else json_rows(file, on_damage)
+def file_rows(
+    file: SourceFile, on_damage: OnDamage | None = None, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
+    return parquet_rows(file, columns) if file.name.lower().endswith(".parquet") else json_rows(file, on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:

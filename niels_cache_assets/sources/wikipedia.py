@@ -23,18 +23,20 @@ from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.mediawiki import read_pages
 from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
 
-_DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$")
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
 
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
-    code_version: ClassVar[str] = "1"  # of wikipedia_markup too
+    code_version: ClassVar[str] = "2"  # of wikipedia_markup too
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
     config: str | None = "20231101.en"
-    files: list[ConfigPath] | None = Field(None, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub")
+    files: list[ConfigPath] | None = Field(
+        None, min_length=1, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub"
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -91,7 +93,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def _rows(self, file: SourceFile, context: StreamContext) -> Iterator[Document]:
         dropped = context.report.dropped
-        for row, values in file_rows(file, self.on_damage(context)):
+        for row, values in file_rows(file, self.on_damage(context), ("text", "id", "title")):
             text = values.get("text")
             if problem := text_problem(text):
                 dropped[problem if "text" in values else "missing_text_field"] += 1

@@ -1,0 +1,227 @@
+"""Compressed files as one stream of bytes, told by their suffix: `decompressed`, and `DamagedFile` where the data do not read to their end.
+
+A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and the parallel compressors write them. The
+standard library's own readers of such files take what does not begin a stream for padding, and so end silently where the header of a
+later stream is damaged; here all that is no stream and no padding is an error. Formats: RFC 1952 (gzip; zero bytes may follow it), bzip2,
+the .xz file format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'. Which file is opened, and what
+is inside, is not known here.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import IO, Any, NamedTuple, Protocol, cast
+
+from niels_cache_runtime.errors import NielsCacheError
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
+_COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time: what a damaged block takes along is no more than comes of it
+_BLOCK = 1 << 18
+
+
+class DamagedFile(NielsCacheError):
+    """Compressed data that cannot be read to its end. What came before the offset was read."""
+
+
+OnDamage = Callable[[DamagedFile], None]
+
+
+class _Stream(Protocol):
+    """The interface that bz2 and lzma give their decompressors."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _GzipStream:
+    def __init__(self) -> None:
+        self._object = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # with header and checksum
+
+    @property
+    def eof(self) -> bool:
+        return self._object.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._object.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._object.decompress(self._object.unconsumed_tail + data, max_length)
+
+
+class _ZstdStream:
+    """Its library gives all that comes of its input at once; what does not fit waits."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._object: Any = zstandard.ZstdDecompressor().decompressobj()
+        self._waiting = memoryview(b"")
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._object.eof) and not self._waiting
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._waiting
+
+    @property
+    def unused_data(self) -> bytes:
+        return cast(bytes, self._object.unused_data)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if not self._waiting:
+            self._waiting = memoryview(self._object.decompress(data))
+        ready, self._waiting = self._waiting[:max_length], self._waiting[max_length:]
+        return bytes(ready)
+
+
+class _Format(NamedTuple):
+    start: Callable[[], _Stream]
+    padding: int  # zero bytes may follow a stream in multiples of this; 0: none may
+
+
+def _bzip2() -> _Stream:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _xz() -> _Stream:
+    import lzma
+
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
+
+
+_FORMATS = {".gz": _Format(_GzipStream, 1), ".bz2": _Format(_bzip2, 0), ".xz": _Format(_xz, 4), ".zst": _Format(_ZstdStream, 0)}
+
+
+def compression_of(name: str) -> str | None:
+    """The suffix of COMPRESSIONS that the name ends in, in any case. A name of another compression or archive is an error."""
+    lowered = name.lower()
+    suffix = next((suffix for suffix in COMPRESSIONS if lowered.endswith(suffix)), None)
+    other = next((other for other in _OTHERS if lowered.removesuffix(suffix or "").endswith(other)), None)
+    if other is not None:
+        raise NielsCacheError(
+            f"{name}: {other} files are not read; unpack it and name its files, which may end in {', '.join(COMPRESSIONS)}"
+        )
+    return suffix
+
+
+def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None) -> IO[bytes]:
+    """What `source` holds, decompressed as the suffix of `name` says; `source` itself where it says nothing. It need not be seekable.
+
+    Damage, a cut and what follows the last stream raise DamagedFile, which says how many bytes could be read; with `on_damage`, that is
+    given the error and the stream ends there instead.
+    """
+    suffix = compression_of(name)
+    if suffix is None:
+        return source
+    return cast(IO[bytes], io.BufferedReader(_Decompressed(source, _FORMATS[suffix], name, on_damage), _BLOCK))
+
+
+@lru_cache(maxsize=1)
+def decompression_errors() -> tuple[type[Exception], ...]:
+    """What the decompressors raise for damaged data, bzip2's plain OSError aside."""
+    import lzma
+
+    import zstandard
+
+    return (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+
+
+class _Decompressed(io.RawIOBase):
+    """All streams of a file, one after the other."""
+
+    def __init__(self, source: IO[bytes], kind: _Format, name: str, on_damage: OnDamage | None) -> None:
+        self._source = source
+        self._format = kind
+        self._name = name
+        self._on_damage = on_damage
+        self._stream: _Stream | None = None
+        self._compressed = b""  # read, not yet given to a stream
+        self._streams = 0
+        self._offset = 0
+        self._damaged = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._damaged:
+            return 0
+        compressed = b""
+        try:
+            while self._stream or self._next_stream():
+                stream = cast(_Stream, self._stream)
+                if stream.needs_input:
+                    compressed = self._take()
+                    if not compressed:
+                        raise EOFError("the file ends in the middle of the data")
+                data = stream.decompress(compressed, len(buffer))
+                compressed = b""
+                if stream.eof:
+                    self._compressed = stream.unused_data
+                    self._stream = None
+                if data:
+                    buffer[: len(data)] = data
+                    self._offset += len(data)
+                    return len(data)
+        except Exception as error:
+            plain = type(error) is OSError and error.errno is None  # what bz2 raises; the disk's and the network's have a number or a class
+            if not plain and not isinstance(error, decompression_errors()):
+                raise
+            damage = DamagedFile(
+                f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"
+                " (keep_damaged = true of a source of lines or pages keeps what comes before)"
+            )
+            if self._on_damage is None:
+                raise damage from error
+            self._damaged = True
+            self._on_damage(damage)
+        return 0
+
+    def _take(self) -> bytes:
+        """Compressed bytes: those that an ended stream left, else the next of the file."""
+        taken, self._compressed = self._compressed, b""
+        return taken or self._source.read(_COMPRESSED_BLOCK)
+
+    def _next_stream(self) -> bool:
+        """Pass over padding and start a stream; False at the end of the file."""
+        padding = 0
+        while compressed := self._take():
+            if self._streams and self._format.padding:
+                left = compressed.lstrip(b"\0")
+                padding += len(compressed) - len(left)
+                if not left:
+                    continue
+                compressed = left
+            if padding and padding % self._format.padding:
+                raise EOFError("what follows a stream is neither padding nor a stream")
+            self._compressed = compressed
+            self._stream = self._format.start()
+            self._streams += 1
+            return True
+        if not self._streams:
+            raise EOFError("the file is empty")
+        if padding and padding % self._format.padding:
+            raise EOFError("its padding is cut")
+        return False
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
