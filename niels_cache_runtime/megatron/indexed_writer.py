@@ -1,21 +1,16 @@
-"""Megatron-LM's IndexedDataset, written: the bytes of megatron-core's IndexedDatasetBuilder, streamed.
+"""A split of a cache as Megatron-LM's IndexedDataset: one sequence for each document, the bytes of megatron-core's IndexedDatasetBuilder.
 
-    write_indexed    a split of a cache, its shards copied, or linked where one shard is the same bytes; lengths from doc_ends
-    IndexedWriter    sequences as they come; lengths and modes wait in spools beside the output
-
-Memory does not grow with the number of documents. Files appear when they are complete, .bin first: an .idx that is there is that of
-its .bin. A document ends with its EOT, as in the cache; which token that is, and names on a command line, are not known here.
+Tokens are copied as they are, or linked where a part is one shard; lengths come from doc_ends, in blocks, so that memory does not grow
+with the number of documents. A document ends with its EOT, as in the cache; which token that is, and names on a command line, are not
+known here. Sequences that are not a split are the business of `indexed_builder`.
 """
 
 import fcntl
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +18,15 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name
-from niels_cache_runtime.megatron.indexed import (
-    BLOCK,
-    DOCUMENTS_DTYPE,
-    DTYPE_CODES,
-    HEADER,
-    LENGTHS_DTYPE,
-    MAGIC,
-    MODES_DTYPE,
-    POINTERS_DTYPE,
-    VERSION,
-)
+from niels_cache_runtime.megatron.indexed import BLOCK, DOCUMENTS_DTYPE, HEADER, LENGTHS_DTYPE, POINTERS_DTYPE
+from niels_cache_runtime.megatron.indexed_builder import MAX_SEQUENCE_TOKENS, Output, refuse_existing, write_index
 from niels_cache_runtime.opening import OpenedSplit, open_split
 
 MAX_BYTES = 512 * 1000**3  # of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
 
-_COPY_BYTES = 1 << 24
-_MAX_SEQUENCE_TOKENS = 2**31 - 1
+_COPY_TOKENS = 1 << 23
 _FICLONE = 0x40049409  # ioctl(2) on Linux: share the blocks of another file
-
-Blocks = Callable[[], Iterator[NDArray[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +60,7 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
     Nothing is written. Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file, if a document is larger
     than max_bytes or longer than an int32 can say.
     """
-    return _plan(prefix, folder, _open(folder), max_bytes=max_bytes, key=key)
+    return _plan(prefix, folder, _open(folder)[1], max_bytes=max_bytes, key=key)
 
 
 def write_indexed(
@@ -94,25 +77,24 @@ def write_indexed(
 
     link: where a part is exactly one shard, "hardlink" makes .bin another name of it, "reflink" a copy that shares its blocks; where
     the file system cannot, and everywhere else, bytes are copied. progress: told (bytes of .bin done, total).
-    Raises NielsCacheError as `plan_indexed` does, if a file is there and not `force`, or if one cannot be written.
+    Each part appears when it is complete. Raises NielsCacheError as `plan_indexed` does, if a file is there and not `force`, or if one
+    cannot be written.
     """
-    split = _open(folder)
-    parts = _plan(prefix, folder, split, max_bytes=max_bytes, key=key)
+    split, ends = _open(folder)
+    parts = _plan(prefix, folder, ends, max_bytes=max_bytes, key=key)
     if not force:
         for part in parts:
-            _refuse_existing(part.prefix)
+            refuse_existing(part.prefix)
     total, done = sum(part.bin_bytes for part in parts), 0
-    ends = split.doc_ends
-    assert ends is not None
     for part in parts:
-        with _Output(part.prefix) as output:
+        with Output(part.prefix) as output:
             if not _linked(split, part, output.bin_path, link):
                 with open(output.bin_path, "wb") as file:
                     for copied in _copy_tokens(split, part, file):
                         if progress is not None:
                             progress(done + copied, total)
             with open(output.idx_path, "wb") as file:
-                _write_index(
+                write_index(
                     file,
                     TOKEN_DTYPE,
                     sequences=part.documents,
@@ -127,23 +109,21 @@ def write_indexed(
     return parts
 
 
-def _open(folder: str | Path) -> OpenedSplit:
+def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
     split = open_split(folder, doc_ends=True)
     if split.doc_ends is None:
         raise NielsCacheError(f"{folder}: {doc_ends_name(Path(folder).name)} is not beside it, so its documents are unknown; rebuild it")
     if not len(split.doc_ends):
         raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to export")
-    return split
+    return split, split.doc_ends
 
 
-def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, *, max_bytes: int, key: str | None) -> list[Part]:
+def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None) -> list[Part]:
     max_tokens = check_positive("max_bytes", max_bytes) // TOKEN_BYTES
-    ends = split.doc_ends
-    assert ends is not None
     bounds = [(0, 0)]  # documents and tokens before each part
     for longest, document in _longest(ends):
-        if longest > min(max_tokens, _MAX_SEQUENCE_TOKENS):
-            reason = "raise max_bytes" if longest <= _MAX_SEQUENCE_TOKENS else "Megatron counts the tokens of a sequence in an int32"
+        if longest > min(max_tokens, MAX_SEQUENCE_TOKENS):
+            reason = "raise max_bytes" if longest <= MAX_SEQUENCE_TOKENS else "Megatron counts the tokens of a sequence in an int32"
             raise NielsCacheError(f"{folder}: document {document} has {longest} tokens, {longest * TOKEN_BYTES} bytes: {reason}")
     while bounds[-1][0] < len(ends):
         document = int(ends.searchsorted(np.uint64(bounds[-1][1] + max_tokens), side="right"))
@@ -181,23 +161,14 @@ def _count_up(count: int) -> Iterator[NDArray[Any]]:
 
 
 def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[int]:
-    """Copy the part's tokens into the file; yields the bytes copied so far."""
+    """Copy the part's tokens into the file, from the maps: all of one build, even if a rebuild comes between. Yields bytes so far."""
     shard_begin = 0
-    for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
-        first, end = max(part.first_token - shard_begin, 0), min(part.end_token - shard_begin, length)
-        shard_begin += length
-        if first >= end:
-            continue
-        with open(path, "rb") as shard:
-            shard.seek(first * TOKEN_BYTES)
-            left = (end - first) * TOKEN_BYTES
-            while left:
-                block = shard.read(min(left, _COPY_BYTES))
-                if not block:
-                    raise NielsCacheError(f"{path}: was cut short while it was being copied; rebuild this data set")
-                file.write(block)
-                left -= len(block)
-                yield file.tell()
+    for tokens in split.tokens.shards:
+        first, end = max(part.first_token - shard_begin, 0), min(part.end_token - shard_begin, len(tokens))
+        shard_begin += len(tokens)
+        for start in range(first, end, _COPY_TOKENS):
+            file.write(tokens[start : min(start + _COPY_TOKENS, end)].data)
+            yield file.tell()
 
 
 def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
@@ -225,160 +196,3 @@ def _reflink(path: str, target: str) -> bool:
         except OSError:
             return False
     return True
-
-
-class IndexedWriter:
-    """Writes PREFIX.bin and PREFIX.idx as megatron-core's IndexedDatasetBuilder does, sequence by sequence. A context manager: the files
-    appear when its block ends well.
-
-    dtype: of a token, one of the format's. multimodal: each sequence has a mode, an int8. Raises NielsCacheError if a file is there and
-    not `force`, if a token does not fit into dtype, or if a file cannot be written.
-    """
-
-    def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, multimodal: bool = False, force: bool = False) -> None:
-        self.dtype = np.dtype(dtype).newbyteorder("<")
-        if self.dtype not in DTYPE_CODES:
-            raise NielsCacheError(f"dtype={self.dtype}: this format has {', '.join(str(known) for known in DTYPE_CODES)}")
-        if not force:
-            _refuse_existing(str(prefix))
-        self._output = _Output(str(prefix))
-        self._multimodal = multimodal
-        self._sequences = 0
-        self._entries = 1
-
-    def add_sequence(self, tokens: NDArray[Any] | Sequence[int], *, mode: int = 0) -> None:
-        """One more sequence of the document that is open; a document of one sequence is `add_document`."""
-        given = np.asarray(tokens)
-        converted = given.astype(self.dtype, casting="unsafe")
-        if len(given) and not np.array_equal(converted, given):
-            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has a token that is no {self.dtype}")
-        if len(given) > _MAX_SEQUENCE_TOKENS:
-            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has {len(given)} tokens; an int32 counts them")
-        self._bin.write(converted.tobytes())
-        self._lengths.write(np.array(len(given), dtype=LENGTHS_DTYPE).tobytes())
-        if self._multimodal:
-            self._modes.write(np.array(mode, dtype=MODES_DTYPE).tobytes())
-        self._sequences += 1
-
-    def end_document(self) -> None:
-        """The document ends here. One without sequences is allowed."""
-        self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
-        self._entries += 1
-
-    def add_document(
-        self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
-    ) -> None:
-        """A whole document: one sequence, or one for each of `lengths`, tokens, which must add up."""
-        lengths = [len(tokens)] if lengths is None else lengths
-        if sum(lengths) != len(tokens):
-            raise NielsCacheError(f"{self._output.prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")
-        start = 0
-        for length, mode in zip(lengths, modes or [0] * len(lengths), strict=True):
-            self.add_sequence(tokens[start : start + length], mode=mode)
-            start += length
-        self.end_document()
-
-    def __enter__(self) -> Self:
-        self._output.__enter__()
-        with ExitStack() as files:
-            files.callback(self._output.discard)
-            self._bin = open(self._output.bin_path, "wb")
-            folder = os.path.dirname(self._output.bin_path)  # where there is room for the output
-            self._lengths, self._documents, self._modes = (_spool(folder) for _ in range(3))
-            files.pop_all()
-        self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
-            self._bin.close()
-            if error is None:
-                with open(self._output.idx_path, "wb") as file:
-                    _write_index(
-                        file,
-                        self.dtype,
-                        sequences=self._sequences,
-                        lengths=lambda: _read_spool(self._lengths, LENGTHS_DTYPE),
-                        entries=self._entries,
-                        document_indices=lambda: _read_spool(self._documents, DOCUMENTS_DTYPE),
-                        modes=(lambda: _read_spool(self._modes, MODES_DTYPE)) if self._multimodal else None,
-                    )
-        finally:
-            for spool in (self._lengths, self._documents, self._modes):
-                spool.close()
-            self._output.__exit__(kind, error, traceback)
-
-
-def _spool(folder: str) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=folder)
-
-
-def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
-    spool.seek(0)
-    while block := spool.read(BLOCK * dtype.itemsize):
-        yield np.frombuffer(block, dtype=dtype)
-
-
-def _write_index(
-    file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks, modes: Blocks | None
-) -> None:
-    file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
-    for block in lengths():
-        file.write(block.astype(LENGTHS_DTYPE).tobytes())
-    pointer = 0
-    for block in lengths():
-        ends = block.cumsum(dtype=np.int64) * dtype.itemsize + pointer
-        file.write(np.concatenate([[pointer], ends[:-1]]).astype(POINTERS_DTYPE).tobytes())
-        pointer = int(ends[-1])
-    for blocks, kind in ((document_indices, DOCUMENTS_DTYPE), (modes, MODES_DTYPE)):
-        for block in blocks() if blocks is not None else ():
-            file.write(block.astype(kind).tobytes())
-
-
-def _refuse_existing(prefix: str) -> None:
-    for path in (f"{prefix}.bin", f"{prefix}.idx"):
-        if os.path.lexists(path):
-            raise NielsCacheError(f"{path}: is there already; choose another prefix, or replace it (force)")
-
-
-class _Output:
-    """PREFIX.bin and PREFIX.idx, written under other names, which they get when the block ends well and lose when it does not."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.bin_path, self.idx_path = f"{prefix}.bin.partial", f"{prefix}.idx.partial"
-
-    def __enter__(self) -> Self:
-        folder = os.path.dirname(os.path.abspath(self.prefix))
-        try:
-            os.makedirs(folder, exist_ok=True)
-            self.discard()
-        except OSError as error:
-            raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another prefix") from error
-        return self
-
-    def discard(self) -> None:
-        for path in (self.bin_path, self.idx_path):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
-            if error is None:
-                for path in (self.bin_path, self.idx_path):
-                    descriptor = os.open(path, os.O_RDONLY)
-                    os.fsync(descriptor)
-                    os.close(descriptor)
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{self.prefix}.idx")  # that of a .bin which is about to go
-                os.replace(self.bin_path, f"{self.prefix}.bin")
-                os.replace(self.idx_path, f"{self.prefix}.idx")
-        except OSError as problem:
-            raise self._failed(problem) from problem
-        finally:
-            self.discard()
-        if isinstance(error, OSError):
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> NielsCacheError:
-        return NielsCacheError(f"{error.filename or self.prefix}: {error.strerror or error}; nothing was written")
