@@ -114,7 +114,7 @@ def blend(scale: Scale) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     for datasets in (2, 4, 10, 30, 100, 1000):
         weights = normalized(torch.rand(datasets, generator=generator, dtype=torch.float64).tolist())
-        size = scale.blend // (datasets + 8)
+        size = max(scale.blend // (datasets + 8), scale.blend // 200)
 
         def theirs(weights: list[float] = weights, size: int = size) -> tuple[np.ndarray, np.ndarray]:
             made = np.zeros(size, dtype=np.int16), np.zeros(size, dtype=np.int64)

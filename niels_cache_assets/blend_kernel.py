@@ -37,13 +37,13 @@ def _advance(
             for lane in range(width):
                 given[dataset, lane] = counts[dataset, start + lane]
         for step in range(chosen.shape[1]):
-            for lane in range(_LANES_AT_ONCE):
-                at[lane] = max(float(samples[start + min(lane, width - 1)] + step), 1.0)
+            for lane in range(width):
+                at[lane] = max(float(samples[start + lane] + step), 1.0)
                 largest[lane] = weights[0] * at[lane] - given[0, lane]
                 which[lane] = 0
             for dataset in range(1, datasets):
                 weight = weights[dataset]
-                for lane in range(_LANES_AT_ONCE):
+                for lane in range(width):
                     error = weight * at[lane] - given[dataset, lane]
                     which[lane] = dataset if error > largest[lane] else which[lane]
                     largest[lane] = error if error > largest[lane] else largest[lane]

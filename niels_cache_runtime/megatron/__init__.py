@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend, prebuild_blend
+    from niels_cache_runtime.megatron.cache_split import CacheSplit, open_indexed
     from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
     from niels_cache_runtime.megatron.gpt_indices import split_ranges
     from niels_cache_runtime.megatron.index_cache import IndexCache
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
 
 __all__ = [
+    "CacheSplit",
     "IndexCache",
     "IndexedDataset",
     "IndexedWriter",
     "MegatronBlendedDataset",
     "MegatronGPTDataset",
     "open_blend",
+    "open_indexed",
     "plan_indexed",
     "prebuild_blend",
     "split_ranges",
@@ -31,12 +34,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CacheSplit": "cache_split",
     "IndexCache": "index_cache",
     "IndexedDataset": "indexed",
     "IndexedWriter": "indexed_builder",
     "MegatronBlendedDataset": "blended",
     "MegatronGPTDataset": "gpt_dataset",
     "open_blend": "blended",
+    "open_indexed": "cache_split",
     "plan_indexed": "indexed_writer",
     "prebuild_blend": "blended",
     "split_ranges": "gpt_indices",

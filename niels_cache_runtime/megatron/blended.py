@@ -21,10 +21,10 @@ from niels_cache_runtime.megatron.blend_indices import (
     build_exhaustive_blending_indices,
     normalized,
 )
+from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
-from niels_cache_runtime.megatron.indexed import IndexedDataset
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
 SPLITS = ("train", "valid", "test")
@@ -160,6 +160,7 @@ def open_blend(
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
     """One part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
 
+    prefixes: of .bin and .idx, or folders of a split of a cache.
     weights: the blend takes `num_samples` by them, and a little more: each data set's share is rounded up. Without weights, data sets are
     read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend.
     settings: of every `MegatronGPTDataset`.
@@ -174,7 +175,7 @@ def open_blend(
     shares = None if weights is None else normalized(weights)
 
     def dataset(prefix: str | Path, samples: int | None) -> MegatronGPTDataset:
-        indexed = IndexedDataset(prefix)
+        indexed = open_indexed(prefix)
         sequences = split_ranges(split, len(indexed))[SPLITS.index(part)]
         if not len(sequences):
             raise NielsCacheError(f"{prefix}: split={split!r} leaves no sequence of {len(indexed)} to {part}")

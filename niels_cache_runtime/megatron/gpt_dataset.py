@@ -1,4 +1,4 @@
-"""Megatron-LM's GPTDataset: samples of a fixed length from the documents of an IndexedDataset, in Megatron's order.
+"""Megatron-LM's GPTDataset: samples of a fixed length from the documents of an IndexedDataset or a cache, in Megatron's order.
 
     k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
 
@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 
 from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Documents, GPTIndices, Progress, build_gpt_indices
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
-from niels_cache_runtime.megatron.indexed import IndexedDataset
 
 Sample = dict[str, torch.Tensor]
 NO_PAD = -1  # no token's id: what Megatron pads with where the tokenizer has no pad token of its own
@@ -45,7 +45,7 @@ class MegatronGPTDataset(Dataset[Sample]):
 
     def __init__(
         self,
-        indexed: IndexedDataset,
+        indexed: Indexed,
         indices: Documents | None = None,
         *,
         num_samples: int | None,

@@ -13,7 +13,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ DTYPES = {code: np.dtype(name) for code, name in _NAMES_BY_CODE.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 _PROBES = 64
-_PROBE_BYTES = 4096
+PROBE_BYTES = 4096
 
 
 class IndexedDataset:
@@ -155,26 +155,14 @@ class IndexedDataset:
 
         What decides an index is hashed in full; of tokens, a change between the blocks is not seen. The same wherever the files lie.
         """
-        known = hashlib.sha256(self._index[: HEADER.size])
-        for array in (self.sequence_lengths, self.document_indices, self.sequence_modes):
-            if array is not None:
-                known.update(array.data.cast("B") if len(array) else b"")
-        known.update(self._probe(self.tokens))
-        return known.hexdigest()
+        arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
+        sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
+        return fingerprint_of(self._index[: HEADER.size], sections, _probe(self.tokens))
 
     @cached_property
     def _identity(self) -> str:
         """What a copy in another process is checked with: as `fingerprint`, of blocks of the index too."""
-        return hashlib.sha256(self._probe(np.frombuffer(self._index, dtype=np.uint8)) + self._probe(self.tokens)).hexdigest()
-
-    def _probe(self, array: NDArray[Any]) -> bytes:
-        """Digest of the size and of evenly spaced blocks, the first and the last among them."""
-        content = array.view(np.uint8)
-        known = hashlib.sha256(f"{len(content)}\n".encode())
-        last = max(len(content) - _PROBE_BYTES, 0)
-        for place in sorted({last * probe // (_PROBES - 1) for probe in range(_PROBES)}):
-            known.update(content[place : place + _PROBE_BYTES].tobytes())
-        return known.digest()
+        return hashlib.sha256(_probe(np.frombuffer(self._index, dtype=np.uint8)) + _probe(self.tokens)).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"prefix": self.prefix, "idx_path": self.idx_path, "identity": self._identity}
@@ -185,6 +173,29 @@ class IndexedDataset:
         self._open()  # the pass over the index is not repeated: the same files were checked when they were first opened
         if self._identity != state["identity"]:
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
+
+
+def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
+    """Of an IndexedDataset: the bytes of its header and of the sections behind it but the pointers, the `probe` of its .bin."""
+    known = hashlib.sha256(header)
+    for section in sections:
+        known.update(section)
+    known.update(tokens)
+    return known.hexdigest()
+
+
+def probe(size: int, read: Callable[[int], bytes]) -> bytes:
+    """Digest of the size and of evenly spaced blocks, the first and the last among them; `read` gives the PROBE_BYTES from a place on."""
+    known = hashlib.sha256(f"{size}\n".encode())
+    last = max(size - PROBE_BYTES, 0)
+    for place in sorted({last * number // (_PROBES - 1) for number in range(_PROBES)}):
+        known.update(read(place))
+    return known.digest()
+
+
+def _probe(array: NDArray[Any]) -> bytes:
+    content = array.view(np.uint8)
+    return probe(len(content), lambda place: content[place : place + PROBE_BYTES].tobytes())
 
 
 def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]:

@@ -1,0 +1,128 @@
+"""A split of a cache where an IndexedDataset is wanted: samples and indices of it as of its export, without an export.
+
+Lengths, pointers and fingerprint are those of the files that `indexed_writer` writes of the split as one part, so an index that was built
+of the one is found by the other, wherever the files lie. Opening costs a pass over doc_ends and 4 bytes a document in memory; reading
+samples another 8.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name
+from niels_cache_runtime.megatron.indexed import (
+    BLOCK,
+    DOCUMENTS_DTYPE,
+    DTYPE_CODES,
+    HEADER,
+    LENGTHS_DTYPE,
+    MAGIC,
+    PROBE_BYTES,
+    VERSION,
+    IndexedDataset,
+    fingerprint_of,
+    probe,
+)
+from niels_cache_runtime.opening import open_split
+
+_LONGEST = np.iinfo(LENGTHS_DTYPE).max
+
+
+class CacheSplit:
+    """The documents of a split's folder, such as `cache/pretrain/NAME/train`, each a sequence with its EOT.
+
+    `sequence_lengths` (S,) int32 and `sequence_pointers` (S,) int64, `tokens`, `dtype`, `fingerprint`: as of an `IndexedDataset`, as much
+    as MegatronGPTDataset reads. Picklable: a copy opens the folder again and refuses another build.
+
+    Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or a document that an int32 cannot count.
+    """
+
+    dtype = TOKEN_DTYPE
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = os.path.abspath(folder)
+        self._open()
+
+    def _open(self) -> None:
+        split = open_split(self.folder, doc_ends=True)
+        if split.doc_ends is None:
+            ends_name = doc_ends_name(Path(self.folder).name)
+            raise NielsCacheError(f"{self.folder}: {ends_name} is not beside it, so its documents are unknown; rebuild it")
+        if not len(split.doc_ends):
+            raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
+        self._mapped, self._ends = split.tokens, split.doc_ends
+        self.sequence_lengths: NDArray[np.int32] = np.empty(len(self._ends), dtype=LENGTHS_DTYPE)
+        for start in range(0, len(self._ends), BLOCK):
+            block = self._ends[start : start + BLOCK]
+            lengths = np.diff(block, prepend=self._ends[start - 1] if start else np.uint64(0))
+            if lengths.max() > _LONGEST:
+                raise NielsCacheError(f"{self.folder}: document {start + int(lengths.argmax())} is longer than {_LONGEST} tokens, an int32")
+            self.sequence_lengths[start : start + BLOCK] = lengths
+
+    def __len__(self) -> int:
+        """Sequences: documents."""
+        return len(self.sequence_lengths)
+
+    @cached_property
+    def sequence_pointers(self) -> NDArray[np.int64]:
+        """Where each begins, in bytes."""
+        return (self._ends.astype(np.int64) - self.sequence_lengths) * TOKEN_BYTES
+
+    @cached_property
+    def tokens(self) -> NDArray[Any]:
+        """The stream, mapped. Raises NielsCacheError where shards are not whole pages, so that no map shows them as one."""
+        lengths, shards = self._mapped.shard_lengths, self._mapped.shards
+        if self._mapped.tokens is not None and np.array_equal(self._mapped.shard_starts, np.cumsum(lengths) - lengths):
+            return self._mapped.tokens
+        if len(shards) == 1:
+            return shards[0]
+        raise NielsCacheError(
+            f"{self.folder}: {len(shards)} shards that cannot be mapped as one; build it with shard_bytes that are a multiple of "
+            f"{mmap.PAGESIZE}, or export it"
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the IndexedDataset of these documents."""
+        header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
+        size = int(self._ends[-1]) * TOKEN_BYTES
+        return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
+
+    def _sections(self) -> Iterator[memoryview]:
+        """Lengths and document indices, as .idx holds them."""
+        yield self.sequence_lengths.data.cast("B")
+        for start in range(0, len(self) + 1, BLOCK):
+            yield np.arange(start, min(start + BLOCK, len(self) + 1), dtype=DOCUMENTS_DTYPE).data.cast("B")
+
+    def _bytes_at(self, place: int) -> bytes:
+        pieces, begin = [], 0
+        for shard in self._mapped.shards:
+            content = shard.view(np.uint8)
+            if begin < place + PROBE_BYTES and begin + len(content) > place:
+                pieces.append(content[max(place - begin, 0) : place + PROBE_BYTES - begin].tobytes())
+            begin += len(content)
+        return b"".join(pieces)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "fingerprint": self.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.folder = state["folder"]
+        self._open()
+        if self.fingerprint != state["fingerprint"]:
+            raise NielsCacheError(f"{self.folder}: was rebuilt since it was opened; open it again in every process")
+
+
+Indexed = IndexedDataset | CacheSplit
+
+
+def open_indexed(path: str | Path) -> Indexed:
+    """What lies there: PREFIX of an .idx and a .bin, or the folder of a split of a cache."""
+    return CacheSplit(path) if Path(path).is_dir() and not Path(f"{path}.idx").exists() else IndexedDataset(path)
