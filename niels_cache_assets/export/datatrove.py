@@ -36,9 +36,11 @@ def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
 
 def human_tokens(tokens: int) -> str:
     """`12.0 T`, `1.23 MT`: three digits, as datatrove has its third line of metadata."""
-    mantissa, _, exponent = f"{tokens:.2e}".partition("e")
-    thousands, shift = divmod(int(exponent), 3)
-    return f"{float(mantissa) * 10**shift:.{2 - shift}f} {('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}T"
+    exponent = len(str(tokens)) - 1
+    thousands, shift = divmod(exponent, 3)
+    if round(tokens / 1000**thousands, 2 - shift) >= 10 ** (shift + 1):  # 9.996 is 10.0
+        thousands, shift = divmod(exponent + 1, 3)
+    return f"{tokens / 1000**thousands:.{2 - shift}f} {('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}T"
 
 
 def _unit(split: ExportSplit, name: str, first_document: int, end_document: int, first: int, end: int) -> Unit:

@@ -1,0 +1,89 @@
+"""What the tests of exports share: caches of given documents, and a plain reader of every format, written from its layout."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from niels_cache_assets.export.formats import ExportSettings, plan_export
+from niels_cache_assets.export.writing import ExportPlan, write_export
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTES, Split, doc_ends_name
+from tests.hand_made import EOT, VOCAB_SIZE, write_meta_of, write_shards
+
+Documents = Sequence[Sequence[int]]
+
+
+def random_documents(count: int, *, seed: int, mean: int = 20) -> list[list[int]]:
+    """Documents of made-up ids, each closed with EOT."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 2 * mean, (count,), generator=generator).tolist()
+    return [[*torch.randint(EOT + 1, VOCAB_SIZE, (length,), generator=generator).tolist(), EOT] for length in lengths]
+
+
+def write_documents_cache(folder: Path, documents: Mapping[str, Documents], *, shard_tokens: int = 1000, **fields: Any) -> Path:
+    """A pretrain cache of these documents by split; a split that is not given is empty."""
+    totals = {}
+    for split in SPLITS:
+        given = documents.get(split, [])
+        stream = np.array([token for document in given for token in document], dtype=np.uint16)
+        write_shards(folder / split, [stream[start : start + shard_tokens] for start in range(0, len(stream), shard_tokens)])
+        np.save(folder / doc_ends_name(split), np.cumsum([len(document) for document in given]).astype(DOC_ENDS_DTYPE))
+        totals[f"{split}_tokens"] = len(stream)
+    counts = {split: len(documents.get(split, [])) for split in SPLITS}
+    settings = {"kind": "pretrain", "append_eot": True, "documents": counts, "shard_bytes": shard_tokens * TOKEN_BYTES}
+    write_meta_of(folder, **{**settings, **totals, **fields})
+    return folder
+
+
+def export(cache: Path, format: str, out: Path, *, force: bool = False, **settings: Any) -> ExportPlan:
+    """Export the cache; the sizes that the plan says are those of the files."""
+    plan = plan_export(cache.name, cache, ExportSettings(format=format, out=out, **settings))
+    write_export(plan, force=force)
+    assert plan.files
+    assert {file.name: file.bytes for file in plan.files} == {file.name: (plan.folder / file.name).stat().st_size for file in plan.files}
+    return plan
+
+
+def stream_of(documents: Documents) -> list[int]:
+    return [token for document in documents for token in document]
+
+
+def read_back(format: str, out: Path, split: Split, *, name: str) -> list[int]:
+    """The split's token stream in an export of both splits, with EOT after each document."""
+    return {"megatron": _megatron, "nanogpt": _nanogpt, "llmc": _llmc, "datatrove": _datatrove, "npy": _npy}[format](out, split, name)
+
+
+def _megatron(out: Path, split: Split, name: str) -> list[int]:
+    return [token for path in sorted(out.parent.glob(f"{out.name}_{split}*.bin")) for token in _raw(path)]
+
+
+def _nanogpt(out: Path, split: Split, name: str) -> list[int]:
+    return _raw(out / f"{split}.bin")
+
+
+def _llmc(out: Path, split: Split, name: str) -> list[int]:
+    stream: list[int] = []
+    for path in sorted(out.glob(f"{name}_{split}_*.bin")):
+        content = path.read_bytes()
+        header = struct.unpack("<256i", content[:1024])
+        assert header[:2] == (20240520, 1)
+        assert not any(header[3:])
+        assert len(content) == 1024 + 2 * header[2]
+        stream += np.frombuffer(content, dtype="<u2", offset=1024).tolist()
+    assert stream[0] == EOT
+    return [*stream[1:], EOT]
+
+
+def _datatrove(out: Path, split: Split, name: str) -> list[int]:
+    return [token for path in sorted((out / split).glob("*.ds")) for token in _raw(path)]
+
+
+def _npy(out: Path, split: Split, name: str) -> list[int]:
+    return np.concatenate([np.load(path) for path in sorted((out / split).glob("*.npy"))]).tolist()
+
+
+def _raw(path: Path) -> list[int]:
+    return np.fromfile(path, dtype="<u2").tolist()

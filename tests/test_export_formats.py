@@ -1,0 +1,236 @@
+"""Every export is what the other project reads: its own reader where it installs, its layout elsewhere."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.export.datatrove import human_tokens
+from niels_cache_assets.export.formats import FORMATS
+from niels_cache_runtime import DatasetLoader, NielsCacheError
+from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES
+from tests import megatron_core
+from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache
+from tests.hand_made import EOT, TOKENIZER_SHA256
+
+DATATROVE = "compares with datatrove, which is not installed"
+DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Some 6,000 tokens for train in shards of 1,000, some 800 for val."""
+    return write_documents_cache(tmp_path / "cache" / "notes", DOCUMENTS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_gives_the_same_tokens_back(cache: Path, tmp_path: Path, format: str) -> None:
+    plan = export(cache, format, tmp_path / "out" / "x")
+    for split in SPLITS:
+        assert len(DOCUMENTS[split]) >= 40
+        assert read_back(format, tmp_path / "out" / "x", split, name="notes") == stream_of(DOCUMENTS[split])
+    assert sum(file.tokens or 0 for file in plan.files) == len(stream_of(DOCUMENTS["train"])) + len(stream_of(DOCUMENTS["val"]))
+    assert not [path.name for path in (tmp_path / "out").rglob(".*")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    shard_tokens=st.integers(1, 40),
+    file_tokens=st.integers(9, 60),
+    format=st.sampled_from([name for name in FORMATS if name != "nanogpt"]),
+)
+def test_tokens_come_back_however_shards_and_files_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shard_tokens: int, file_tokens: int, format: str
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    documents = [[*range(10, 9 + length), EOT] for length in lengths]
+    cache = write_documents_cache(folder / "cut", {"train": documents, "val": documents[:1]}, shard_tokens=shard_tokens)
+    plan = export(cache, format, folder / "out" / "x", max_bytes=file_tokens * TOKEN_BYTES)
+    assert max(file.tokens or 0 for file in plan.files) <= file_tokens
+    assert read_back(format, folder / "out" / "x", "train", name="cut") == stream_of(documents)
+
+
+# megatron
+
+
+def test_megatron_core_reads_what_is_exported_document_by_document(cache: Path, tmp_path: Path) -> None:
+    core = megatron_core.load().indexed
+    export(cache, "megatron", tmp_path / "data" / "notes", splits=("train",), key="text")
+    theirs = core.IndexedDataset(str(tmp_path / "data" / "notes_text_document"))
+    assert [document.tolist() for document in theirs] == DOCUMENTS["train"]
+    assert theirs.document_indices.tolist() == list(range(len(DOCUMENTS["train"]) + 1))
+
+
+def test_a_large_megatron_export_is_several_prefixes_of_whole_documents(cache: Path, tmp_path: Path) -> None:
+    plan = export(cache, "megatron", tmp_path / "big", splits=("train",), max_bytes=4_000)
+    names = [file.name for file in plan.files]
+    assert len(names) >= 6
+    assert names[:2] == ["big_00000.bin", "big_00000.idx"]
+    core = megatron_core.load().indexed
+    parts = [core.IndexedDataset(str(tmp_path / name.removesuffix(".bin"))) for name in names if name.endswith(".bin")]
+    assert [document.tolist() for part in parts for document in part] == DOCUMENTS["train"]
+
+
+def test_a_single_shard_may_be_linked_instead_of_copied(tmp_path: Path) -> None:
+    cache = write_documents_cache(tmp_path / "cache" / "one", DOCUMENTS, shard_tokens=100_000)
+    shard = cache / "train" / "shard_00000.bin"
+    for link in ("copy", "reflink", "hardlink"):
+        export(cache, "megatron", tmp_path / "x", splits=("train",), link=link, force=True)
+        assert (tmp_path / "x.bin").read_bytes() == shard.read_bytes()
+        assert (tmp_path / "x.bin").samefile(shard) == (link == "hardlink")
+    export(cache, "megatron", tmp_path / "x", splits=("train",), link="hardlink", force=True)
+    assert (tmp_path / "x.bin").samefile(shard)
+
+
+# datatrove
+
+
+def test_datatroves_readers_see_the_same_tokens_and_positions(cache: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datatrove.utils.dataset", reason=DATATROVE)
+    plan = export(cache, "datatrove", tmp_path / "out", max_bytes=4_000)
+    assert len(plan.files) >= 9
+    length = 31
+    theirs = datasets.DatatroveFolderDataset(str(tmp_path / "out" / "train"), length, filename_pattern="*.ds", return_positions=True)
+    windows = []
+    for file in plan.files:  # its windows do not cross files
+        if file.tokens and file.name.startswith("train/"):
+            tokens = np.fromfile(plan.folder / file.name, dtype="<u2")
+            windows += [tokens[start : start + length + 1] for start in range(0, len(tokens) - length, length + 1)]
+    assert len(theirs) == len(windows) > 100
+    for index, window in enumerate(windows):
+        sample = theirs[index]
+        assert sample["input_ids"].tolist() == window.tolist()
+        # A window restarts at 0, and so does what follows an EOT.
+        expected, position = [], 0
+        for token in window.tolist():
+            expected.append(position)
+            position = 0 if token == EOT else position + 1
+        assert sample["positions"].tolist() == expected
+
+
+def test_datatroves_writer_writes_the_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datatrove", reason=DATATROVE)
+    _stand_in_for_tokenizers(monkeypatch)
+    from datatrove.pipeline.tokens.tokenizer import TokenizedFile, get_output_filename
+
+    export(cache, "datatrove", tmp_path / "out", splits=("val",))
+    name = get_output_filename("notes", 0, "unshuffled")
+    file = TokenizedFile(
+        str(tmp_path / "theirs"), name, save_final_metadata=True, tokenizer_name_or_path=f"sha256:{TOKENIZER_SHA256}", token_size=2
+    )
+    for document in DOCUMENTS["val"]:
+        file.write(document, None)
+    file.close()
+    theirs = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
+    assert len(theirs) == 3
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "val").iterdir()} == theirs
+
+
+def test_datatroves_merger_takes_the_export(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datatrove", reason=DATATROVE)
+    _stand_in_for_tokenizers(monkeypatch)
+    from datatrove.pipeline.tokens.merger import DocumentTokenizerMerger
+
+    export(cache, "datatrove", tmp_path / "out", max_bytes=4_000)
+    merger = DocumentTokenizerMerger(str(tmp_path / "out" / "train"), str(tmp_path / "merged"), "all", shuffle=False, progress=False)
+    merger.run()
+    assert np.fromfile(tmp_path / "merged" / "000_all.ds", dtype="<u2").tolist() == stream_of(DOCUMENTS["train"])
+
+
+def _stand_in_for_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """datatrove's writer and merger import `tokenizers` by name and use none of it on tokens that are there already."""
+    if "tokenizers" not in sys.modules:
+        package, processors = ModuleType("tokenizers"), ModuleType("tokenizers.processors")
+        for module, name in ((package, "Tokenizer"), (package, "Encoding"), (processors, "TemplateProcessing")):
+            setattr(module, name, object)
+        monkeypatch.setitem(sys.modules, "tokenizers", package)
+        monkeypatch.setitem(sys.modules, "tokenizers.processors", processors)
+
+
+@given(st.integers(0, 10**15))
+def test_datatroves_tokens_for_people_are_what_it_prints(tokens: int) -> None:
+    humanize = pytest.importorskip("humanize", reason=DATATROVE)
+    assert human_tokens(tokens) == humanize.metric(tokens, unit="T")
+
+
+# llm.c, nanoGPT, NumPy
+
+
+def test_llmc_has_eot_before_each_document_and_shards_of_whole_size(cache: Path, tmp_path: Path) -> None:
+    plan = export(cache, "llmc", tmp_path, max_bytes=2_000)
+    train = [file for file in plan.files if "_train_" in file.name]
+    assert [file.name for file in train] == [f"notes_train_{index:06d}.bin" for index in range(len(train))]
+    assert len(train) >= 3
+    assert {file.bytes for file in train[:-1]} == {1024 + 2_000}
+    stream = np.concatenate([np.fromfile(tmp_path / file.name, dtype="<u2")[512:] for file in train]).tolist()
+    assert stream == stream_of([[EOT, *document[:-1]] for document in DOCUMENTS["train"]])
+    assert plan.notes[0].startswith(f"EOT ({EOT}) stands before each document")
+
+
+def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path) -> None:
+    plan = export(cache, "nanogpt", tmp_path / "data")
+    data = np.memmap(tmp_path / "data" / "val.bin", dtype=np.uint16, mode="r")
+    x = torch.from_numpy(data[5 : 5 + 16].astype(np.int64))
+    assert x.tolist() == stream_of(DOCUMENTS["val"])[5:21]
+    assert plan.notes[0] == f"EOT ({EOT}) stands after each document, as in the cache"
+
+
+def test_npy_files_are_those_of_numpy_and_our_loader_reads_them_like_the_cache(cache: Path, tmp_path: Path) -> None:
+    plan = export(cache, "npy", tmp_path / "out", max_bytes=2_000)
+    train = [plan.folder / file.name for file in plan.files if file.name.startswith("train/")]
+    assert len(train) >= 3
+    stream = np.array(stream_of(DOCUMENTS["train"]), dtype="<u2")
+    for index, path in enumerate(train):
+        np.save(tmp_path / "numpy.npy", stream[index * 1000 : (index + 1) * 1000])
+        assert path.read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+    loaders = [DatasetLoader(2, 16, 0, 1, str(folder), "cpu") for folder in (cache / "train", tmp_path / "out" / "train")]
+    assert loaders[0].steps_per_epoch == loaders[1].steps_per_epoch > 50
+    for _ in range(loaders[0].steps_per_epoch):
+        (x, y), (x_exported, y_exported) = (loader.get_batch() for loader in loaders)
+        assert x.equal(x_exported)
+        assert y.equal(y_exported)
+
+
+# what cannot be said, and what is said
+
+
+def test_without_eot_in_the_cache_tokens_stay_as_they_are_and_that_is_said(tmp_path: Path) -> None:
+    cache = write_documents_cache(tmp_path / "cache" / "open", {"train": [[10, 11], [12]], "val": [[13]]}, append_eot=False)
+    plan = export(cache, "llmc", tmp_path / "out")
+    assert np.fromfile(tmp_path / "out" / "open_train_000000.bin", dtype="<u2")[512:].tolist() == [10, 11, 12]
+    assert plan.notes[0].startswith("no EOT: ")
+
+
+def test_an_empty_split_is_left_out_and_an_empty_export_refused(tmp_path: Path) -> None:
+    cache = write_documents_cache(tmp_path / "cache" / "half", {"train": [[10, EOT]]})
+    plan = export(cache, "nanogpt", tmp_path / "out")
+    assert [file.name for file in plan.files] == ["train.bin"]
+    assert "val is empty, there is no file for it" in plan.notes
+    with pytest.raises(NielsCacheError, match=r"nothing to export, val is empty"):
+        export(cache, "nanogpt", tmp_path / "out", splits=("val",))
+
+
+@pytest.mark.parametrize(
+    ("format", "wrong", "message"),
+    [
+        ("nanogpt", {"max_bytes": 100}, "nanogpt has one file for each split"),
+        ("npy", {"max_bytes": 1}, "must be at least 2, one token"),
+        ("llmc", {"max_bytes": 2**33}, "llm.c counts the tokens of a shard in an int32"),
+        ("datatrove", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
+        ("megatron", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
+        ("npy", {"key": "text"}, "key and link are settings of megatron"),
+    ],
+)
+def test_a_setting_that_a_format_cannot_keep_is_refused(
+    cache: Path, tmp_path: Path, format: str, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        export(cache, format, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,244 @@
+"""Tokens of Megatron-LM become a cache that verifies, with what is known of them and without what is not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
+from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
+from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
+from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.verify import verify_cache, verify_dataset
+from tests.exports import export, random_documents, stream_of, write_documents_cache
+from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
+
+KNOWN = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=VOCAB_SIZE, special_ids=IDS)
+UNKNOWN = Vocabulary()
+
+
+def write_indexed(prefix: Path, documents: Any, *, dtype: Any = np.uint16, lengths: dict[int, list[int]] | None = None) -> Path:
+    with IndexedWriter(prefix, dtype=dtype) as writer:
+        for number, document in enumerate(documents):
+            writer.add_document(np.asarray(document, dtype=dtype), lengths=(lengths or {}).get(number))
+    return prefix
+
+
+def imported(folder: Path, *, vocabulary: Vocabulary = UNKNOWN, shard_bytes: int = 1 << 10, **prefixes: Path) -> Meta:
+    meta = import_megatron(prefixes, folder, vocabulary=vocabulary, shard_bytes=shard_bytes)  # type: ignore[arg-type]
+    assert verify_dataset(folder) == []
+    stored = read_meta(str(folder / "meta.json"))
+    assert {key: stored[key] for key in meta} == meta
+    return meta
+
+
+def tokens_of(folder: Path, split: str) -> list[int]:
+    return [token for path in list_shards(folder / split) for token in np.fromfile(path, dtype=TOKEN_DTYPE).tolist()]
+
+
+def test_an_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None:
+    documents = {"train": random_documents(400, seed=1), "val": random_documents(30, seed=2)}
+    cache = write_documents_cache(tmp_path / "cache" / "notes", documents, shard_tokens=1000)
+    export(cache, "megatron", tmp_path / "x")
+    prefixes = {split: tmp_path / f"x_{split}" for split in SPLITS}
+    meta = imported(tmp_path / "back", vocabulary=KNOWN, shard_bytes=2000, **prefixes)
+    assert meta["append_eot"] is True
+    before = read_meta(str(cache / "meta.json"))
+    for key in ("train_tokens", "val_tokens", "documents", "content_sha256", "vocab_size", "special_token_ids", "tokenizer_sha256"):
+        assert meta[key] == before[key]
+    export(tmp_path / "back", "megatron", tmp_path / "y")
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"y_train.{ending}").read_bytes() == (tmp_path / f"x_train.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64])
+def test_every_dtype_becomes_uint16(tmp_path: Path, dtype: Any) -> None:
+    documents = [[100, 2], [3], [4, 5, 6]]
+    imported(tmp_path / "a", train=write_indexed(tmp_path / "x", documents, dtype=dtype))
+    assert tokens_of(tmp_path / "a", "train") == stream_of(documents)
+    assert np.load(tmp_path / "a" / doc_ends_name("train")).tolist() == [2, 3, 6]
+
+
+def test_blocks_of_tokens_and_documents_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = random_documents(200, seed=3)
+    prefix = write_indexed(tmp_path / "x", documents, dtype=np.int32)
+    whole = imported(tmp_path / "whole" / "a", vocabulary=KNOWN, train=prefix)
+    monkeypatch.setattr("niels_cache_assets.megatron_import._TOKENS", 7)
+    monkeypatch.setattr("niels_cache_assets.megatron_import._DOCUMENTS", 3)
+    assert imported(tmp_path / "blocks" / "a", vocabulary=KNOWN, train=prefix) == whole
+    assert whole["documents"] == {"train": 200, "val": 0}
+    hint = imported(tmp_path / "hint" / "a", train=prefix)["facts"]
+    assert hint == {"every_document_ends_with": EOT}
+
+
+def test_empty_documents_go_counted_and_sequences_of_a_document_are_joined(tmp_path: Path) -> None:
+    prefix = write_indexed(tmp_path / "x", [[], [7, 8, 9], [], [5], []], lengths={1: [1, 2], 2: [], 4: [0, 0]})
+    assert len(IndexedDataset(prefix)) == 6
+    meta = imported(tmp_path / "a", train=prefix)
+    assert meta["dropped"] == {"empty": 3}
+    assert meta["facts"] == {"documents_of_several_sequences": 1}
+    assert tokens_of(tmp_path / "a", "train") == [7, 8, 9, 5]
+    assert np.load(tmp_path / "a" / doc_ends_name("train")).tolist() == [3, 4]
+
+
+def test_lineage_names_the_documents_of_the_index(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    imported(tmp_path / "a", train=write_indexed(tmp_path / "x", [[7, 8], [], [5]]))
+    rows = pq.read_table(tmp_path / "a" / "train_documents.parquet").to_pylist()
+    assert rows == [
+        {"ordinal": 0, "source_id": "0", "file": "x.bin", "row": 0, "tokens": 2},
+        {"ordinal": 1, "source_id": "2", "file": "x.bin", "row": 2, "tokens": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("documents", "eot", "append_eot", "facts"),
+    [
+        ([[7, 2], [8, 2]], 2, True, {}),
+        ([[7, 2], [8, 9]], 2, False, {"documents_without_eot": 1, "eot_inside_documents": 0}),
+        ([[7, 2, 8, 2], [8, 2]], 2, False, {"documents_without_eot": 0, "eot_inside_documents": 1}),
+        ([[7, 2], [8, 2]], None, False, {"every_document_ends_with": 2}),
+        ([[7, 2], [8, 9]], None, False, {}),
+    ],
+)
+def test_what_is_said_of_eot_is_what_the_tokens_hold(
+    tmp_path: Path, documents: list[list[int]], eot: int | None, append_eot: bool, facts: dict[str, int]
+) -> None:
+    meta = imported(tmp_path / "a", vocabulary=Vocabulary(special_ids={"eot": eot}), train=write_indexed(tmp_path / "x", documents))
+    assert meta["append_eot"] is append_eot
+    assert meta["facts"] == facts
+    assert meta["special_token_ids"] == {"sys": None, "usr": None, "asst": None, "eot": eot}
+
+
+def test_training_reads_a_cache_of_an_unknown_vocabulary(tmp_path: Path) -> None:
+    imported(tmp_path / "a", train=write_indexed(tmp_path / "x", random_documents(100, seed=4)))
+    batch = next(iter(TokenLoader(str(tmp_path / "a" / "train"), T=16, B=4, seed=1, fields=("document_ids",))))
+    assert batch.x.shape == (4, 16)
+    assert torch.equal(batch.x[:, 1:], batch.y[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("documents", "dtype", "vocabulary", "message"),
+    [
+        ([[7], [70_000]], np.int32, UNKNOWN, r"x\.bin: token 1 is 70000; tokens of a cache are uint16, below 65536"),
+        ([[7, 8], [-1]], np.int64, UNKNOWN, r"x\.bin: token 2 is -1; tokens of a cache are uint16"),
+        ([[7, 50]], np.uint16, KNOWN, r"x\.bin: token 1 is 50; the vocabulary has 50"),
+        ([[7, IDS["usr"], EOT]], np.uint16, KNOWN, "not imported, its verification says train/shard_00000.bin: holds 1 role sentinels"),
+        ([[]], np.uint16, UNKNOWN, "holds no tokens for train; nothing was imported"),
+        ([[7]], np.uint16, Vocabulary(vocab_size=70_000), "vocab_size=70000: must be from 1 to 65536"),
+        ([[7]], np.uint16, Vocabulary(vocab_size=50, special_ids={"eot": 50}), "eot=50: must be from 0 to 49"),
+    ],
+)
+def test_what_no_cache_can_hold_is_refused_and_nothing_is_left(
+    tmp_path: Path, documents: Any, dtype: Any, vocabulary: Vocabulary, message: str
+) -> None:
+    with pytest.raises(NielsCacheError, match=message):
+        imported(tmp_path / "caches" / "a", vocabulary=vocabulary, train=write_indexed(tmp_path / "x", documents, dtype=dtype))
+    assert not (tmp_path / "caches" / "a").exists()
+    assert not list((tmp_path / "caches").glob("*.partial")) if (tmp_path / "caches").exists() else True
+
+
+def test_multimodal_data_sets_are_refused(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "x", multimodal=True) as writer:
+        writer.add_document([7, 8], modes=[1])
+    with pytest.raises(NielsCacheError, match="has modes, so it is multimodal"):
+        imported(tmp_path / "a", train=tmp_path / "x")
+
+
+# the command
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache root with a tokenizer, and x.bin and x.idx beside it."""
+    for variable in ("NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", "quickstart")
+    monkeypatch.chdir(tmp_path)
+    write_indexed(tmp_path / "x", [[7, 8, EOT], [9, EOT]])
+    return write_cache(tmp_path / "cache")
+
+
+def run(*arguments: str) -> int:
+    return main(["import", "megatron", "x", "--cache-dir", "cache", *arguments])
+
+
+def test_what_is_unknown_is_said_plainly_and_the_cache_verifies(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--name", "pile", "--val", "x") == 0
+    output, errors = capsys.readouterr()
+    assert not errors
+    assert output.splitlines() == [
+        "pile: 5 tokens in 2 documents for train, 5 in 2 for val, verified, in cache/pretrain/pile",
+        "tokenizer: unknown (--tokenizer, --tokenizer-sha256): ids are shown instead of text",
+        "vocabulary: unknown (--vocab-size): only that ids fit uint16 was checked",
+        f"EOT: unknown (--eot); every document ends with {EOT}",
+    ]
+    assert verify_cache(root) == []
+    assert main(["list", "--cache-dir", "cache"]) == 0
+    assert "pile         pretrain  not configured  built" in capsys.readouterr().out
+    assert main(["sample", "pile", "-n", "1", "--tokens", "4", "--seed", "1", "--cache-dir", "cache"]) == 0
+    assert "7 8 4 9" in capsys.readouterr().out
+
+
+def test_the_tokenizer_of_the_cache_root_is_known_by_its_sha256(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--name", "pile", "--tokenizer-sha256", TOKENIZER_SHA256) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"tokenizer: {TOKENIZER_SHA256}",
+        f"vocabulary: {VOCAB_SIZE} ids",
+        f"EOT: {EOT}, after each document",
+    ]
+    assert verify_cache(root) == []
+
+
+def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_indexed(tmp_path / "y", [[7, 8, 9]])
+    arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model))
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert "vocabulary: 400 ids" in output
+    assert "but 1 document not ending with it, and 0 inside documents: documents are told by their ends alone" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--name", "python_docs"), "is a configured name, which building would overwrite; choose another"),
+        (("--name", "notes"), "cache/pretrain/notes: is there already, and was not imported; choose another --name"),
+        (("--name", "chats"), "cache/sft/chats: is there already, and was not imported; choose another --name"),
+        (("--name", "../up"), "use letters, digits, _ - . with no leading dot and no two in a row"),
+        (("--name", "a", "--tokenizer-sha256", "12"), "must be 64 digits 0-9a-f"),
+        (("--name", "a", "--tokenizer-sha256", "0" * 64), "is another tokenizer"),
+        (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--eot", "9"), "--eot 9: the tokenizer has 4; leave it out"),
+        (("--name", "a", "--tokenizer", "nowhere.model"), "nowhere.model: cannot be hashed: No such file or directory"),
+        (("--name", "a", "--tokenizer", "x.bin"), "is another tokenizer"),
+        (("--name", "a", "--vocab-size", "0"), "vocab_size=0: must be from 1 to 65536"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    assert run(*arguments) == 2
+    output, errors = capsys.readouterr()
+    assert not output
+    assert errors.startswith("niels-cache: error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert not (root / "pretrain" / "a").exists()
+
+
+def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--name", "pile") == 0
+    assert run("--name", "pile") == 2
+    assert "is there already; choose another --name, or replace it with --force" in capsys.readouterr().err
+    assert run("--name", "pile", "--force", "--eot", str(EOT)) == 0
+    assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
+
+
+def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "megatron", "nowhere", "--name", "a", "--cache-dir", "cache"]) == 1
+    assert "nowhere.idx: no such file; give the prefix of a .bin and an .idx" in capsys.readouterr().err
+    assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
+    assert "import has no format 'megatrn'; did you mean 'megatron'?" in capsys.readouterr().err

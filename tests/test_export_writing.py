@@ -1,0 +1,220 @@
+"""An export is there as a whole or not at all, replaces an older one only when told to, and takes no memory to speak of."""
+
+import errno
+import os
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.interrupts import Interrupted
+from niels_cache_assets.export import writing
+from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export
+from niels_cache_assets.export.writing import ExportPlan, write_export
+from niels_cache_runtime import NielsCacheError
+from tests.exports import export, random_documents, write_documents_cache
+from tests.hand_made import EOT, exchange, write_cache
+
+DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return write_documents_cache(tmp_path / "cache" / "notes", DOCUMENTS, shard_tokens=500)
+
+
+def planned(cache: Path, format: str, out: Path) -> ExportPlan:
+    return plan_export(cache.name, cache, ExportSettings(format=format, out=out))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder, hidden ones too."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_interrupts_an_export_leaves_what_was_there(cache: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "data" / "out"
+    calls = 0
+
+    def interrupt(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        write_export(planned(cache, format, out), progress=interrupt)
+    assert not (out.parent if format == "megatron" else out).exists()
+    export(cache, format, out)
+    before, calls = contents(tmp_path / "data"), 0
+    assert before
+    with pytest.raises(Interrupted):
+        write_export(planned(cache, format, out), force=True, progress=interrupt)
+    assert contents(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_older_export_is_replaced_by_force_alone_and_leaves_nothing(cache: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "data" / "out"
+    smaller = {} if format == "nanogpt" else {"max_bytes": 400}
+    first = export(cache, format, out, **smaller)
+    other = (tmp_path / "data" if format == "megatron" else out) / "prepare.py"
+    other.write_text("theirs")
+    with pytest.raises(NielsCacheError, match=r"is there already and \d+ more; choose another place, or replace it with --force"):
+        export(cache, format, out, **smaller)
+    second = export(cache, format, out, force=True)
+    assert len(second.files) < len(first.files) or format == "nanogpt"
+    kept = {(second.folder / file.name).relative_to(tmp_path / "data").as_posix() for file in second.files}
+    assert set(contents(tmp_path / "data")) == kept | {other.relative_to(tmp_path / "data").as_posix()}
+
+
+def test_splits_and_data_sets_share_a_folder_without_meeting(cache: Path, tmp_path: Path) -> None:
+    more = write_documents_cache(tmp_path / "cache" / "notes.more", DOCUMENTS)
+    for source in (cache, more):
+        for split in ("train", "val"):
+            export(source, "llmc", tmp_path / "data", splits=(split,))
+    export(cache, "llmc", tmp_path / "data", force=True)
+    assert set(contents(tmp_path / "data")) == {
+        f"{name}_{split}_000000.bin" for name in ("notes", "notes.more") for split in ("train", "val")
+    }
+
+
+def test_what_a_killed_export_left_is_cleared_by_the_next(cache: Path, tmp_path: Path) -> None:
+    left = tmp_path / "data" / ".notes.npy.partial" / "train"
+    left.mkdir(parents=True)
+    (left / "notes_train_000000.npy").write_bytes(b"half")
+    (left.parent / "train.bin").write_bytes(b"half")
+    export(cache, "npy", tmp_path / "data")
+    assert set(contents(tmp_path / "data")) == {"train/notes_train_000000.npy", "val/notes_val_000000.npy"}
+
+
+def test_two_exports_to_one_place_do_not_meet(cache: Path, tmp_path: Path) -> None:
+    plan, refused = planned(cache, "nanogpt", tmp_path / "data"), []
+
+    def again(done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(NielsCacheError, match="another export is writing there now; wait for it to end"):
+                write_export(plan)
+            refused.append(True)
+
+    write_export(plan, progress=again)
+    assert refused
+    assert set(contents(tmp_path / "data")) == {"train.bin", "val.bin"}
+
+
+def test_a_cache_that_is_rebuilt_meanwhile_is_not_exported_from_both_builds(cache: Path, tmp_path: Path) -> None:
+    rebuilt = write_documents_cache(tmp_path / "rebuilt", {"train": DOCUMENTS["train"][::-1], "val": DOCUMENTS["val"]}, shard_tokens=500)
+    plan, done = planned(cache, "llmc", tmp_path / "data"), []
+
+    def rebuild(*_: int) -> None:
+        if not done:
+            exchange(cache, rebuilt)
+            done.append(True)
+
+    with pytest.raises(NielsCacheError, match="was rebuilt while it was being exported; export it again"):
+        write_export(plan, progress=rebuild)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_memory_does_not_grow_with_tokens_or_documents(tmp_path: Path, format: str) -> None:
+    tokens = np.full(20_000_000, EOT, dtype=np.uint16)  # 40 MB; a document every other token
+    tokens[::2] = 7
+    cache = write_documents_cache(tmp_path / "cache" / "large", {"val": [[7, EOT]]}, shard_tokens=len(tokens), train_tokens=len(tokens))
+    tokens.tofile(cache / "train" / "shard_00000.bin")
+    np.save(cache / "train_doc_ends.npy", np.arange(2, len(tokens) + 1, 2, dtype="<u8"))
+    (cache / "meta.json").unlink()
+    plan = planned(cache, format, tmp_path / "out" / "x")
+    tracemalloc.start()
+    write_export(plan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert plan.bytes > 40_000_000
+    assert peak < 36_000_000
+
+
+# the command
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache root with the pretrain data set `notes`, and the SFT data set `chats`, in an empty folder to work in."""
+    for variable in ("NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", "quickstart")
+    monkeypatch.chdir(tmp_path)
+    return write_cache(tmp_path / "cache")
+
+
+def run(*arguments: str) -> int:
+    return main(["export", *arguments, "--cache-dir", "cache"])
+
+
+def test_the_command_writes_and_prints_files_sizes_and_where_eot_stands(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("megatron", "notes", "--split", "train", "--out", "data/notes", "--key", "text") == 0
+    output, errors = capsys.readouterr()
+    assert not errors
+    assert re.search(r"^data/notes_text_document\.bin +4 +20 +40 B$", output, flags=re.MULTILINE)
+    assert "2 files, 162 bytes, written for megatron" in output
+    assert f"EOT ({EOT}) stands after each document, as in the cache" in output
+    assert sorted(path.name for path in Path("data").iterdir()) == ["notes_text_document.bin", "notes_text_document.idx"]
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("datatrove", "notes", "--out", "data", "--dry-run") == 0
+    dry = capsys.readouterr().out
+    assert "would be written for datatrove" in dry
+    assert not Path("data").exists()
+    assert run("datatrove", "notes", "--out", "data") == 0
+    assert capsys.readouterr().out == dry.replace("would be written", "written")
+    assert run("datatrove", "notes", "--out", "data", "--dry-run") == 0
+    assert "6 files of an older export there: --force would replace it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nanogtp", "notes", "--out", "data"), "export has no format 'nanogtp'; did you mean 'nanogpt'?"),
+        (("nanogpt", "note", "--out", "data"), "no data set 'note'; did you mean 'notes'?"),
+        (("nanogpt", "chats", "--out", "data"), "chats: is an SFT data set; only pretrain data sets are exported"),
+        (("nanogpt", "tokenizer", "--out", "data"), "tokenizer: is the tokenizer; only pretrain data sets are exported"),
+        (("nanogpt", "off", "--out", "data"), "was never built"),
+        (("nanogpt", "notes", "--out", "data", "--split", "tran"), "--split: no split 'tran'; did you mean 'train'?"),
+        (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: is for megatron; nanogpt has no such choice"),
+        (("megatron", "notes", "--out", "data", "--link", "hard"), "--link: no such way 'hard'; did you mean 'hardlink'?"),
+        (("npy", "notes", "--out", "taken"), "taken/train/notes_train_000000.npy: is there already"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    Path("taken/train").mkdir(parents=True)
+    Path("taken/train/notes_train_000000.npy").write_bytes(b"older")
+    assert run(*arguments) == 2
+    output, errors = capsys.readouterr()
+    assert not output
+    assert errors.startswith("niels-cache: error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert not Path("data").exists()
+    assert Path("taken/train/notes_train_000000.npy").read_bytes() == b"older"
+
+
+def test_a_full_disk_is_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing.os, "fsync", full)
+    assert run("llmc", "notes", "--out", "data") == 1
+    output, errors = capsys.readouterr()
+    assert not output
+    assert errors == "niels-cache: error: data: No space left on device; the export was given up\n"
+    assert not Path("data").exists()
+
+
+def test_a_place_that_is_no_folder_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("a file")
+    assert run("npy", "notes", "--out", "file/data") == 1
+    assert "cannot write there: Not a directory; choose another place" in capsys.readouterr().err
