@@ -3,8 +3,11 @@
     k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
 
 `[k]` is what megatron-core's GPTDataset gives without an attention mask (`create_attention_mask=False`, what is advised where the kernel
-makes its own): the same tokens, labels, loss mask and position ids. Cost: a few microseconds per sample, some of it per document in it;
-a DataLoader takes whole batches (`__getitems__`). How the order comes about is in `gpt_indices`.
+makes its own): the same tokens, labels, loss mask and position ids. One thing differs: where no mask depends on the sample, megatron-core
+keeps the loss mask of the first sample that it reads, padding included, and applies it to all that follow; here each has its own.
+
+Cost: a few microseconds per sample, some of it per document in it; a DataLoader takes whole batches (`__getitems__`). How the order comes
+about is in `gpt_indices`.
 """
 
 import hashlib
