@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings
@@ -71,16 +72,21 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def section(model: type[BaseModel]) -> list[str]:
+    title, _, text = first_paragraph(model).partition(": ")
+    return [f"## {title}", "", capitalized(text), "", *table(model), ""]
+
+
 def reference() -> str:
     lines = [INTRODUCTION]
     shared: tuple[type[BaseModel], ...] = (BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings)
     for model in shared:
-        title = first_paragraph(model).partition(":")[0]
-        lines += [f"## {title}", "", capitalized(first_paragraph(model).partition(": ")[2]), "", *table(model), ""]
+        lines += section(model)
     for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):
         lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
         for kind, source in kinds.items():
             lines += [f'### source = "{kind}"', "", first_paragraph(source), "", *table(source, without=base), ""]
+    lines += section(BlendSettings)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from niels_cache_assets import defaults
+from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -34,7 +35,8 @@ PROFILES = ("default", "quickstart")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES)
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend")
+_NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
 
 Tables = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -80,6 +82,7 @@ class Registry:
     dedup: DedupSettings
     pretrain: Mapping[str, PretrainSource]
     sft: Mapping[str, SftSource]
+    blend: Mapping[str, BlendSettings]
     origin: str
     profile: str
 
@@ -94,6 +97,11 @@ class Registry:
         """Pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those with that step of it."""
         names = [name for name in self.partition_keys("pretrain") if self.pretrain[name].enabled]
         return [name for name in names if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)]
+
+    def blend_keys(self) -> list[str]:
+        """Blends whose members all can be built, in order."""
+        buildable = set(self.partition_keys("pretrain"))
+        return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
         """The thresholds for a pretrain data set: [cleaning], with its own `cleaning` in them."""
@@ -193,7 +201,7 @@ def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
         for key, value in tables.items():
             old = merged[section].get(key)
             same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
-            merged[section][key] = {**old, **value} if section in FAMILIES and same_kind else value
+            merged[section][key] = {**old, **value} if section in _NAMED and same_kind else value
     return merged
 
 
@@ -240,6 +248,7 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
         dedup=_validate(DedupSettings, tables.get("dedup", {}), where, "dedup", base_dir),
         pretrain=typed["pretrain"],
         sft=typed["sft"],
+        blend=_blends(tables.get("blend", {}), typed["pretrain"], where, base_dir),
         origin=where,
         profile=profile,
     )
@@ -253,6 +262,18 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, where, f"pretrain.{name}.cleaning", base_dir)
     return registry
+
+
+def _blends(tables: Tables, members: Iterable[str], where: str, base_dir: str) -> dict[str, BlendSettings]:
+    blends = {}
+    for name, table in tables.items():
+        if not is_valid_name(name) or not isinstance(table, dict):
+            raise NielsCacheError(f"{where}: [blend.{name}] must be a table, its name of letters, digits, _ - .")
+        blends[name] = _validate(BlendSettings, table, where, f"blend.{name}", base_dir)
+        for member in blends[name].weights:
+            if member not in members:
+                refuse_choice(where, f"[blend.{name}] has a weight for an unknown pretrain data set", member, members)
+    return blends
 
 
 def _validate(model: type[Model], table: Mapping[str, Any], where: str, label: str, base_dir: str) -> Model:

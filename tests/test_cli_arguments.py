@@ -23,7 +23,20 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import BarListener, LineListener, abbreviated
 from niels_cache_assets.registry import Registry, load_registry
 
-COMMANDS = ("build-all", "list", "show", "verify", "sample", "trace", "clean", "rejected", "duplicates", "export", "import")
+COMMANDS = (
+    "build-all",
+    "list",
+    "show",
+    "verify",
+    "sample",
+    "trace",
+    "clean",
+    "rejected",
+    "duplicates",
+    "export",
+    "import",
+    "prebuild-index",
+)
 PRETRAIN_META = {
     "kind": "pretrain",
     "built": True,

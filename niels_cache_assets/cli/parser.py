@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import corpus_options, exchange_options
+from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -192,6 +192,15 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
         exchange_options.IMPORT,
     )
     exchange_options.add_import_options(importing)
+    prebuild = command(
+        "prebuild-index",
+        "prebuilding",
+        "[NAME] ",
+        "build a blend's indices before training asks for them",
+        prebuild_options.PREBUILD_EPILOG,
+        prebuild_options.PREBUILD,
+    )
+    prebuild_options.add_prebuild_options(prebuild)
     trace = command(
         "trace",
         "tracing",

@@ -125,4 +125,8 @@ Indexed = IndexedDataset | CacheSplit
 
 def open_indexed(path: str | Path) -> Indexed:
     """What lies there: PREFIX of an .idx and a .bin, or the folder of a split of a cache."""
-    return CacheSplit(path) if Path(path).is_dir() and not Path(f"{path}.idx").exists() else IndexedDataset(path)
+    if Path(f"{path}.idx").exists():
+        return IndexedDataset(path)
+    if Path(path).is_dir():
+        return CacheSplit(path)
+    raise NielsCacheError(f"{path}: no such folder of a split, and no {path}.idx; build this data set first, or check the path")

@@ -1,0 +1,167 @@
+"""Build the indices of a blend ahead of training: of a table [blend.NAME], or of a file as Megatron-LM's --data-args-path takes it.
+
+What is built, and for whom, is `niels_cache_runtime.megatron.prebuild_blend`'s business. Steps are compiled where the blend is long
+enough to be worth it and numba is there; the arrays are the same.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
+from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, dataset_dir
+from niels_cache_runtime.megatron.blend_indices import Advance
+from niels_cache_runtime.megatron.blended import prebuild_blend
+from niels_cache_runtime.megatron.gpt_indices import Progress
+from niels_cache_runtime.megatron.index_cache import IndexCache
+from niels_cache_runtime.meta import read_meta
+
+_COMPILED_FROM = 1_000_000  # samples: with fewer, loading the compiled steps takes longer than they save
+
+Part = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendPlan:
+    """What `open_blend` is to be asked: data sets by label and path (a prefix, or the folder of a split), weights as they were given."""
+
+    labels: tuple[str, ...]
+    paths: tuple[Path, ...]
+    weights: tuple[float, ...] | None
+    num_samples: int | None
+    sequence_length: int
+    seed: int = MEGATRON_SEED
+    split: str = ALL_TRAIN
+    part: Part = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """One index on disk. label: of the data set, or "blend"; samples: how many it has; bytes: of its files."""
+
+    label: str
+    directory: Path
+    samples: int
+    bytes: int
+
+    @property
+    def hash(self) -> str:
+        return self.directory.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOutcome:
+    """indices: of the data sets in their order, then of the blend (a single data set without weights is none)."""
+
+    state: Literal["built", "cache_hit"]
+    indices: tuple[Index, ...]
+    seconds: float
+
+    @property
+    def hash(self) -> str:
+        """Of all of them: the same as long as the samples of a run are the same."""
+        return fingerprint_of({"indices": [index.hash for index in self.indices]})[: len(self.indices[-1].hash)]
+
+
+def index_folder(root: Path) -> Path:
+    """Where a cache root keeps indices: what training gives to `IndexCache`."""
+    return root / "index"
+
+
+def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
+    """The plan of [blend.NAME]: the train split of its members' caches. Raises NielsCacheError with the nearest name for an unknown one."""
+    if name not in registry.blend:
+        refuse_choice(registry.origin, "no blend", name, registry.blend)
+    settings = registry.blend[name]
+    return BlendPlan(
+        labels=tuple(settings.weights),
+        paths=tuple(dataset_dir(root, "pretrain", member) / "train" for member in settings.weights),
+        weights=tuple(settings.weights.values()),
+        **settings.model_dump(exclude={"weights"}),
+    )
+
+
+def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
+    """Data sets and weights of a file as Megatron-LM's --data-args-path takes it: `WEIGHT PATH WEIGHT PATH ...`, or paths alone (None).
+
+    White space separates, line breaks included. Raises NielsCacheError for a file that cannot be read or holds anything else.
+    """
+    try:
+        words = Path(path).read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; --blend is a file of weights and paths") from error
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: is no text; --blend is a file of weights and paths") from error
+    if not words:
+        raise NielsCacheError(f"{path}: names no data set; write WEIGHT PATH for each")
+    weights = [_number(word) for word in words[::2]]
+    given = [weight for weight in weights if weight is not None]
+    if len(words) % 2 == 0 and len(given) == len(weights):
+        wrong = next((word for word, weight in zip(words[::2], given, strict=True) if not 0 < weight < math.inf), None)
+        if wrong is not None:
+            raise NielsCacheError(f"{path}: weight {wrong}: must be above 0; leave out what is never read")
+        return words[1::2], given
+    stray = next((word for word in words if _number(word) is not None), None)
+    if stray is not None:
+        raise NielsCacheError(f"{path}: {stray} is a weight where a path is due; write WEIGHT PATH for each data set, or paths alone")
+    return words, None
+
+
+def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
+    """Build what is not there yet, under `root`. progress: told (name of the array, done, total).
+
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the folder cannot be written.
+    """
+    started, built = time.monotonic(), False
+
+    def tell(array: str, done: int, total: int) -> None:
+        nonlocal built
+        built = True  # nothing is told of what is found
+        if progress is not None:
+            progress(array, done, total)
+
+    directories = prebuild_blend(
+        plan.paths,
+        plan.weights,
+        index_cache=IndexCache(index_folder(root)),
+        num_samples=plan.num_samples,
+        sequence_length=plan.sequence_length,
+        seed=plan.seed,
+        split=plan.split,
+        part=plan.part,
+        advance=_advance(plan),
+        progress=tell,
+    )
+    labels = [*plan.labels, "blend"]
+    indices = tuple(_index(label, directory) for label, directory in zip(labels, directories, strict=False))
+    return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _advance(plan: BlendPlan) -> Advance | None:
+    if (plan.num_samples or 0) < _COMPILED_FROM or find_spec("numba") is None:
+        return None
+    from niels_cache_assets.blend_kernel import advance_lanes
+
+    return advance_lanes
+
+
+def _index(label: str, directory: Path) -> Index:
+    files: dict[str, Any] = read_meta(str(directory / META_NAME))["files"]
+    last = "shuffle_index.npy" if "shuffle_index.npy" in files else "dataset_index.npy"  # of a data set, of a blend
+    samples = len(np.load(directory / last, mmap_mode="r"))
+    return Index(label=label, directory=directory, samples=samples, bytes=sum(entry["bytes"] for entry in files.values()))

@@ -1,0 +1,106 @@
+"""`prebuild-index`: the indices of a blend, built before training asks for them. How is the business of niels_cache_assets.blends."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
+from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
+from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output
+from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+
+_OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
+
+OnArray = Callable[[str, int, int], None]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build what is not there and print all of it."""
+    registry, root = open_registry(arguments)
+    plan = _plan(arguments, registry, root)
+    with stop_on_signals(), array_progress() as progress:
+        outcome = prebuild(plan, root=root, progress=progress)
+    _print(outcome, plan)
+    return 0
+
+
+def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
+    given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
+    if arguments.name is not None:
+        if arguments.blend is not None or given:
+            option = "--blend" if arguments.blend is not None else given[0]
+            raise NielsCacheError(f"{WHERE}: {option}: the table [blend.{arguments.name}] says all; give NAME, or --blend and its settings")
+        return plan_of(registry, arguments.name, root=root)
+    if arguments.blend is None:
+        names = ", ".join(registry.blend) or "none"
+        raise NielsCacheError(f"{WHERE}: which blend? Give --blend FILE, or the name of a configured one ({registry.origin} has: {names})")
+    if arguments.sequence_length is None:
+        raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length")
+    part = next((part for part in get_args(Part) if part == (arguments.part or "train")), None)
+    if part is None:
+        refuse_choice(f"{WHERE}: --part", "no part", arguments.part, get_args(Part))
+    paths, weights = read_blend_file(arguments.blend)
+    if weights is not None and arguments.num_samples is None:
+        raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which share out --num-samples: give that, too")
+    return BlendPlan(
+        labels=tuple(paths),
+        paths=tuple(map(Path, paths)),
+        weights=None if weights is None else tuple(weights),
+        num_samples=arguments.num_samples,
+        sequence_length=arguments.sequence_length,
+        seed=MEGATRON_SEED if arguments.seed is None else arguments.seed,
+        split=ALL_TRAIN if arguments.split is None else arguments.split,
+        part=part,
+    )
+
+
+@contextmanager
+def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnArray]:
+    """Called with the array that is being built, entries done and in all: a bar on a terminal, else a line every ten seconds."""
+    console = diagnostics()
+    if not console.is_terminal:
+        printed = clock()
+
+        def print_line(array: str, done: int, total: int) -> None:
+            nonlocal printed
+            if clock() - printed >= PROGRESS_SECONDS:
+                printed = clock()
+                console.print(f"{array}: {done:,} of {total:,}", soft_wrap=True)
+
+        yield print_line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task, shown = bar.add_task("opening", total=None), ""
+
+        def update(array: str, done: int, total: int) -> None:
+            nonlocal shown
+            if array != shown:
+                bar.reset(task, total=total, description=array)
+                shown = array
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _print(outcome: IndexOutcome, plan: BlendPlan) -> None:
+    console = output()
+    table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking="index of")
+    for index in outcome.indices:
+        table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
+    console.print(table)
+    verb = "built" if outcome.state == "built" else "already there"
+    console.print(f"\n{plan.part}, in {outcome.indices[-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
+    console.print(f"hash of all: {outcome.hash}", soft_wrap=True)

@@ -1,0 +1,89 @@
+"""A cache's split in place of its export: the same fingerprint, the same indices, the same samples."""
+
+import mmap
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.megatron import (
+    CacheSplit,
+    IndexCache,
+    IndexedDataset,
+    MegatronGPTDataset,
+    open_blend,
+    open_indexed,
+    write_indexed,
+)
+from tests.exports import random_documents, write_documents_cache
+
+PAGE = mmap.PAGESIZE // TOKEN_BYTES
+SETTINGS: dict[str, Any] = {"num_samples": 40, "sequence_length": 16, "seed": 1}
+
+
+def write_split(folder: Path, documents: int = 400, *, seed: int = 1, shard_tokens: int = PAGE) -> Path:
+    return write_documents_cache(folder, {"train": random_documents(documents, seed=seed)}, shard_tokens=shard_tokens) / "train"
+
+
+@pytest.mark.parametrize(("documents", "shard_tokens"), [(1, PAGE), (400, PAGE), (400, 10_000_000), (400, 1000), (3000, 7 * PAGE)])
+def test_lengths_pointers_and_fingerprint_are_those_of_the_export(tmp_path: Path, documents: int, shard_tokens: int) -> None:
+    folder = write_split(tmp_path / "notes", documents, shard_tokens=shard_tokens)
+    split = CacheSplit(folder)
+    write_indexed(tmp_path / "notes_train", folder)
+    exported = IndexedDataset(tmp_path / "notes_train")
+    assert len(split) == len(exported) == documents
+    assert split.sequence_lengths.tolist() == exported.sequence_lengths.tolist()
+    assert split.sequence_pointers.tolist() == exported.sequence_pointers.tolist()
+    assert split.fingerprint == exported.fingerprint
+
+
+def test_samples_are_those_of_the_export_and_its_index_serves_both(tmp_path: Path) -> None:
+    folder, cache = write_split(tmp_path / "notes"), IndexCache(tmp_path / "index")
+    write_indexed(tmp_path / "notes_train", folder)
+    of_cache = MegatronGPTDataset(CacheSplit(folder), index_cache=cache, **SETTINGS)
+    of_export = MegatronGPTDataset(IndexedDataset(tmp_path / "notes_train"), index_cache=cache, **SETTINGS)
+    assert of_cache.index_directory == of_export.index_directory
+    assert len(of_cache) == len(of_export) >= 40
+    copy = pickle.loads(pickle.dumps(of_cache))
+    for index in range(len(of_cache)):
+        for sample in (of_cache[index], copy[index]):
+            assert torch.equal(sample["tokens"], of_export[index]["tokens"])
+            assert torch.equal(sample["labels"], of_export[index]["labels"])
+
+
+def test_a_blend_takes_folders_and_prefixes(tmp_path: Path) -> None:
+    first, second = write_split(tmp_path / "notes"), write_split(tmp_path / "books", seed=2)
+    write_indexed(tmp_path / "books_train", second)
+    assert isinstance(open_indexed(first), CacheSplit)
+    assert isinstance(open_indexed(tmp_path / "books_train"), IndexedDataset)
+    (tmp_path / "books_train").mkdir()
+    assert isinstance(open_indexed(tmp_path / "books_train"), IndexedDataset), "a folder that happens to have the prefix's name"
+    blend = open_blend([first, tmp_path / "books_train"], [0.5, 0.5], **SETTINGS)
+    assert {int(blend[index]["dataset_id"]) for index in range(len(blend))} == {0, 1}
+
+
+def test_shards_that_cannot_be_one_map_have_an_index_but_no_samples(tmp_path: Path) -> None:
+    dataset = MegatronGPTDataset(CacheSplit(write_split(tmp_path / "notes", shard_tokens=1000)), **SETTINGS)
+    assert len(dataset) >= 40
+    with pytest.raises(NielsCacheError, match=r"shards that cannot be mapped as one; build it with shard_bytes that are a multiple of"):
+        dataset[0]
+
+
+def test_a_copy_refuses_another_build(tmp_path: Path) -> None:
+    pickled = pickle.dumps(CacheSplit(write_split(tmp_path / "notes")))
+    write_split(tmp_path / "notes", seed=2)
+    with pytest.raises(NielsCacheError, match="was rebuilt since it was opened"):
+        pickle.loads(pickled)
+
+
+def test_what_is_no_split_with_documents_is_refused(tmp_path: Path) -> None:
+    folder = write_split(tmp_path / "notes")
+    with pytest.raises(NielsCacheError, match="this split is empty"):
+        CacheSplit(folder.parent / "val")
+    (folder.parent / "train_doc_ends.npy").unlink()
+    with pytest.raises(NielsCacheError, match="train_doc_ends"):
+        CacheSplit(folder)

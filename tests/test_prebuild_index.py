@@ -1,0 +1,253 @@
+"""`niels-cache prebuild-index`: what it builds is what training then only maps; blends of the configuration and of Megatron-LM's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.blends import prebuild as prebuilding
+from niels_cache_assets.blends.prebuild import BlendPlan, plan_of, prebuild, read_blend_file
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.prebuilding import array_progress
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
+from tests import megatron_core
+from tests.exports import random_documents, write_documents_cache
+
+CONFIG = """
+[build]
+cache_dir = "cache"
+[pretrain.notes]
+source = "jsonl"
+files = ["notes.jsonl"]
+[pretrain.books]
+source = "text"
+files = ["books.txt"]
+[pretrain.roam]
+source = "roam"
+{blend}
+"""
+MIX = """
+[blend.mix]
+weights = {{ notes = {notes}, books = 1 }}
+sequence_length = 16
+num_samples = 60
+seed = 7
+"""
+RUN: dict[str, Any] = {"num_samples": 60, "sequence_length": 16, "seed": 7}
+OPTIONS = ("--num-samples", "60", "--sequence-length", "16", "--seed", "7")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with two caches, the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("NIELS_CACHE_CONFIG", "NIELS_CACHE_PROFILE", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    write_cache("notes", seed=1)
+    write_cache("books", seed=2)
+    configure(MIX.format(notes=3))
+    return tmp_path
+
+
+def write_cache(name: str, *, seed: int) -> None:
+    write_documents_cache(Path("cache/pretrain") / name, {"train": random_documents(100, seed=seed)}, shard_tokens=1 << 20)
+
+
+def configure(blend: str) -> None:
+    Path("niels_cache.toml").write_text(CONFIG.format(blend=blend), encoding="utf-8")
+
+
+def registry() -> Registry:
+    return load_registry(profile="quickstart", config="niels_cache.toml")
+
+
+def train(name: str) -> Path:
+    return Path("cache/pretrain") / name / "train"
+
+
+def hash_of_all(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out.strip().splitlines()[-1].removeprefix("hash of all: ")
+
+
+def test_what_is_built_ahead_is_only_mapped_by_training(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["prebuild-index", "mix"]) == 0
+    printed = capsys.readouterr().out
+    built = sorted(path.name for path in Path("cache/index").iterdir() if path.is_dir())
+    assert len(built) == 3
+    assert all(name in printed for name in (*built, "notes", "books", "blend", "cache/index: built in"))
+
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("training had to build an index")
+
+    monkeypatch.setattr(gpt_dataset, "build_gpt_indices", refuse)
+    monkeypatch.setattr("niels_cache_runtime.megatron.blended.build_blending_indices", refuse)
+    blend = open_blend([train("notes"), train("books")], [3, 1], index_cache=IndexCache("cache/index"), **RUN)
+    assert len(blend) == 60
+    assert [int(sample["dataset_id"]) for sample in (blend[index] for index in range(60))].count(0) == 45
+
+    assert main(["prebuild-index", "mix"]) == 0
+    assert "already there" in capsys.readouterr().out
+
+
+def test_a_file_an_export_and_a_table_that_say_the_same_have_one_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prebuild-index", "mix"]) == 0
+    first = hash_of_all(capsys)
+    Path("blend.txt").write_text(f"3 {train('notes')}\n1 {train('books')}\n", encoding="utf-8")
+    assert main(["prebuild-index", "--blend", "blend.txt", *OPTIONS]) == 0
+    assert hash_of_all(capsys) == first
+    for name in ("notes", "books"):
+        write_indexed(folder / f"{name}_text_document", train(name))
+    Path("blend.txt").write_text("0.75 notes_text_document 0.25 books_text_document", encoding="utf-8")
+    assert main(["prebuild-index", "--blend", "blend.txt", *OPTIONS]) == 0
+    assert hash_of_all(capsys) == first
+    assert len([path for path in Path("cache/index").iterdir() if path.is_dir()]) == 3
+
+
+def test_every_setting_and_the_data_change_the_hash(folder: Path) -> None:
+    def hash_of(root: Path = Path("cache")) -> str:
+        return prebuild(plan_of(registry(), "mix", root=root), root=root).hash
+
+    found = [hash_of()]
+    base = MIX.format(notes=3)
+    changes = (("seed = 7", "seed = 8"), ("= 60", "= 61"), ("= 16", "= 17"), ("notes = 3", "notes = 4"), ("seed = 7", 'split = "9,1"'))
+    for old, new in changes:
+        assert base.count(old) == 1
+        configure(base.replace(old, new))
+        found.append(hash_of())
+    configure(base)
+    assert hash_of() == found[0]
+    write_cache("books", seed=3)
+    found.append(hash_of())
+    assert len(set(found)) == len(found) == 7
+
+
+def test_without_weights_each_sample_comes_once(folder: Path) -> None:
+    Path("blend.txt").write_text(f"{train('notes')} {train('books')}", encoding="utf-8")
+    paths, weights = read_blend_file("blend.txt")
+    plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
+    assert weights is None
+    outcome = prebuild(plan, root=Path("cache"))
+    *members, blend = outcome.indices
+    assert blend.label == "blend"
+    assert blend.samples == sum(member.samples for member in members)
+    alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
+    assert [index.label for index in prebuild(alone, root=Path("cache")).indices] == ["notes"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a b", "a b c", "1 a", "0.3 a 0.7 b", "30 a\n70 b\n", "1 a 2 b 3 c", "  .5\ta\n\n.5 b ", "1e-1 a 2 b", "data/a_1 b2"]
+)
+def test_a_file_is_read_as_megatron_reads_it(tmp_path: Path, text: str) -> None:
+    megatron_core.load()
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    (tmp_path / "blend.txt").write_text(text, encoding="utf-8")
+    assert read_blend_file(tmp_path / "blend.txt") == get_blend_from_list(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "names no data set"),
+        ("1 a 2", "1 is a weight where a path is due"),
+        ("a 1", "1 is a weight where a path is due"),
+        ("1 a b c", "1 is a weight where a path is due"),
+        ("0 a 1 b", "weight 0: must be above 0"),
+        ("1 a -2 b", "weight -2: must be above 0"),
+        ("nan a 1 b", "weight nan: must be above 0"),
+        ("inf a 1 b", "weight inf: must be above 0"),
+    ],
+)
+def test_a_file_that_says_nothing_clear_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "blend.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=rf"blend.txt: {expected}"):
+        read_blend_file(tmp_path / "blend.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "which blend? Give --blend FILE, or the name of a configured one (niels_cache.toml has: mix)"),
+        (["mx"], "no blend 'mx'; did you mean 'mix'?"),
+        (["mix", "--seed", "3"], "--seed: the table [blend.mix] says all"),
+        (["mix", "--blend", "blend.txt"], "--blend: the table [blend.mix] says all"),
+        (["--blend", "blend.txt"], "--blend needs --sequence-length"),
+        (["--blend", "blend.txt", "--sequence-length", "16"], "has weights, which share out --num-samples"),
+        (["--blend", "none.txt", *OPTIONS], "none.txt: cannot be read"),
+        (["--blend", "blend.txt", *OPTIONS, "--part", "trian"], "no part 'trian'; did you mean 'train'?"),
+        (["--blend", "blend.txt", *OPTIONS, "--split", "x"], "split='x'"),
+        (["--blend", "blend.txt", *OPTIONS, "--part", "test"], "leaves no sequence"),
+        (["--blend", "blend.txt", "--sequence-length", "0", "--num-samples", "5"], "sequence_length=0"),
+        (["--blend", "blend.txt", "--sequence-length", "4", "--num-samples", "0"], "num_samples=0"),
+    ],
+)
+def test_wrong_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:
+    Path("blend.txt").write_text(f"1 {train('notes')}", encoding="utf-8")
+    assert main(["prebuild-index", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_a_member_that_is_not_built_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("[blend.mix]\nweights = { notes = 1, roam = 1 }\nsequence_length = 16\nnum_samples = 9\n")
+    assert main(["prebuild-index", "mix"]) == 2
+    assert "roam/train.idx; build this data set first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("weights = { nots = 1 }", r"\[blend.mix\] has a weight for an unknown pretrain data set 'nots'; did you mean 'notes'\?"),
+        ("weights = {}", r"\[blend.mix\] weights"),
+        ("weights = { notes = 0 }", r"\[blend.mix\] weights.notes = 0"),
+        ("weights = { notes = nan }", r"\[blend.mix\] weights.*greater than 0"),
+        ("weights = { notes = inf }", r"\[blend.mix\] weights.*infinity"),
+        ('weights = { notes = 1 }\nsplit = "0,0"', r"\[blend.mix\] split"),
+        ('weights = { notes = 1 }\npart = "val"', r"\[blend.mix\] part"),
+        ("weights = { notes = 1 }\nseed = 4294967296", r"\[blend.mix\] seed"),
+        ("weights = { notes = 1 }\nsequnce_length = 5", r"unknown key 'sequnce_length'; did you mean 'sequence_length'\?"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_refused(folder: Path, line: str, expected: str) -> None:
+    configure(f"[blend.mix]\nsequence_length = 16\nnum_samples = 9\n{line}\n")
+    with pytest.raises(NielsCacheError, match=expected) as caught:
+        registry()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_blend_is_a_partition_once_its_members_can_be_built(folder: Path) -> None:
+    roam = MIX.format(notes=3).replace("blend.mix", "blend.all").replace("notes =", "roam = 1, notes =")
+    configure(MIX.format(notes=3) + roam)
+    assert list(registry().blend) == ["mix", "all"]
+    assert registry().blend_keys() == ["mix"]
+
+
+def test_the_settings_take_the_splits_that_the_runtime_takes(folder: Path) -> None:
+    for split in ("1", "99,1,0", "0.9, .1", "969,30,1", "0,1"):
+        configure(MIX.format(notes=3) + f"split = {json.dumps(split)}\n")
+        assert sum(map(len, split_ranges(registry().blend["mix"].split, 1000))) == 1000
+
+
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 3.0, 10.5, 10.5, 15.0, 21.0, 21.0])
+    with array_progress(lambda: next(times)) as progress:
+        for done in range(4):
+            progress("sample_index", done * 1000, 5000)
+    assert capsys.readouterr().err.splitlines() == ["sample_index: 1,000 of 5,000", "sample_index: 3,000 of 5,000"]
+
+
+def test_steps_are_compiled_for_long_blends_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(registry(), "mix", root=Path("cache"))
+    assert prebuilding._advance(plan) is None
+    monkeypatch.setattr(prebuilding, "_COMPILED_FROM", 60)
+    pytest.importorskip("numba", reason="compiled steps need numba")
+    assert prebuilding._advance(plan) is not None
+    monkeypatch.setattr(prebuilding, "find_spec", lambda name: None)
+    assert prebuilding._advance(plan) is None
