@@ -38,7 +38,7 @@ from niels_cache_runtime.verify import verify_dataset
 Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in all
 
 _DOCUMENTS = 1 << 16  # looked at together
-_TOKENS = 1 << 21
+_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,6 +186,8 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
         (("nanogpt", "notes", "--out", "data", "--split", "tran"), "--split: no split 'tran'; did you mean 'train'?"),
         (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: is for megatron; nanogpt has no such choice"),
         (("megatron", "notes", "--out", "data", "--link", "hard"), "--link: no such way 'hard'; did you mean 'hardlink'?"),
+        (("nanogpt", "notes", "--out", "cache/pretrain/notes"), "is inside cache/pretrain, which holds caches alone"),
+        (("megatron", "notes", "--out", "cache/pretrain/notes/x"), "is inside cache/pretrain, which holds caches alone"),
         (("npy", "notes", "--out", "taken"), "taken/train/notes_train_000000.npy: is there already"),
     ],
 )

@@ -17,7 +17,7 @@ from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_expo
 from niels_cache_assets.export.writing import ExportPlan, write_export
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS
+from niels_cache_runtime.formats import FAMILIES, SPLITS, tokenizer_dir
 from niels_cache_runtime.megatron.indexed_writer import Link
 
 EXIT_FAILED = 1
@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if place.kind != "pretrain":
         raise NielsCacheError(f"{arguments.name}: is {_kind(place.kind)}; only pretrain data sets are exported")
     plan = plan_export(place.name, place.directory, settings)
+    _refuse_inside_caches(plan.folder, root)
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
@@ -64,6 +65,13 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
         key=arguments.key,
         link=link or ("reflink" if arguments.format == "megatron" else "copy"),
     )
+
+
+def _refuse_inside_caches(folder: Path, root: Path) -> None:
+    """What lies beside a cache's own files is a finding of `verify`, and goes with the next build."""
+    for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):
+        if folder.resolve().is_relative_to(caches.resolve()):
+            raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which holds caches alone; choose another place")
 
 
 def _kind(kind: str) -> str:
