@@ -11,6 +11,7 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.interrupts import Interrupted
+from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.export import writing
 from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.export.writing import ExportPlan, write_export
@@ -220,3 +221,14 @@ def test_a_place_that_is_no_folder_is_one_line(root: Path, capsys: pytest.Captur
     Path("file").write_text("a file")
     assert run("npy", "notes", "--out", "file/data") == 1
     assert "cannot write there: Not a directory; choose another place" in capsys.readouterr().err
+
+
+def test_what_the_page_about_exports_shows_parses_and_names_every_format() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "exports.md").read_text(encoding="utf-8")
+    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("niels-cache ")]
+    assert len(commands) >= 4
+    for command in commands:
+        arguments = parse_arguments(command)
+        assert arguments is not None
+        assert arguments.command in ("export", "import")
+    assert tuple(re.findall(r"^\| (\w+) \| `", page, flags=re.MULTILINE)) == FORMATS
