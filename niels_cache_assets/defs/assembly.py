@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.defs.assets.corpus import corpus_assets
+from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.pretrain import pretrain_assets
 from niels_cache_assets.defs.assets.sft import sft_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
@@ -34,6 +35,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
             *corpus_assets(registry),
             pretrain_assets(registry),
             sft_assets(registry),
+            *index_assets(registry),
         ],
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),

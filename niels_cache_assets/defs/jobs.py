@@ -11,6 +11,8 @@ from niels_cache_assets.defs.keys import (
     DUPLICATES,
     DUPLICATES_JOB,
     FAMILY_JOBS,
+    INDEX,
+    INDEX_JOB,
     KEPT,
     REPORT,
     REPORT_JOB,
@@ -43,7 +45,7 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         )
         for family in FAMILIES
     ]
-    return [tokenizer, *families, *_corpus_jobs(registry), _observe_upstream(registry)]
+    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), _observe_upstream(registry)]
 
 
 def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
@@ -56,6 +58,13 @@ def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
         REPORT_JOB: ([KEPT, REPORT], "Say what stays of a data set's corpus, and draw its report."),
     }
     return [dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys), description=text) for name, (keys, text) in jobs.items()]
+
+
+def _index_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
+    if not registry.blend_keys():
+        return []
+    description = "Build the indices of a blend (or of all: a backfill) ahead of training."
+    return [dg.define_asset_job(INDEX_JOB, selection=dg.AssetSelection.assets(INDEX), description=description)]
 
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:

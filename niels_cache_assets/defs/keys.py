@@ -22,8 +22,11 @@ DUPLICATES = AssetKey(["corpus", "duplicates"])
 KEPT = AssetKey(["corpus", "kept"])
 REPORT = AssetKey(["corpus", "report"])
 
+INDEX = AssetKey(["index", "gpt"])
+
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
+INDEX_JOB = "build_index"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
 
 

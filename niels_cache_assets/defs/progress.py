@@ -77,6 +77,11 @@ class BuildReporter:
             self._context.log.info(f"{self._name}: {progress.documents:,} documents, {progress.kept:,} kept")
             self._observe({"documents": progress.documents, "kept": progress.kept, "characters": progress.characters})
 
+    def indexing(self, array: str, done: int, total: int) -> None:
+        if self._is_time(self._clock()):
+            self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
+            self._observe({"entries": done, "of": total})
+
     def _is_time(self, now: float) -> bool:
         """Ten seconds after the first call, and after the last one that was told so."""
         if self._last_report is not None and now - self._last_report < PROGRESS_SECONDS:

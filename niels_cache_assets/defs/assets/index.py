@@ -1,0 +1,78 @@
+"""`index/gpt`: the indices of a blend in Megatron-LM's order, one partition per [blend.NAME]. Without any such table there is none.
+
+A partition depends on the train shards of its members. It is stale where one of these was built anew to other tokens, and materializing
+it again is a cache hit where nothing changed: an index lies under the hash of all that decides it.
+"""
+
+import dagster as dg
+
+from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.corpus_metadata import table
+from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
+from niels_cache_assets.defs.metadata import STATE, Metadata
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+
+_CODE_VERSION = "1"  # the algorithms' own version is in every hash
+
+_DESCRIPTION = """Which sample of which data set comes when, as Megatron-LM numbers them: built ahead, so that training only maps it.
+
+`index/<hash>/`: document, sample and shuffle index of each member, dataset and dataset sample index of the blend, with the size and
+sha256 of each file. The data version is the hash of all of them. `niels-cache prebuild-index NAME` builds the same.
+
+```python
+from niels_cache_runtime.megatron import IndexCache, open_blend
+blend = open_blend(
+    ["cache/pretrain/<data set>/train"], [1.0],
+    num_samples=1000, sequence_length=1024, seed=1234, index_cache=IndexCache("cache/index"),
+)
+```"""
+
+
+def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    """The asset, or none where no blend can be built."""
+    names = registry.blend_keys()
+    if not names:
+        return []
+    settings = fingerprint_of({name: registry.blend[name].model_dump(mode="json") for name in names})
+    blends_of: dict[str, list[str]] = {}
+    for name in names:
+        for member in registry.blend[name].weights:
+            blends_of.setdefault(member, []).append(name)
+
+    @dg.asset(
+        key=INDEX,
+        deps=[dg.AssetDep(TRAIN_KEYS["pretrain"], partition_mapping=dg.StaticPartitionMapping(blends_of))],
+        partitions_def=dg.StaticPartitionsDefinition(names),
+        group_name="index",
+        kinds={"numpy"},
+        code_version=f"{_CODE_VERSION}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
+        description=_DESCRIPTION,
+    )
+    def gpt(
+        context: dg.AssetExecutionContext, cache_root: CacheRoot, progress_sink: dg.ResourceParam[ProgressSink]
+    ) -> dg.MaterializeResult:
+        from niels_cache_assets.blends.prebuild import plan_of, prebuild  # torch
+
+        name = context.partition_key
+        reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
+        with readable_failures():
+            outcome = prebuild(plan_of(registry, name, root=cache_root.path), root=cache_root.path, progress=reporter.indexing)
+        rows = [{"index": index.label, "samples": index.samples, "bytes": index.bytes, "hash": index.hash} for index in outcome.indices]
+        metadata: Metadata = {
+            STATE: outcome.state,
+            "cache_hit": outcome.state == "cache_hit",
+            "seconds": round(outcome.seconds, 2),
+            "dagster/uri": outcome.indices[-1].directory.parent.as_uri(),
+            "dagster/row_count": outcome.indices[-1].samples,
+            "samples": outcome.indices[-1].samples,
+            "bytes": sum(index.bytes for index in outcome.indices),
+            "hash": outcome.hash,
+            "indices": table(rows, index="string", samples="int", bytes="int", hash="string"),
+            "settings": dg.MetadataValue.json(registry.blend[name].model_dump(mode="json")),
+        }
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.hash))
+
+    return [gpt]
