@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.build_cache import CODE_VERSIONS, fingerprint_of
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defaults import ROLE_KEYS
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.pretrain_writer import LINEAGE
 from niels_cache_assets.streaming.writers import Files, LineageWriter, NpyWriter, ShardWriter, require_shard_bytes

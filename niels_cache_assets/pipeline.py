@@ -20,12 +20,12 @@ from niels_cache_assets.build_cache import (
     Provenance,
     build_pretrain_cache,
     build_sft_cache,
-    fingerprint_of,
     write_unbuilt_cache,
 )
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.decontaminate import decontamination_identity

@@ -19,8 +19,8 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any, Literal
 
-from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, TokenizerSettings
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory

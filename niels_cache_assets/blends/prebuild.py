@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.build_cache import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, dataset_dir

@@ -6,8 +6,8 @@
 
 import dagster as dg
 
-from niels_cache_assets.build_cache import fingerprint_of
-from niels_cache_assets.corpus.duplicates import CODE_VERSION as DUPLICATES_CODE_VERSION
+from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
+from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
 from niels_cache_assets.corpus.prepare import prepare_corpus
@@ -30,6 +30,7 @@ from niels_cache_assets.defs.keys import (
 )
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 
 _GROUP = "corpus"
@@ -119,7 +120,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
-    settings = fingerprint_of(registry.dedup.model_dump(mode="json"))
+    settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
 
     @dg.asset(
         key=DUPLICATES,

@@ -1,0 +1,60 @@
+"""What the builders of both families say about a build: while it runs (Progress), and in meta.json (Provenance and the common keys)."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.tokenization import BuildTokenizer
+from niels_cache_runtime.formats import TOKEN_DTYPE_NAME
+from niels_cache_runtime.meta import Meta
+
+CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # bumped by hand when the bytes change for the same input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What meta.json says about where a cache came from. `fingerprint` None: it is taken over the builder's own settings."""
+
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    source: dict[str, Any] = field(default_factory=lambda: {"kind": "iterable", "streaming": True})
+    split_rule: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is. `share` (0 to 1) is of the token budgets, or of the documents where their number is known; else None."""
+
+    documents: int  # or conversations
+    tokens: int
+    share: float | None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenance: Provenance, seed: int, settings: dict[str, Any]) -> Meta:
+    identity = {"settings": settings, "tokenizer_sha256": tokenizer.model_sha256, "code_version": CODE_VERSIONS[family]}
+    return {
+        "kind": family,
+        "built": True,
+        "dataset_name": provenance.dataset_name or Path(out_dir).name,
+        "dataset_config": provenance.dataset_config,
+        "dataset_revision": provenance.dataset_revision,
+        "source": provenance.source,
+        "seed": seed,
+        "token_dtype": TOKEN_DTYPE_NAME,
+        "tokenizer_sha256": tokenizer.model_sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "special_token_ids": tokenizer.special_ids,
+        "fingerprint": provenance.fingerprint or fingerprint_of(identity),
+    }
+
+
+def dropped_note(dropped: Counter[str]) -> str:
+    return f" (dropped: {', '.join(f'{reason} {count}' for reason, count in sorted(dropped.items()))})" if dropped else ""

@@ -1,0 +1,148 @@
+"""The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Any, Literal
+
+from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
+from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.streaming.encode import available_threads, encode_documents
+from niels_cache_assets.streaming.intake import as_documents, require_whole_numbers
+from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
+from niels_cache_assets.streaming.shuffle import shuffled
+from niels_cache_assets.streaming.splits import BudgetSplitter
+from niels_cache_assets.streaming.writers import require_shard_bytes
+from niels_cache_assets.tokenization import view_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import content_sha256, write_meta
+
+
+def build_pretrain_cache(
+    texts: Iterable[str | Document],
+    out_dir: str,
+    *,
+    tokenizer: Any,
+    max_train_tokens: int,
+    max_val_tokens: int,
+    shard_bytes: int,
+    seed: int,
+    shuffle_buffer: int | None,
+    append_eot: bool = True,
+    on_collision: Literal["drop", "raise"] = "drop",
+    threads: int | None = None,
+    decontaminate: Decontaminate = "off",
+    decontaminate_threshold: float = 0.8,
+    val_texts: Iterable[str | Document] | None = None,
+    provenance: Provenance | None = None,
+    report: SourceReport | None = None,
+    progress: OnProgress | None = None,
+    expected_documents: int | None = None,
+) -> None:
+    """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
+
+    Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`; the one that
+    overruns a budget is cut there, and the stream is read no further when both are met. A Document with a `split` goes there and uses no
+    budget. Each document ends with one EOT (`append_eot`). `shuffle_buffer` documents are shuffled at a time (None: input order).
+    `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts; `progress` is called after every
+    chunk, with a share of `expected_documents` where that is known. `out_dir` is replaced in one step at the end.
+
+    `decontaminate` keeps out of train, counts, and takes from no budget: with "exact" what has the canonical text of a document of val
+    (`in_val`), with "near" also what has `decontaminate_threshold` of its word 5-grams in common with one (Jaccard, compared exactly:
+    `near_val`). Val has to be known before train begins: documents whose own split is val must all come before the first of train, or be
+    given a first time as `val_texts`, which are read before the build and not written.
+
+    Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
+    text with a special token where `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for what
+    the disk refuses. The last good cache then stays as it was.
+    """
+    require_whole_numbers(
+        max_train_tokens=max_train_tokens,
+        max_val_tokens=max_val_tokens,
+        shard_bytes=shard_bytes,
+        seed=seed,
+        shuffle_buffer=shuffle_buffer,
+        threads=threads,
+    )
+    require_shard_bytes(shard_bytes)
+    if shuffle_buffer is not None and shuffle_buffer < 1:
+        raise NielsCacheError(f"shuffle_buffer is {shuffle_buffer}; give at least 1, or None to keep the input order")
+    view = view_tokenizer(tokenizer)
+    splitter = BudgetSplitter(max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None)
+    provenance = provenance or Provenance()
+    report = report or SourceReport()
+    documents: Iterator[Document] = as_documents(texts)
+    if shuffle_buffer is not None:
+        documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
+    dropped: Counter[str] = Counter()
+    source_dropped = report.dropped  # of the whole stream, unless the budgets end it early
+    with (
+        atomic_directory(out_dir) as partial,
+        PretrainWriter(partial, shard_bytes=shard_bytes) as writer,
+        open_guard(decontaminate, decontaminate_threshold, partial) as guard,
+        closing(
+            encode_documents(
+                documents,
+                view,
+                report,
+                threads=threads or available_threads(),
+                append_eot=append_eot,
+                raise_on_collision=on_collision == "raise",
+                screen=guard.screen if guard else None,
+            )
+        ) as batches,
+    ):
+        if guard is not None:
+            guard.read_val(as_documents(val_texts or ()))
+        seen = 0
+        for batch in batches:
+            if guard is not None:
+                batch = guard.admit(batch, is_val=splitter.val_mask(batch))
+            dropped.update(batch.dropped)
+            writer.write(splitter.place(batch))
+            seen += len(batch.documents)
+            if progress is not None:
+                tokens = writer.tokens("train") + writer.tokens("val")
+                share = seen / expected_documents if expected_documents else splitter.share
+                progress(Progress(seen, tokens, share))
+            if splitter.met:
+                source_dropped = batch.source_dropped
+                break
+        if not writer.tokens("train"):
+            raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + source_dropped))
+        writer.seal()
+        identity = decontamination_identity(decontaminate, decontaminate_threshold)  # nothing where it is off: older caches stay good
+        settings = {
+            "max_train_tokens": max_train_tokens,
+            "max_val_tokens": max_val_tokens,
+            "shard_bytes": shard_bytes,
+            "seed": seed,
+            "shuffle_buffer": shuffle_buffer,
+            "append_eot": append_eot,
+            **identity,
+        }
+        meta = {
+            **common_meta("pretrain", out_dir, view, provenance, seed, settings),
+            **writer.totals(),
+            "append_eot": append_eot,
+            "shard_bytes": shard_bytes,
+            **identity,
+            "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
+            "dropped": dict(dropped + source_dropped),
+            "facts": report.facts,
+            "files": writer.files,
+            "content_sha256": content_sha256(writer.files),
+        }
+        write_meta(str(partial / META_NAME), meta)
+
+
+def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:
+    if val_tokens:
+        return (
+            f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (budget max_val_tokens={max_val_tokens:,}), "
+            "so train has none; lower the val budget or use val_frac"
+        )
+    return f"{out_dir}: the source gave no usable document{dropped_note(dropped)}; nothing was written"

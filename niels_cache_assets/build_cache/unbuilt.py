@@ -1,0 +1,41 @@
+"""The cache of a data set that is switched off."""
+
+from typing import Literal
+
+from niels_cache_assets.build_cache.outcome import Provenance
+from niels_cache_assets.defaults import ROLE_KEYS
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE_NAME
+from niels_cache_runtime.meta import content_sha256, write_meta
+
+
+def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:
+    """The cache of a data set that is switched off: empty directories and a meta.json that says `"built": false`."""
+    with atomic_directory(out_dir) as partial:
+        if family == "pretrain":
+            for split in SPLITS:
+                (partial / split).mkdir()
+        write_meta(
+            str(partial / META_NAME),
+            {
+                "kind": family,
+                "built": False,
+                "dataset_name": provenance.dataset_name,
+                "dataset_config": provenance.dataset_config,
+                "dataset_revision": None,
+                "source": provenance.source,
+                "split_rule": provenance.split_rule,
+                "seed": None,
+                "shard_bytes": None,
+                "documents": dict.fromkeys(SPLITS, 0),
+                "token_dtype": TOKEN_DTYPE_NAME,
+                "tokenizer_sha256": None,
+                "vocab_size": None,
+                "special_token_ids": dict.fromkeys(ROLE_KEYS),
+                **{f"{split}_{what}": 0 for split in SPLITS for what in (("tokens",) if family == "pretrain" else ("tokens", "examples"))},
+                "dropped": {},
+                "fingerprint": provenance.fingerprint,
+                "files": {},
+                "content_sha256": content_sha256({}),
+            },
+        )
