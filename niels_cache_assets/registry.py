@@ -24,6 +24,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
+from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
 
@@ -261,7 +262,20 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, where, f"pretrain.{name}.cleaning", base_dir)
+        _refuse_dedup_twice(registry, name)
     return registry
+
+
+def _refuse_dedup_twice(registry: Registry, name: str) -> None:
+    """An interleave holds what its members hold: if both lost their duplicates, each would lose what is in the other."""
+    source = registry.pretrain[name]
+    if not isinstance(source, Interleave) or "dedup" not in source.prepare:
+        return
+    for member in source.members:
+        if member in registry.pretrain and "dedup" in registry.pretrain[member].prepare:
+            raise NielsCacheError(
+                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both ask for dedup; remove it from prepare of one"
+            )
 
 
 def _blends(tables: Tables, members: Iterable[str], where: str, base_dir: str) -> dict[str, BlendSettings]:

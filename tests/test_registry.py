@@ -131,6 +131,22 @@ def test_a_mistake_is_one_line_that_names_it_and_the_nearest_choice(text: str, p
         assert part in message
 
 
+MIX = '[pretrain.mix]\nsource = "interleave"\nmembers = { plain = 1, notes = 1 }\nprepare = ["dedup"]\n'
+MEMBERS = '[pretrain.plain]\nsource = "jsonl"\nfiles = ["b"]\n[pretrain.notes]\nsource = "jsonl"\nfiles = ["a"]\nprepare = %s\n'
+
+
+def test_an_interleave_and_its_member_are_not_both_deduplicated() -> None:
+    for text in (MIX + MEMBERS % '["clean", "dedup"]', MEMBERS % '["dedup"]' + MIX):
+        write(text)
+        with pytest.raises(
+            NielsCacheError, match=r"\[pretrain\.mix\]: mix and its member notes both ask for dedup; remove it from prepare"
+        ):
+            load_registry()
+    for text in (MIX + MEMBERS % '["clean"]', (MIX + MEMBERS % '["dedup"]').replace('["dedup"]', '["clean"]', 1)):
+        write(text)
+        assert load_registry().pretrain["mix"].prepare
+
+
 def test_an_unknown_data_set_gets_the_nearest_name() -> None:
     with pytest.raises(NielsCacheError, match="did you mean 'wikitext'"):
         load_registry().family_of("wikitxt")
