@@ -1,4 +1,4 @@
-"""What is shown while bytes are copied: a bar on a terminal, else a line every ten seconds."""
+"""What is shown while bytes are read or copied: a bar on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from niels_cache_assets.cli.console import counted, diagnostics, output
+from niels_cache_assets.cli.console import counted, output
 from niels_cache_assets.cli.context import find_places, open_registry
 from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.verify import find_folders, verify_cache
 
@@ -23,11 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
         if name.rpartition("/")[2] not in known:
             refuse_choice(WHERE, "no data set", name, known)
     folders = find_folders(root, names=names)
-    console = diagnostics()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("verifying", total=None)
-        findings = verify_cache(root, names=names, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with transfer_progress("verifying") as progress:
+        findings = verify_cache(root, names=names, progress=progress)
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
     if findings:
