@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
-from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 
@@ -27,6 +27,11 @@ class PreparedMember(PretrainSource):
         member = cls()
         member._open = opener
         return member
+
+    @property
+    def has_own_splits(self) -> bool:
+        """The corpus is read with its split: no val_frac is left to apply."""
+        return True
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return f"sha256:{fingerprint_of(self.identity())}"
