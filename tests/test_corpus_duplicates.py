@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.corpus.duplicates import DuplicatesOutcome, dedup_order, find_duplicates
+from niels_cache_assets.corpus import drop_lists, duplicates, store
+from niels_cache_assets.corpus.drop_lists import dedup_order
+from niels_cache_assets.corpus.duplicates import DuplicatesOutcome, find_duplicates
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
@@ -16,6 +18,7 @@ from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.meta import read_meta
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 
 
@@ -250,12 +253,146 @@ def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path: Path) -> Non
         texts_of(registry, "notes", tmp_path)
 
 
-def test_a_corpus_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    registry = corpus_registry(tmp_path, {"notes": articles(50)})
+def in_parts(monkeypatch: pytest.MonkeyPatch, *, group: int, file: int) -> None:
+    """Corpora that are prepared from now on have row groups and files of so many bytes of text."""
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", group)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", file)
+
+
+def test_a_corpus_that_was_begun_is_read_to_its_end_whatever_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(monkeypatch, group=3_000, file=1_000_000)
+    texts = articles(50)
+    registry = corpus_registry(tmp_path, {"notes": texts})
     prepare_all(registry, tmp_path)
     batches = prepared_documents(registry, "notes", root=tmp_path)
-    assert len(next(batches)) > 0
+    read = [document.text for document in next(batches)]
+    assert 0 < len(read) < 10
     write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=1))
+    prepare_all(registry, tmp_path)
+    read += [document.text for batch in batches for document in batch]
+    assert read == texts
+
+
+@pytest.mark.parametrize("count", [50, 2])
+def test_a_part_of_another_corpus_than_the_one_that_was_opened_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    in_parts(monkeypatch, group=3_000, file=6_000)
+    registry = corpus_registry(tmp_path, {"notes": articles(50)})
+    prepare_all(registry, tmp_path)
+    opened = open_prepared(registry, "notes", root=tmp_path)
+    begun = open_prepared(registry, "notes", root=tmp_path).documents()
+    assert next(begun)
+    write_jsonl(tmp_path / "notes.jsonl", articles(count, seed=1))
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    with pytest.raises(NielsCacheError, match="replaced while it was read"):
-        list(batches)
+    for read in (lambda: list(begun), lambda: list(opened.documents()), lambda: opened.select(np.array([40]))):
+        with pytest.raises(NielsCacheError, match="corpus/notes: was replaced while it was read; run this again"):
+            read()
+
+
+def test_a_drop_list_that_is_replaced_before_it_is_read_is_an_error(tmp_path: Path) -> None:
+    texts = articles(30)
+    data = {"notes": [*texts, *(nearly(text, 6) for text in texts)], "books": articles(5, seed=1)}
+    registry = corpus_registry(tmp_path, data, table=no_val())
+    prepare_all(registry, tmp_path)
+    notes, books = (open_prepared(registry, name, root=tmp_path) for name in data)
+    stricter = corpus_registry(tmp_path, data, settings="[dedup]\nthreshold = 0.97\n", table=no_val())
+    assert find_duplicates(stricter, root=tmp_path).state == "built"
+    with pytest.raises(NielsCacheError, match=r"duplicates/notes\.parquet: was replaced while it was read"):
+        list(notes.documents())
+    assert [len(batch) for batch in books.documents()] == [5]  # its list is the same
+    notes = open_prepared(stricter, "notes", root=tmp_path)
+    find_duplicates(corpus_registry(tmp_path, {"books": data["books"]}, table=no_val()), root=tmp_path)
+    with pytest.raises(NielsCacheError, match="duplicates: was replaced while it was read"):
+        list(notes.documents())
+
+
+@pytest.mark.parametrize("others", [articles(5, seed=2), [text for text in articles(30, seed=2) for _ in range(2)]])
+def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str]
+) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(60), "books": articles(5, seed=1)})
+    first = prepare_all(registry, tmp_path)
+    opening = duplicates.Inputs
+
+    def and_replace(*arguments: Any) -> Any:
+        inputs = opening(*arguments)
+        write_jsonl(tmp_path / "notes.jsonl", others)
+        prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+        return inputs
+
+    monkeypatch.setattr(duplicates, "Inputs", and_replace)
+    with pytest.raises(NielsCacheError, match="corpus/notes: was replaced while it was read; run this again"):
+        find_duplicates(registry, root=tmp_path, force=True)
+    assert read_meta(str(duplicates_dir(tmp_path) / "meta.json")) == first.meta
+    monkeypatch.setattr(duplicates, "Inputs", opening)
+    again = find_duplicates(registry, root=tmp_path)
+    assert (again.state, again.meta["datasets"]["notes"]["documents"]) == ("built", len(others))
+
+
+OTHER_LISTS = {
+    "a data set is gone": (["notes"], "", "0", "among books, notes in this order, not notes"),
+    "tables in another order": (["notes", "books"], "", "0", "among books, notes in this order, not notes, books"),
+    "another priority": (["books", "notes"], '[dedup]\npriority = ["notes"]\n', "0", "in this order"),
+    "another split": (["books", "notes"], "", "0.2", "for splits by .* of 'books'"),
+    "other bands": (["books", "notes"], "[dedup]\nbands = 16\nrows = 8\n", "0", r"with other settings of \[dedup\]"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_LISTS)
+def test_drop_lists_that_would_be_made_otherwise_now_are_not_read(tmp_path: Path, change: str) -> None:
+    names, settings, val_frac, reason = OTHER_LISTS[change]
+    texts = articles(15)
+    data = {"books": texts, "notes": [*texts[:5], *articles(5, seed=3)]}
+    prepare_all(corpus_registry(tmp_path, data, table=no_val()), tmp_path)
+    table = no_val().replace("val_frac = 0", f"val_frac = {val_frac}")
+    changed = corpus_registry(tmp_path, {name: data[name] for name in names}, settings=settings, table=table)
+    with pytest.raises(NielsCacheError, match=f"{reason}.*materialize corpus/duplicates first"):
+        prepared_documents(changed, "notes", root=tmp_path)
+    assert find_duplicates(changed, root=tmp_path).state == "built"
+    assert len(texts_of(changed, "notes", tmp_path)) == (10 if names[0] == "notes" or "priority" in settings else 5)
+
+
+def test_drop_lists_of_another_data_sets_former_corpus_are_not_read(tmp_path: Path) -> None:
+    texts = articles(15)
+    data = {"books": texts, "notes": [*texts[:5], *articles(5, seed=3)]}
+    registry = corpus_registry(tmp_path, data, table=no_val())
+    prepare_all(registry, tmp_path)
+    assert len(texts_of(registry, "notes", tmp_path)) == 5
+    write_jsonl(tmp_path / "books.jsonl", articles(15, seed=4))
+    prepare_corpus(registry, "books", root=tmp_path, processes=1)
+    with pytest.raises(NielsCacheError, match="before the corpus of 'books' was made as it is; materialize corpus/duplicates first"):
+        prepared_documents(registry, "notes", root=tmp_path)
+    find_duplicates(registry, root=tmp_path)
+    assert len(texts_of(registry, "notes", tmp_path)) == 10
+
+
+def test_drop_lists_of_an_older_program_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(5)})
+    prepare_all(registry, tmp_path)
+    monkeypatch.setattr(drop_lists, "CODE_VERSION", "another")
+    with pytest.raises(NielsCacheError, match="by another version of this program; materialize corpus/duplicates first"):
+        prepared_documents(registry, "notes", root=tmp_path)
+    assert find_duplicates(registry, root=tmp_path).state == "built"
+    assert len(texts_of(registry, "notes", tmp_path)) == 5
+
+
+def test_who_is_missing_is_told_as_it_is_now(tmp_path: Path) -> None:
+    data = {"notes": articles(5)}
+    alone = corpus_registry(tmp_path, data)
+    prepare_all(alone, tmp_path)
+    both = corpus_registry(tmp_path, {**data, "books": articles(5, seed=1)})
+    with pytest.raises(NielsCacheError, match="without any other data set, now without books; materialize corpus/duplicates first"):
+        prepared_documents(both, "notes", root=tmp_path)
+    assert find_duplicates(both, root=tmp_path).meta["missing"] == ["books"]
+    assert find_duplicates(corpus_registry(tmp_path, data), root=tmp_path).meta["missing"] == []
+
+
+def test_settings_spelled_otherwise_are_no_reason_to_look_again(tmp_path: Path) -> None:
+    data = {"notes": articles(5), "books": articles(5, seed=1)}
+    first = prepare_all(corpus_registry(tmp_path, data), tmp_path)
+    assert (first.meta["bands"], first.meta["rows"], first.meta["order"]) == (8, 16, ["notes", "books"])
+    for settings in ("bands = 8\nrows = 16", 'priority = ["notes"]', 'priority = ["notes", "books"]', "threshold = 0.85"):
+        same = corpus_registry(tmp_path, data, settings=f"[dedup]\n{settings}\n")
+        assert len(texts_of(same, "notes", tmp_path)) == 5
+        assert find_duplicates(same, root=tmp_path).state == "cache_hit"

@@ -7,10 +7,9 @@ Texts are read again only for `verify = "jaccard"`, those of candidates.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -18,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.build_cache import fingerprint_of
-from niels_cache_assets.corpus.identity import current_corpus
-from niels_cache_assets.corpus.layout import DIGESTS_NAME, DUPLICATES, SIGNATURES_NAME, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.drop_lists import WantedDropLists, wanted_drop_lists
+from niels_cache_assets.corpus.identity import require_unchanged
+from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
-from niels_cache_assets.corpus.reading import document_files, document_sizes, split_identity
+from niels_cache_assets.corpus.reading import document_files, document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.store import TableFile, closing_table
 from niels_cache_assets.corpus.texts import DocumentTexts, ShingleSets
 from niels_cache_assets.registry import Registry
@@ -32,7 +31,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS
 from niels_cache_runtime.meta import Meta, read_meta, sha256_text, write_meta
 
-CODE_VERSION = "1"  # bumped by hand when other documents go for the same signatures and settings
 _ROWS_PER_GROUP = 65_536
 _SCRATCH = "scratch"
 
@@ -54,7 +52,8 @@ class DuplicatesOutcome:
 def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log: Log = lambda message: None) -> DuplicatesOutcome:
     """Make `duplicates/` under `root` from every current corpus with "dedup", or find that it is what that would make.
 
-    Raises NielsCacheError where data sets ask for it and none of them has a corpus. The last good drop lists then stay.
+    Raises NielsCacheError where data sets ask for it and none of them has a corpus, and where a corpus is replaced meanwhile. The last
+    good drop lists then stay.
     """
     started = time.monotonic()
     directory = duplicates_dir(root)
@@ -62,51 +61,29 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
     def outcome(state: State, meta: Meta, warning: str | None = None) -> DuplicatesOutcome:
         return DuplicatesOutcome(state=state, meta=meta, directory=directory, seconds=time.monotonic() - started, warning=warning)
 
-    names = dedup_order(registry)
-    if not names:
+    if not registry.prepared("dedup"):
         return outcome("disabled", {})
-    metas: dict[str, Meta] = {}
-    missing: dict[str, str] = {}
-    for name in names:
-        try:
-            metas[name] = current_corpus(registry, name, root=root)
-        except NielsCacheError as error:
-            missing[name] = str(error)
-    if not metas:
-        raise NielsCacheError(next(iter(missing.values())))
+    wanted = wanted_drop_lists(registry, root=root)
+    if not wanted.corpora:
+        raise NielsCacheError(next(iter(wanted.missing.values())))
     warning = None
-    if missing:
-        warning = f"duplicates were looked for without {', '.join(missing)}: {next(iter(missing.values()))}"
-    splits = {name: split_identity(registry.pretrain[name], registry.build.seed) for name in metas}
-    settings = registry.dedup.model_dump(mode="json")
-    inputs = {name: meta["content_sha256"] for name, meta in metas.items()}
-    signatures = {name: [meta["files"][file]["sha256"] for file in (DIGESTS_NAME, SIGNATURES_NAME)] for name, meta in metas.items()}
-    identity = {"settings": settings, "order": [*metas], "inputs": inputs, "signatures": signatures, "splits": splits}
-    fingerprint = fingerprint_of({**identity, "code_version": CODE_VERSION})
+    if wanted.missing:
+        warning = f"duplicates were looked for without {', '.join(wanted.missing)}: {next(iter(wanted.missing.values()))}"
     old = None if force else finished_meta(directory)
-    if old is not None and old.get("fingerprint") == fingerprint:
+    if old is not None and old.get("fingerprint") == wanted.fingerprint:
         return outcome("cache_hit", old, warning)
-    log(f"looking for duplicates in {', '.join(metas)}")
-    _write(registry, root, directory, metas, {**identity, "missing": sorted(missing), "fingerprint": fingerprint})
+    log(f"looking for duplicates in {', '.join(wanted.corpora)}")
+    _write(registry, root, directory, wanted)
     return outcome("built", read_meta(str(directory / META_NAME)), warning)
 
 
-def dedup_order(registry: Registry) -> list[str]:
-    """The data sets with "dedup" in the order in which the first one wins: [dedup] priority, then table order."""
-    names = registry.prepared("dedup")
-    first = [name for name in registry.dedup.priority if name in names]
-    return [*first, *(name for name in names if name not in first)]
-
-
-def _write(registry: Registry, root: Path, directory: Path, metas: dict[str, Meta], identity: dict[str, Any]) -> None:
-    from niels_cache_assets.dedup.bands import choose_bands
+def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists) -> None:
     from niels_cache_assets.dedup.greedy import Verify, keep_first
 
-    dedup = registry.dedup
-    bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
-    inputs = Inputs(registry, root, metas)
+    dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
     files: Files = {}
-    with atomic_directory(directory, is_ours=_is_duplicates_file) as partial, ExitStack() as opened:
+    with atomic_directory(directory, is_ours=_is_duplicates_file) as partial, _unchanged(root, wanted.corpora), ExitStack() as opened:
+        inputs = Inputs(registry, root, wanted.corpora)
         verify = None
         if dedup.verify == "jaccard":
             texts = [opened.enter_context(DocumentTexts(document_files(each.directory, each.meta))) for each in inputs.all]
@@ -125,14 +102,29 @@ def _write(registry: Registry, root: Path, directory: Path, metas: dict[str, Met
         meta = {
             "kind": "duplicates",
             "built": True,
-            **identity,
-            "bands": bands,
-            "rows": rows,
+            **wanted.identity,
+            "fingerprint": wanted.fingerprint,
             "datasets": datasets,
             "files": files,
             "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
         }
         write_meta(str(partial / META_NAME), meta)
+
+
+@contextmanager
+def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[None]:
+    """The block reads these corpora: where one was replaced meanwhile, the error says so, whatever came of it in the block."""
+
+    def check() -> None:
+        for name, meta in corpora.items():
+            require_unchanged(corpus_dir(root, name), meta)
+
+    try:
+        yield
+    except Exception:
+        check()
+        raise
+    check()
 
 
 def _is_duplicates_file(name: str) -> bool:
@@ -166,7 +158,7 @@ def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files:
 
 
 def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
-    """What meta.json says of one data set. `drop_sha256` is over the ordinals alone, as little-endian int64."""
+    """What meta.json says of one data set."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
         what: {kind: int(sizes[what][drops.ordinals[drops.exact == (kind == "exact")]].sum()) for kind in ("exact", "near")}
@@ -193,7 +185,7 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
         "near": len(drops.ordinals) - exact,
         **totals,
         "pairs": pairs,
-        "drop_sha256": hashlib.sha256(drops.ordinals.astype("<i8").tobytes()).hexdigest(),
+        "drop_sha256": ordinals_sha256(drops.ordinals),
     }
 
 

@@ -15,17 +15,20 @@ from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import PretrainSource
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import Meta, read_meta
 
 _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
+_IN_ANY_ORDER = {"skip", "languages"}
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
     """The cleaning settings that decide a data set's documents; None where it is not cleaned."""
     if "clean" not in registry.pretrain[name].prepare:
         return None
-    return registry.cleaning_of(name).model_dump(mode="json", exclude=_ONLY_CHECKED)
+    settings = registry.cleaning_of(name).model_dump(mode="json", exclude=_ONLY_CHECKED)
+    return {key: sorted(set(value)) if key in _IN_ANY_ORDER else value for key, value in settings.items()}
 
 
 def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
@@ -33,6 +36,11 @@ def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
     if "dedup" not in registry.pretrain[name].prepare:
         return None
     return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION}
+
+
+def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
+    """What decides which documents without a split of their own are val; None where token budgets, or upstream alone, decide."""
+    return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
 def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None) -> str:
@@ -83,3 +91,9 @@ def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
     if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"]):
         raise NielsCacheError(f"{directory}: the corpus of {name!r} was made with other settings; {advice}")
     return meta
+
+
+def require_unchanged(directory: Path, meta: Meta) -> None:
+    """Raises NielsCacheError where the folder has another meta.json than this one, which was read from it before."""
+    if read_meta(str(directory / META_NAME))["meta_sha256"] != meta["meta_sha256"]:
+        raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")

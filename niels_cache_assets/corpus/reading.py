@@ -1,11 +1,14 @@
 """Reading a prepared data set: its corpus minus its drop list, every document with its split.
 
-What `build_dataset` of a data set with `prepare` reads instead of the source. Memory: one row group of text (2 MB), and two bytes per
-document of the corpus. Reading decompresses parquet at some hundred megabytes a second; nothing is cleaned or looked for here.
+What `build_dataset` of a data set with `prepare` reads instead of the source. All that is read belongs to the meta.json that was opened: a
+file of a corpus, or a drop list, that has taken the place of another since then is an error and never mixed with it. Memory: one row group
+of text (2 MB), and two bytes per document of the corpus. Reading decompresses parquet at some hundred megabytes a second; nothing is
+cleaned or looked for here.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.corpus.identity import current_corpus
+from niels_cache_assets.corpus.drop_lists import current_drop_lists
+from niels_cache_assets.corpus.identity import current_corpus, require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import corpus_dir, documents_file, duplicates_dir, duplicates_file
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import BuildSettings, Registry
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS, Split
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.formats import SPLITS, Split
+from niels_cache_runtime.meta import Meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +42,7 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]  # of a Document, in it
 class PreparedCorpus:
     """A corpus and what goes of it; opening it reads two small files, `splits` and `gone` are made when they are asked for.
 
-    `drops`: what the meta.json of the drop lists says of this data set; None where duplicates are not looked for (or not left out).
+    `duplicates`: meta.json of the drop lists; None where duplicates are not looked for (or not left out).
     """
 
     name: str
@@ -47,8 +50,13 @@ class PreparedCorpus:
     meta: Meta
     source: PretrainSource
     seed: int
-    drops: dict[str, Any] | None
-    drop_list: Path
+    duplicates: Meta | None
+    duplicates_directory: Path
+
+    @property
+    def drops(self) -> dict[str, Any] | None:
+        """What the meta.json of the drop lists says of this data set."""
+        return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
     def kept(self) -> int:
@@ -73,11 +81,15 @@ class PreparedCorpus:
 
     @cached_property
     def gone(self) -> np.ndarray:
-        """(documents,) bool: on the drop list."""
+        """(documents,) bool: on the drop list. Raises NielsCacheError where that is another one than when it was opened."""
         gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
-        if self.drops:
-            with open_documents(self.drop_list) as parquet:
-                gone[parquet.read(columns=["ordinal"])["ordinal"].to_numpy()] = True
+        if self.duplicates is not None:
+            path = self.duplicates_directory / duplicates_file(self.name)
+            with _of_meta(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
+                ordinals = parquet.read(columns=["ordinal"])["ordinal"].to_numpy()
+            if ordinals_sha256(ordinals) != self.drop_sha256:
+                raise NielsCacheError(f"{path}: was replaced while it was read; run this again")
+            gone[ordinals] = True
         return gone
 
     def identity(self) -> dict[str, Any]:
@@ -97,15 +109,14 @@ class PreparedCorpus:
     def documents(self) -> Iterator[list[Document]]:
         """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
 
-        Raises NielsCacheError for files that cannot be read, and at the end where the corpus was replaced meanwhile.
+        Raises NielsCacheError for files that cannot be read, and before a file that is of another corpus meanwhile. A file is held open:
+        what was begun is read to its end whatever takes its place.
         """
         for first, table in self._groups():
             stays = ~self.gone[first : first + len(table)]
             batch = [document for document, stay in zip(self._as_documents(first, table), stays.tolist(), strict=True) if stay]
             if batch:
                 yield batch
-        if read_meta(str(self.directory / META_NAME))["meta_sha256"] != self.meta["meta_sha256"]:
-            raise NielsCacheError(f"{self.directory}: the corpus was replaced while it was read; run this again")
 
     def select(self, ordinals: np.ndarray) -> list[Document]:
         """The documents of ascending ordinals, whether they are on the drop list or not."""
@@ -124,7 +135,7 @@ class PreparedCorpus:
         """(ordinal of the first row, columns of a document) of every row group in order; of those alone that hold ascending `wanted`."""
         first = 0
         for path in document_files(self.directory, self.meta):
-            with open_documents(path) as parquet:
+            with _open_part(path, self.meta) as parquet:
                 for group in range(parquet.num_row_groups):
                     end = first + parquet.metadata.row_group(group).num_rows
                     if wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end):
@@ -150,16 +161,18 @@ def open_prepared(
     """
     source, build = source or registry.pretrain[name], build or registry.build
     meta = current_corpus(registry, name, root=root)
+    duplicates = None
+    if "dedup" in source.prepare and minus_duplicates:
+        splits = split_identity(source, build.seed)
+        duplicates = current_drop_lists(registry, name, root=root, corpus=meta, splits=splits)
     return PreparedCorpus(
         name=name,
         directory=corpus_dir(root, name),
         meta=meta,
         source=source,
         seed=build.seed,
-        drops=_drops(registry, name, meta, split_identity(source, build.seed), root)
-        if "dedup" in source.prepare and minus_duplicates
-        else None,
-        drop_list=duplicates_dir(root) / duplicates_file(name),
+        duplicates=duplicates,
+        duplicates_directory=duplicates_dir(root),
     )
 
 
@@ -168,18 +181,13 @@ def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator
     return open_prepared(registry, name, root=root).documents()
 
 
-def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
-    """What decides which documents without a split of their own are val; None where token budgets, or upstream alone, decide."""
-    return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
-
-
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
     """(documents,) int8, index into SPLITS or UNKNOWN: upstream's own, else a seeded share (splits.val_mask) of the others, in order."""
     splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
         for path in document_files(directory, meta):
-            with open_documents(path) as parquet:
+            with _open_part(path, meta) as parquet:
                 own = parquet.read(columns=["split"])["split"].to_pylist()
             splits[first : first + len(own)] = [UNKNOWN if split is None else SPLITS.index(split) for split in own]
             first += len(own)
@@ -194,11 +202,16 @@ def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
     """`characters` and `bytes` of every document, (documents,) int64 each."""
     parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
     for path in document_files(directory, meta):
-        with open_documents(path) as parquet:
+        with _open_part(path, meta) as parquet:
             table = parquet.read(columns=[*parts])
             for name, columns in parts.items():
                 columns.append(table[name].to_numpy())
     return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def ordinals_sha256(ordinals: np.ndarray) -> str:
+    """What identifies a drop list: over its ordinals alone, as little-endian int64."""
+    return hashlib.sha256(ordinals.astype("<i8").tobytes()).hexdigest()
 
 
 def document_files(directory: Path, meta: Meta) -> list[Path]:
@@ -221,21 +234,19 @@ def open_documents(path: Path) -> Iterator[Any]:
         raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
 
 
-def _drops(registry: Registry, name: str, corpus: Meta, splits: dict[str, Any] | None, root: Path) -> dict[str, Any]:
-    """What the drop lists' meta.json says of this data set; NielsCacheError where that is of another corpus, other settings or splits."""
-    folder = duplicates_dir(root)
-    advice = "materialize corpus/duplicates first (niels-cache build-all does)"
-    meta = finished_meta(folder)
-    if meta is None:
-        raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {advice}")
-    if meta["inputs"].get(name) != corpus["content_sha256"]:
-        raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {advice}")
-    if meta["settings"] != registry.dedup.model_dump(mode="json"):
-        raise NielsCacheError(f"{folder}: the duplicates were found with other settings of [dedup]; {advice}")
-    if meta["splits"][name] != splits:
-        raise NielsCacheError(
-            f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {splits}; "
-            f"set seed and val_frac in the configuration, not for one run, and {advice}"
-        )
-    counts: dict[str, Any] = meta["datasets"][name]
-    return counts
+@contextmanager
+def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
+    """A file of the corpus that has this meta.json. What is open stays: it is enough to look once that the folder is still the same."""
+    with _of_meta(path.parent, meta), open_documents(path) as parquet:
+        require_unchanged(path.parent, meta)
+        yield parquet
+
+
+@contextmanager
+def _of_meta(directory: Path, meta: Meta) -> Iterator[None]:
+    """A file of the folder that cannot be read, because the folder was replaced, is an error that says so."""
+    try:
+        yield
+    except NielsCacheError:
+        require_unchanged(directory, meta)
+        raise

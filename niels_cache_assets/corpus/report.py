@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.corpus.layout import REPORT_NAME, duplicates_dir, reports_dir
+from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.corpus.reading import UNKNOWN, PreparedCorpus, open_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS
+from niels_cache_runtime.formats import SPLITS
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
 
 CODE_VERSION = "1"  # bumped by hand when a report or a plot changes for the same corpus
@@ -68,7 +68,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
-    found = read_meta(str(duplicates_dir(root) / META_NAME)) if prepared.drop_sha256 is not None else None
+    found = prepared.duplicates
     return {
         "kind": "corpus_report",
         "code_version": CODE_VERSION,
