@@ -1,11 +1,12 @@
 """The order in which the first document wins, over several corpora, and who goes in it: places in that order to (corpus, ordinal) and back.
 
-Memory: 5 bytes a document and about 100 for each that goes, while they are sorted; 16 MB of signatures.
+Memory: 5 bytes a document and about 100 for each that goes, while they are sorted; a block of signatures, 8 MB of 128 slots, or two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import numpy as np
 
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir
 from niels_cache_assets.corpus.reading import document_splits
+from niels_cache_assets.corpus.rows import ArrayRows
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import SPLITS
 from niels_cache_runtime.meta import Meta
@@ -39,14 +41,14 @@ class Input:
         """In blocks, in `order`."""
         from niels_cache_assets.dedup.signatures import Signatures
 
-        for first in range(0, len(self.order), _BLOCK):
-            rows = self.order[first : first + _BLOCK]
-            digests, slots = self.mapped()
-            yield Signatures(digests=digests[rows], slots=slots[rows])
+        with ArrayRows(self.directory / DIGESTS_NAME) as digests, self.slots() as slots:
+            for first in range(0, len(self.order), _BLOCK):
+                rows = self.order[first : first + _BLOCK]
+                yield Signatures(digests=digests[rows], slots=slots[rows])
 
-    def mapped(self) -> tuple[np.ndarray, np.ndarray]:
-        """Digests and slots of all documents by ordinal, memory-mapped: hold them briefly, pages that were read stay as long as the map."""
-        return np.load(self.directory / DIGESTS_NAME, mmap_mode="r"), np.load(self.directory / SIGNATURES_NAME, mmap_mode="r")
+    def slots(self) -> ArrayRows:
+        """Of all documents, by ordinal."""
+        return ArrayRows(self.directory / SIGNATURES_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +133,15 @@ class Inputs:
         from niels_cache_assets.dedup.signatures import estimated_jaccard
 
         unknown = np.flatnonzero(np.isnan(drops.similarity))
-        for first in range(0, len(unknown), _BLOCK):
-            slots = [each.mapped()[1] for each in self.all]
-            block = unknown[first : first + _BLOCK]
-            own = np.empty((len(block), slots[0].shape[1]), dtype=np.uint32)
-            others = np.empty_like(own)
-            for corpus, mapped in enumerate(slots):
-                mine = drops.corpora[block] == corpus
-                own[mine] = mapped[drops.ordinals[block][mine]]
-                theirs = drops.because_corpora[block] == corpus
-                others[theirs] = mapped[drops.because_ordinals[block][theirs]]
-            drops.similarity[block] = estimated_jaccard(own, others)
+        with ExitStack() as opened:
+            slots = [opened.enter_context(each.slots()) for each in self.all]
+            for first in range(0, len(unknown), _BLOCK):
+                block = unknown[first : first + _BLOCK]
+                own = np.empty((len(block), slots[0].width), dtype=np.uint32)
+                others = np.empty_like(own)
+                for corpus, rows in enumerate(slots):
+                    mine = drops.corpora[block] == corpus
+                    own[mine] = rows[drops.ordinals[block][mine]]
+                    theirs = drops.because_corpora[block] == corpus
+                    others[theirs] = rows[drops.because_ordinals[block][theirs]]
+                drops.similarity[block] = estimated_jaccard(own, others)
