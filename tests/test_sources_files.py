@@ -1,9 +1,12 @@
 """Row and text files: what is found, what is read, and what a mistake in them says."""
 
+import bz2
 import gzip
+import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from niels_cache_assets.cli.cleaning import sources_of
 from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.compressed import DamagedFile
 from niels_cache_assets.sources.files import files_digest, find_files, walk_folder
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
@@ -19,6 +24,12 @@ from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
 from tests.read_sources import read
 
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
 ROWS = [fineweb_row(0, row) for row in range(7)]
 
 
@@ -39,11 +50,69 @@ def test_json_lines_are_read_whatever_their_compression(tmp_path: Path, suffix: 
     assert not context.report.dropped
 
 
-def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path: Path) -> None:
-    for name, compress in (("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstandard.compress)):
-        files = one_file(tmp_path, name, b"".join(compress(json_lines([row])) for row in ROWS))
+@pytest.mark.parametrize("suffix", [*COMPRESS, ".GZ", ".Bz2", ".XZ", ".ZST"])
+def test_files_of_several_compressed_streams_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
+    compress = COMPRESS[suffix.lower()]
+    for count in (1, 2, len(ROWS)):
+        files = one_file(tmp_path, f"a.jsonl{suffix}", b"".join(compress(json_lines([row])) for row in ROWS[:count]))
         documents, _ = read(Jsonl(files=files))
-        assert [document.text for document in documents] == [row["text"] for row in ROWS]
+        assert [document.text for document in documents] == [row["text"] for row in ROWS[:count]]
+
+
+@pytest.mark.parametrize("size", [100, 5_000_000])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_large_and_highly_compressed_streams_come_out_whole(tmp_path: Path, suffix: str, size: int) -> None:
+    content = COMPRESS[suffix](b"x" * size) + COMPRESS[suffix](b"") + COMPRESS[suffix](b"y" * size)
+    ((text, *_),) = read(Text(files=one_file(tmp_path, f"a.txt{suffix}", content)))[0]
+    assert text == "x" * size + "y" * size
+
+
+PADDING = {".gz": 3, ".xz": 4}  # zero bytes that may follow a stream
+
+
+@pytest.mark.parametrize("harm", ["header", "cut header", "garbage", "zeros", "one letter", "empty"])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_damage_behind_a_whole_stream_fails_or_is_counted(tmp_path: Path, suffix: str, harm: str) -> None:
+    whole = [COMPRESS[suffix](json_lines(ROWS[start : start + 3])) for start in (0, 3)]
+    follows = {
+        "header": b"\0\1\2\3" + whole[1][4:],
+        "cut header": whole[1][:3],
+        "garbage": b"GARBAGE" * 10,
+        "zeros": b"\0" * 5 if suffix != ".gz" else b"\0" * 5 + b"G",
+        "one letter": b"a",
+    }
+    content = b"" if harm == "empty" else whole[0] + follows[harm]
+    files = one_file(tmp_path, f"a.jsonl{suffix}", content)
+    with pytest.raises(DamagedFile, match=rf"a\.jsonl{suffix}: damaged after byte \d+ of its uncompressed content"):
+        read(Jsonl(files=files))
+    documents, context = read(Jsonl(files=files, keep_damaged=True))
+    assert [document.text for document in documents] == ([] if harm == "empty" else [row["text"] for row in ROWS[:3]])
+    assert context.report.dropped == {"damaged_file": 1}
+
+
+@pytest.mark.parametrize("suffix", PADDING)
+def test_padding_of_zeros_between_and_behind_streams_is_passed_over(tmp_path: Path, suffix: str) -> None:
+    padding = b"\0" * PADDING[suffix] * 10_000
+    content = b"".join(COMPRESS[suffix](json_lines([row])) + padding for row in ROWS)
+    assert len(read(Jsonl(files=one_file(tmp_path, f"a.jsonl{suffix}", content)))[0]) == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zip", "a.TAR.gz", "a.tgz", "a.jsonl.lz4", "a.jsonl.Z", "a.txt.lzma"])
+def test_other_compressions_and_archives_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NielsCacheError, match=rf"{name}: \.\w+ files are not read; unpack it .* \.gz, \.bz2, \.xz, \.zst"):
+        read(Text(files=one_file(tmp_path, name, b"PK")))
+
+
+def test_a_pipe_is_read_once_and_refused_where_it_would_be_read_twice(tmp_path: Path) -> None:
+    for name, compress in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
+        os.mkfifo(tmp_path / name)
+        source = Jsonl(files=[str(tmp_path / name)])
+        writer = Thread(target=(tmp_path / name).write_bytes, args=(compress(json_lines(ROWS)),))
+        writer.start()
+        assert len(read(source)[0]) == len(ROWS)
+        writer.join()
+        with pytest.raises(NielsCacheError, match=rf"{name}: not a regular file"):
+            source.revision({})
 
 
 def test_parquet_rows_carry_their_file_and_row_across_row_groups(tmp_path: Path) -> None:
@@ -91,6 +160,15 @@ def test_a_text_field_that_no_row_has_is_an_error_that_lists_the_fields(tmp_path
         read(kind(files=files, text_field="body"))
     documents, _ = read(kind(files=files, text_field="url", id_field="file_path"))
     assert [(document.text, document.source_id) for document in documents] == [(row["url"], row["file_path"]) for row in ROWS]
+
+
+def test_the_titles_of_parquet_rows_are_read_where_they_are_strings(tmp_path: Path) -> None:
+    for titles, expected in ((["Oak", None], ["Oak", None]), ([1, 2], [None, None])):
+        pq.write_table(pa.table({"title": titles, "text": ["a", "b"]}), tmp_path / "a.parquet")
+        documents, _ = read(Parquet(files=[str(tmp_path / "a.parquet")]))
+        assert [(document.text, document.title) for document in documents] == list(zip("ab", expected, strict=True))
+    pq.write_table(pa.table({"title": ["Oak"]}), tmp_path / "a.parquet")
+    assert [document.text for document in read(Parquet(files=[str(tmp_path / "a.parquet")]))[0]] == ["Oak"]
 
 
 def test_rows_without_any_string_are_an_error(tmp_path: Path) -> None:
@@ -262,3 +340,12 @@ def test_the_order_of_a_walk_is_not_that_of_the_file_system(tmp_path: Path, monk
 
         monkeypatch.setattr(os, "walk", ordered)
         assert [file.name for file in walk_folder(str(tmp_path / "root"), (".md",))] == ["zoo/a.md"]
+
+
+def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_path: Path) -> None:
+    names = ["c4-sample.01.json.gz", "a.jsonl", "b.NDJSON.xz"]
+    for name in names:
+        one_file(tmp_path, name, COMPRESS.get(name.lower()[name.rindex(".") :], bytes)(json_lines(ROWS)))
+    (source,) = sources_of([str(tmp_path)])
+    assert isinstance(source, Jsonl)
+    assert len(read(source)[0]) == len(names) * len(ROWS)

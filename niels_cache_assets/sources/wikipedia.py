@@ -63,13 +63,16 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         converted = []
         dropped: Counter[str] = Counter()
         for document in documents:
-            if not document.redirect and self.files and _DUMP.search(document.file):
+            if not document.redirect and self.gives_plain_text(document):
                 document = document._replace(text=plain_text(document.text))
                 if not document.text:
                     dropped["empty"] += 1
                     continue
             converted.append(document)
         return converted, dropped
+
+    def gives_plain_text(self, document: Document) -> bool:
+        return bool(self.files and _DUMP.search(document.file))
 
     def _local(self, part: Part, context: StreamContext) -> Iterator[Document]:
         for file in find_files(part.files or []):

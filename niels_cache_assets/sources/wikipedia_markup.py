@@ -1,13 +1,17 @@
 """Wikitext to plain text: `plain_text`.
 
 Two steps. One scan over the page takes out what shows no prose anyway (comments, references, templates, tables, files, categories, tags)
-and every mark that is never closed; what is left goes line by line to mwparserfromhell, which knows links and entities, and its nodes
-become text. The scan is there because the parser reads on from an unclosed mark to the end of its input and comes back: 20 KB of `{{a|`
-take it 15 s. After the scan its input is one line without such marks, so the whole is linear in the page, without any limit on a page's
-size: about 2 MB/s on articles, two to three times what the parser alone gives. Dumps and redirects are not known here.
+and every mark that is never closed, and puts the text of the templates that are prose (`wikipedia_templates`) and the labels of addresses
+in their place; what is left goes line by line to mwparserfromhell, which knows links and entities, and its nodes become text. The scan is
+there because the parser reads on from an unclosed mark to the end of its input and comes back: 20 KB of `{{a|` take it 15 s. After the scan
+its input is one line in which all marks are closed, so the whole is linear in the page, without any limit on a page's size: about 2 MB/s on
+articles, two to three times what the parser alone gives. Dumps and redirects are not known here.
 
-Kept: paragraphs, headings as lines of their own, list items with `-`, labels of links, formulas as their LaTeX between `$`, code, and the
-text of the few templates in `_TEXT_TEMPLATES`. Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
+Kept: paragraphs, headings as lines of their own, list items with `-`, labels of links, formulas as their LaTeX between `$`, code,
+quotations, `10^6` for a raised number. Not kept: sections of END_MATTER and those that are nothing but a list of names or works, for both
+are no prose and would make a list of many an article; and links to the same article in other languages, which stand in lines of their own
+(`[[wp:Manual]]` in a sentence shows what MediaWiki shows).
+Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
 """
 
 from __future__ import annotations
@@ -15,6 +19,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from niels_cache_assets.sources.wikipedia_templates import template_text
+
+# Headings of the English Wikipedia (its Manual of Style, Layout, and their usual variants) below which no prose stands, in lower case.
+# A heading that joins several ("Notes and references") counts as well.
+END_MATTER = frozenset(
+    (
+        *("references", "reference", "general references", "additional references", "specific references", "references cited", "citations"),
+        *("notes", "footnotes", "endnotes", "explanatory notes", "explanatory footnotes", "inline citations", "works cited", "cited works"),
+        *("literature cited", "sources", "primary sources", "secondary sources", "general sources", "online sources", "cited sources"),
+        *("bibliography", "selected bibliography", "select bibliography", "further reading", "suggested reading", "recommended reading"),
+        *(
+            "additional reading",
+            "external links",
+            "external link",
+            "external sources",
+            "web links",
+            "links",
+            "see also",
+            "related articles",
+        ),
+    )
+)
+_SENTENCE = 100  # characters from which the items of a list are, on average, prose
+_JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
 # Contents are no wikitext: up to the first closing tag, as MediaWiki's preprocessor reads them.
 _HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
@@ -24,79 +53,144 @@ _LITERAL = ("nowiki", "pre", "source", "syntaxhighlight")
 _EXTENSIONS = frozenset((*_HIDDEN.split(), *_FORMULAS, *_LITERAL))
 _OPENING = re.compile(rf"<!--|<({'|'.join(sorted(_EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
 
+# What MediaWiki takes for a tag (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
+_BREAKING_TAGS = "br hr p div li ul ol dl dd dt tr blockquote center poem h1 h2 h3 h4 h5 h6 caption"
+_BLOCK_TAGS = frozenset(_BREAKING_TAGS.split())
+_INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link mark meta q rb rp rt rtc ruby s samp small span strike"
+_INLINE_TAGS += " strong sub sup td th time tt u var wbr noinclude includeonly onlyinclude"
+_TAGS = "|".join(sorted({*_BLOCK_TAGS, *_INLINE_TAGS.split(), *_EXTENSIONS}, key=lambda name: (-len(name), name)))
+
 _MARKS = re.compile(
     r"(?P<braces>\{{2,}|\}{2,})|(?P<link>\[\[|\]\])"
     r"|(?P<table>^[ \t:*#]{0,20}\{\||^[ \t]{0,20}\|\}(?!\})|<table\b[^<>]{0,2000}>|</table\s{0,9}>)"
-    r"|(?P<tag></?[a-zA-Z][a-zA-Z0-9]{0,20}(?:[\s/][^<>]{0,2000})?>)|(?P<address>\[(?=(?:https?:|ftp:|mailto:)?//|mailto:))|(?P<end>\])"
+    rf"|(?P<tag></?(?:{_TAGS})(?:[\s/][^<>]{{0,2000}})?>)|(?P<address>\[(?=(?:https?:|ftp:|mailto:)?//|mailto:))|(?P<end>\])"
     r"|(?P<less><)|(?P<line>\n)",
-    re.MULTILINE,
+    re.MULTILINE | re.IGNORECASE,
 )
 _DEPTH = 40  # open marks at a time; more are not markup that anybody meant
 _RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark looks for its partner past what ranks no higher
-
-_BLOCK_TAGS = frozenset(("br", "hr", "p", "div", "li", "ul", "ol", "dl", "dd", "dt", "tr", "blockquote", "center", "poem"))
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
-_TEMPLATE_NAME = re.compile(r"\s{0,99}([^|{}<>\[\]\n]{1,60}?)\s{0,99}(?=[|}])")
-_LANGUAGE = {"lang": 2, "transl": -1, "transliteration": -1}  # which of the arguments is the text
-_TEXT_TEMPLATES = {
-    "nowrap": 1,
-    "nobr": 1,
-    "nobold": 1,
-    "small": 1,
-    "big": 1,
-    "smallcaps": 1,
-    "sc": 1,
-    "abbr": 1,
-    "convert": 0,
-    "cvt": 0,
-    **_LANGUAGE,
-}
+_ADDRESS = re.compile(r"[^\s\[\]<>\"\x02-\x08]*")
+_POWER = re.compile(
+    r"(?:(?<=[\d)])|(?<=''))<sup>[ ]?((?:&minus;|[-−–+])?(?:\d{1,9}(?:[.,/]\d{1,9})?|''[^\W\d_]{1,3}''))[ ]?</sup>", re.IGNORECASE
+)
+
+# Characters that no page holds (they are taken out first) stand for what is found on the way.
+_RAW = re.compile("\x02(\\d+)\x02")  # text that is no wikitext, by its index
+_GONE = "\x03"  # a template or reference was here: the brackets and blanks around it may have lost their reason
+_ROWS = "\x04"  # a table or template that never closes: what follows may be rows of it
+_LINK, _LINK_END = "\x05", "\x06"
+_LITERALS = str.maketrans("[{", "\x07\x08")  # from the parser, to which they are marks
+_BACK = str.maketrans("\x07\x08\x0e", "[{<", "\x03\x05\x06")
+_LESS = "\x0e"
+_PRIVATE = re.compile("[\x00\x02-\x08\x0e]")
 
 # Namespaces that show no text where they are linked, in the languages of the largest wikis.
-_NO_TEXT = "file image media category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
+_NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
 _NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
 _NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
 _NAMESPACES = frozenset(_NO_TEXT.split())
+_LINKED_MEDIA = "media"  # shows its label
 _NAMESPACE = re.compile(r"\s{0,9}([^\W\d_]{2,20})\s{0,9}:")
-_OTHER_LANGUAGE = re.compile(r"\[\[[a-z]{2,3}(?:-[a-z]{2,8})?:[^\[\]|\n]{1,300}\]\]")
+
+# Codes of Wikipedias (meta.wikimedia.org, List of Wikipedias).
+_CODES = """
+ab ace ady af als alt am an ang ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bcl be be-tarask be-x-old bg bh bi bjn
+blk bm bn bo bpy br bs bug bxr ca cbk-zam cdo ce ceb ch chr chy ckb co cr crh cs csb cu cv cy da dag de din diq dsb dty dv dz ee el eml en
+eo es et eu ext fa ff fi fiu-vro fj fo fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gu guw gv ha hak haw he hi hif hr hsb ht
+hu hy hyw ia id ie ig ik ilo inh io is it iu ja jam jbo jv ka kaa kab kbd kbp kg ki kk kl km kn ko koi krc ks ksh ku kv kw ky la lad lb
+lbe lez lfn lg li lij lld lmo ln lo lt ltg lv mad mai map-bms mdf mg mhr mi min mk ml mn mni mnw mr mrj ms mt mwl my myv mzn na nah nap
+nds nds-nl ne new nia nl nn no nov nqo nrm nso nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi pih pl pms pnb pnt ps pt pwn qu rm
+rmy rn ro roa-rup roa-tara ru rue rw sa sah sat sc scn sco sd se sg sh shi shn si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv
+sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo wa war wo wuu xal xh
+xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
+"""
+_LANGUAGES = frozenset(_CODES.split())
+_LANGUAGE_LINKS = re.compile("(?:\x05\\s?([a-z-]{2,12})\\s?:[^\x05\x06|]{1,300}\x06\\s{0,9})+")
+_LANGUAGE_CODE = re.compile("\x05\\s?([a-z-]{2,12})\\s?:")
 
 _QUOTES = re.compile(r"'{2,}")
-_SWITCH = re.compile(r"__[A-Z]{3,30}__")
+_SWITCH = re.compile(
+    r"__(?:NOTOC|FORCETOC|TOC|NOEDITSECTION|NEWSECTIONLINK|NONEWSECTIONLINK|NOGALLERY|HIDDENCAT|EXPECTUNUSEDCATEGORY|EXPECTUNUSEDTEMPLATE"
+    r"|NOCONTENTCONVERT|NOCC|NOTITLECONVERT|NOTC|INDEX|NOINDEX|STATICREDIRECT|NOGLOBAL|DISAMBIG)__"
+)  # mediawiki.org, Help:Magic words, and those of its usual extensions
 _LIST = re.compile(r"([*#:;]+)[ \t]*")
-_HEADING = re.compile(r"(={1,6})(.+)\1\s*")
-_EMPTY_BRACKETS = re.compile(r" ?\([ ,;:–-]*\)")
-_BRACKET_START = re.compile(r"\([ ,;:]+")
-_SPACE_BEFORE = re.compile(r" +([,;:.)])(?=\W|$)")
+_RULE = re.compile("-{4,}")
+_HEADING = re.compile("(={1,6})(.+)\\1[\\s\x03]*")
+_EMPTIED_BRACKETS = re.compile(" ?\\([ ,;:–-]*\x03[ ,;:–\x03-]*\\)")
+_DOUBLED = re.compile("[,;] *\x03[ \x03]*(?=[,;])")
+_EMPTIED_START = re.compile("\\([ ,;:]*\x03[ ,;:\x03]*")
+_EMPTIED_END = re.compile("(?<![ ,;:\x03])[ ,;:\x03]++(?=\\))")
+_SPACE_BEFORE = re.compile(" +\x03[ \x03]*([,;:.)])(?=\\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
-_NEEDS_PARSER = re.compile(r"[\[&{]|//")
-_DOUBLE_MARK = re.compile(r"\[\[|\]\]|\{\{|\}\}")
+_NEEDS_PARSER = re.compile("[\x05&]")  # not for addresses without brackets, which show as they stand
+_DOUBLE_MARK = re.compile(r"\[\[|\]\]")
 _PIECE = 100_000  # characters of a line that are parsed at a time
-_RAW = re.compile("\x02(\\d+)\x02")
 
 
 def plain_text(wikitext: str) -> str:
     """The prose of a page as paragraphs between blank lines; empty where nothing is left. Pure; linear in time and memory."""
     raw: list[str] = []
-    text = _without_extensions(re.sub("[\x00\x02]", "", wikitext).replace("\r\n", "\n"), raw)
-    text = _SWITCH.sub("", _OTHER_LANGUAGE.sub("", _closed_markup(text)))
-    lines: list[str] = []
-    pending: list[tuple[int, str]] = []  # headings whose section has shown nothing yet
+    text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
+    if "<sup>" in text:
+        text = _POWER.sub(r"^\1", text)
+    text = _SWITCH.sub("", _closed_markup(text))
+    page = _Page()
+    in_rows = False
     for line in text.split("\n"):
         heading = _HEADING.fullmatch(line) if line.startswith("=") else None
         if heading:
-            level = len(heading[1])
-            pending = [above for above in pending if above[0] < level]
-            pending.append((level, _line_text(heading[2])))
+            in_rows = False
+            page.start_section(len(heading[1]), heading[2])
             continue
-        shown = _line_text(line)
-        if shown:
-            for _, title in pending:
-                lines += ["", title, ""]
-            pending = []
-        if shown or (lines and lines[-1]):
-            lines.append(shown)
-    joined = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+        if page.end_matter:
+            continue
+        if _ROWS in line or line.startswith("|-"):
+            in_rows = True
+            line = line.replace(_ROWS, "")
+        page.section.append("" if in_rows and line.startswith(("|", "!")) else _line_text(line))
+    page.end_section()
+    joined = re.sub(r"\n{3,}", "\n\n", "\n".join(page.lines)).strip("\n")
     return _RAW.sub(lambda match: raw[int(match[1])], joined).strip()
+
+
+class _Page:
+    """The lines of the sections that show prose, and the headings above them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.section: list[str] = []  # lines of the section that is being read
+        self.end_matter = 0  # level of the heading of the end matter that is being read, 0 in prose
+        self._headings: list[tuple[int, str]] = []  # whose sections have shown nothing yet
+
+    def start_section(self, level: int, title: str) -> None:
+        if self.end_matter and level > self.end_matter:
+            return
+        self.end_section()
+        title = _line_text(title)
+        self._headings = [above for above in self._headings if above[0] < level]
+        self.end_matter = level if _is_end_matter(title) else 0
+        if not self.end_matter:
+            self._headings.append((level, title))
+
+    def end_section(self) -> None:
+        shown = [line for line in self.section if line]
+        if shown and not (self._headings and _is_list(shown)):
+            for _, title in self._headings:
+                self.lines += ["", title, ""]
+            self._headings = []
+            self.lines += self.section
+        self.section = []
+
+
+def _is_list(lines: list[str]) -> bool:
+    """Nothing but short list items: names, works and the like."""
+    return all(line.lstrip(" ").startswith("- ") for line in lines) and sum(map(len, lines)) < _SENTENCE * len(lines)
+
+
+def _is_end_matter(title: str) -> bool:
+    title = title.lower().strip(" :.")
+    return title in END_MATTER or all(part in END_MATTER for part in _JOINED.split(title[:100]))
 
 
 def _without_extensions(text: str, raw: list[str]) -> str:
@@ -113,7 +207,9 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         parts.append(text[position : opening.start()])
         position = opening.end()
         name = (opening[1] or "").lower()
+        hidden = bool(name) and name not in _FORMULAS and name not in _LITERAL
         if name and opening[2].endswith("/"):
+            parts.append(_GONE if hidden else "")
             continue
         closing = f"</{name}" if name else "-->"
         end = -1 if closing in missing else lowered.find(closing, position)
@@ -126,7 +222,9 @@ def _without_extensions(text: str, raw: list[str]) -> str:
             position = after + 1 if after >= 0 else end + len(closing)
         else:
             position = end + len(closing)
-        if name in _FORMULAS or name in _LITERAL:
+        if hidden:
+            parts.append(_GONE)
+        elif name:
             if name in _FORMULAS:  # the same formula to LaTeX, and no template to whoever reads the text next
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
@@ -140,12 +238,15 @@ def _closed_markup(text: str) -> str:
     stack: list[tuple[str, int]] = []  # open marks, and where in `out` each stands
     position = 0
 
+    def never_closes(index: int) -> None:
+        out[index] = _ROWS if out[index].startswith((_ROWS, "{{")) else ""
+
     def close(kind: str) -> int | None:
         """Index in `out` of the partner of a closing mark, off the stack; open marks above it never close."""
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth][0] == kind:
                 for _, index in stack[depth + 1 :]:
-                    out[index] = ""
+                    never_closes(index)
                 index = stack[depth][1]
                 del stack[depth:]
                 return index
@@ -156,12 +257,12 @@ def _closed_markup(text: str) -> str:
     def open_mark(kind: str, shown: str) -> None:
         if len(stack) >= _DEPTH:  # nobody meant these to be closed; their text shows
             for _, index in stack:
-                out[index] = ""
+                never_closes(index)
             stack.clear()
         stack.append((kind, len(out)))
         out.append(shown)
 
-    for match in _MARKS.finditer(text):
+    while match := _MARKS.search(text, position):
         out.append(text[position : match.start()])
         position = match.end()
         mark = match[0]
@@ -176,6 +277,9 @@ def _closed_markup(text: str) -> str:
         elif group == "link":
             if mark == "[[":
                 open_mark("[[", mark)
+            elif stack and stack[-1][0] == "[" and (text.startswith("]", position) or all(kind != "[[" for kind, _ in stack)):
+                _take_address(out, stack.pop()[1])  # its label ends with the first bracket
+                position -= 1
             elif (index := close("[[")) is not None:
                 _take_link(out, index)
         elif group == "table":
@@ -184,11 +288,14 @@ def _closed_markup(text: str) -> str:
                 if (index := close(kind)) is not None:
                     del out[index:]
             else:
-                open_mark(kind, "")
+                open_mark(kind, _ROWS if kind == "{|" else "")
         elif group == "address":
             open_mark("[", "[")
         elif group == "end":
-            out.append("]" if not stack or stack[-1][0] != "[" or close("[") is not None else "")
+            if stack and stack[-1][0] == "[":
+                _take_address(out, stack.pop()[1])
+            else:
+                out.append("]")
         elif group == "line":
             while stack and stack[-1][0] == "[":  # an address ends with its line
                 out[stack.pop()[1]] = ""
@@ -197,16 +304,19 @@ def _closed_markup(text: str) -> str:
             name = _TAG_NAME.match(mark)
             out.append("\n" if name and name[1].lower() in _BLOCK_TAGS else "")
         else:
-            out.append("&lt;")
+            out.append(_LESS)
     out.append(text[position:])
     for _, index in stack:
-        out[index] = ""
+        never_closes(index)
     return "".join(out)
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
-    """Take out the template, or the parameter of one, that begins at `index`; returns how many braces that used (2 or 3)."""
-    used = min(closing, 3)
+    """Put its text in the place of the template that begins at `index`, or take out the parameter of one.
+
+    Returns how many braces that used: three of a parameter, two of a template; of four, both pairs are a template's.
+    """
+    used = 2 if closing in (2, 4) else 3
     rest = out[index][used:]
     content = "".join(out[index + 1 :])
     del out[index:]
@@ -215,9 +325,9 @@ def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[s
         out.append(rest)
     elif rest:
         out.append(rest)
-    name = _TEMPLATE_NAME.match(content + "}")
-    if used == 2 and name and name[1].lower() in _TEXT_TEMPLATES and len(content) <= 1000 and "{{" not in content:
-        out.append("{{" + content.replace("\n", " ") + "}}")
+    before = next((part for part in out[:-4:-1] if part), "")
+    text = template_text(content, before) if used == 2 else None
+    out.append(_GONE if text is None else text)
     return used
 
 
@@ -225,31 +335,56 @@ def _take_link(out: list[str], index: int) -> None:
     """Finish the link that begins at `index`: on one line, and nothing where it shows no text."""
     content = "".join(out[index + 1 :])
     del out[index:]
-    namespace = _NAMESPACE.match(content)
-    if not (namespace and namespace[1].lower() in _NAMESPACES):
-        out.append("[[" + content.replace("\n", " ") + "]]")
+    match = _NAMESPACE.match(content)
+    namespace = match[1].lower() if match else ""
+    if namespace in _NAMESPACES or (namespace == _LINKED_MEDIA and "|" not in content):
+        out.append(_GONE)
+        return
+    out.append(_LINK + content.replace("\n", " ") + _LINK_END)
+
+
+def _take_address(out: list[str], index: int) -> None:
+    """Put the label of the address in brackets that begins at `index` in its place."""
+    content = "".join(out[index + 1 :])
+    del out[index:]
+    address = _ADDRESS.match(content)
+    label = content[address.end() if address else 0 :].strip()
+    out.append(label or _GONE)
 
 
 def _line_text(line: str) -> str:
-    """The text of one line without its markup; empty for what is left of a table."""
-    if line.startswith(("|", "! ", "{|", "----")):
-        return ""
+    """The text of one line without its markup."""
     item = _LIST.match(line)
     prefix = ""
     if item:
         line = line[item.end() :]
         depth = len(item[1])
         prefix = "  " * (depth - 1) + "- " if item[1][-1] in "*#" else ""
+    elif line.startswith("----"):
+        line = _RULE.sub("", line, count=1)
+    elif line.startswith(_LINK) and _only_languages(line):
+        return ""
     line = _QUOTES.sub(lambda match: "'" * ((0, 0, 0, 0, 1)[len(match[0])] if len(match[0]) < 5 else len(match[0]) - 5), line)
     if _NEEDS_PARSER.search(line):
+        line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
         pieces = list(_pieces(line))
         line = "".join(_nodes_text(_parse(piece)) for piece in pieces)
         line = _DOUBLE_MARK.sub("", line) if len(pieces) > 1 else line  # of links that a cut went through
     line = _BLANKS.sub(" ", line)
-    if "(" in line:
-        line = _BRACKET_START.sub("(", _EMPTY_BRACKETS.sub("", line))
-    line = _SPACE_BEFORE.sub(r"\1", line).strip()
+    if _GONE in line:
+        if "(" in line:
+            line = _EMPTIED_START.sub("(", _EMPTIED_BRACKETS.sub(_GONE, line))
+        line = _EMPTIED_END.sub(lambda match: "" if _GONE in match[0] else match[0], line)
+        line = _DOUBLED.sub("", line)
+        line = _BLANKS.sub(" ", _SPACE_BEFORE.sub(r"\1", line).replace(_GONE, ""))
+    line = line.translate(_BACK).strip()
     return prefix + line if line.strip(" -*•·,.;:|") else ""
+
+
+def _only_languages(line: str) -> bool:
+    """The line holds nothing but links to the article in other languages."""
+    links = line.replace(_GONE, "").rstrip()
+    return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in _LANGUAGES for code in _LANGUAGE_CODE.findall(links))
 
 
 def _pieces(line: str) -> Iterator[str]:
@@ -280,14 +415,14 @@ def _node_text(node: Any) -> str:
         return str(node.value)
     if kind == "Wikilink":
         return _nodes_text(node.text) if node.text is not None else _nodes_text(node.title).strip().removeprefix(":")
-    if kind == "ExternalLink":
-        return _nodes_text(node.title) if node.brackets else _nodes_text(node.url)
+    if kind == "ExternalLink":  # without brackets: the scan took the others
+        return _nodes_text(node.url)
     if kind == "HTMLEntity":
         return _entity(node)
-    if kind == "Template":
-        return _template_text(node)
     if kind == "Tag":  # only list marks and rules in the middle of a line: the scan took the others
         return str(node.wiki_markup or "")
+    if kind == "Heading":
+        return _nodes_text(node.title)
     return ""
 
 
@@ -298,18 +433,3 @@ def _entity(node: Any) -> str:
     except (ValueError, OverflowError):
         return str(node)
     return "" if "\ud800" <= character <= "\udfff" or character < " " else character
-
-
-def _template_text(node: Any) -> str:
-    """The text of a template in `_TEXT_TEMPLATES`."""
-    values = [_nodes_text(parameter.value).strip() for parameter in node.params if not parameter.showkey]
-    which = _TEXT_TEMPLATES.get(str(node.name).strip().lower())
-    if which is None or not values:
-        return ""
-    if which == 0:  # convert: the number and the unit that the writer gave, both ends of a range too
-        amount = [value for value in values[:4] if value]
-        unit = next(
-            (place for place, value in enumerate(amount[1:], 1) if value[0].isalpha() and value not in ("to", "and", "by", "or")), 1
-        )
-        return " ".join(amount[: unit + 1])
-    return values[-1] if which < 0 or which > len(values) else values[which - 1]

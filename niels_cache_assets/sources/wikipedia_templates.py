@@ -1,0 +1,237 @@
+"""Templates that are prose: `template_text` gives the text of those that stand in running text, and None for all others.
+
+A dump holds the calls of templates, not what they show, so the few that carry words, numbers or signs of a sentence are known here by
+name; everything else (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) goes. Names and arguments: the templates'
+own pages in the English Wikipedia. An argument is text whose inner templates are text already; its links and entities are left as they
+are. What depends on the day (age, currentyear, inflation) is not given. Time: linear in the call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+Arguments = dict[str, str]  # "1", "2", ... for those without a name
+
+_NAME = re.compile(r"\s{0,99}([^|{}<>\[\]\n\x02-\x08]{1,60}?)\s{0,99}(?=\||$)")
+_BOUNDS = re.compile("[\x05\x06|]")  # of a link, as wikipedia_markup marks them
+_KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
+_NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
+_UNITS = {"sqmi": "sq mi", "sqft": "sq ft", "sqin": "sq in", "sqyd": "sq yd", "cuft": "cu ft", "cuin": "cu in", "cuyd": "cu yd"}
+_UNITS |= {"C": "°C", "F": "°F", "C-change": "°C", "F-change": "°F", "usgal": "US gal", "impgal": "imp gal", "LT": "long tons"}
+_BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
+_BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
+_MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+_SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs usat usrc ss rms ms mv mt ps ts sms css mf rv ins orp fs"
+
+
+def template_text(call: str, before: str) -> str | None:
+    """Text of a template's call (what stands between its braces). Of several lines only for quotations. `before` is what precedes it."""
+    name = _NAME.match(call)
+    if name is None:
+        return None
+    title = name[1].replace("_", " ").lower()
+    if title in _SIGNS:
+        return _SIGNS[title]
+    function, colon, _ = title.partition(":")
+    if colon:  # of the parser functions, those that only change how their argument looks
+        return next(_split(call[name.start(1) + len(function) + 1 :])).strip() if function in _FUNCTIONS else None
+    arguments = _arguments(call[name.end() + 1 :])
+    if title in _QUOTATIONS:
+        return _quotation(arguments, _QUOTATIONS[title])
+    make = _TEXTS.get(title) or (_argument("1") if title.startswith("lang-") else None)
+    if make is None:
+        return None
+    text = " ".join(make(arguments).split())
+    if not text.strip("\x03 "):
+        return None
+    if title in _AFTER_NUMBERS and before[-1:].isdigit():
+        return " " + text
+    if title in _RAISED and before[-1:].isdigit():
+        return "^" + text
+    return text
+
+
+def _arguments(call: str) -> Arguments:
+    arguments: Arguments = {}
+    position = 0
+    for piece in _split(call):
+        key = _KEY.match(piece)
+        if key:
+            arguments[key[1]] = piece[key.end() :].strip()
+        else:
+            position += 1
+            arguments[str(position)] = piece.strip()
+    return arguments
+
+
+def _split(call: str) -> Iterator[str]:
+    """The pieces between bars that are not in a link."""
+    depth = start = 0
+    for bound in _BOUNDS.finditer(call):
+        if bound[0] == "|":
+            if depth == 0:
+                yield call[start : bound.start()]
+                start = bound.end()
+        else:
+            depth += 1 if bound[0] == "\x05" else -1
+    yield call[start:]
+
+
+def _given(arguments: Arguments, *keys: str) -> str:
+    """The first of the arguments that is there and not empty."""
+    return next((arguments[key] for key in keys if arguments.get(key)), "")
+
+
+def _in_order(arguments: Arguments) -> list[str]:
+    """Those without a name, as far as they follow one another."""
+    values: list[str] = []
+    while str(len(values) + 1) in arguments:
+        values.append(arguments[str(len(values) + 1)])
+    return values
+
+
+def _argument(*keys: str) -> Callable[[Arguments], str]:
+    return lambda arguments: _given(arguments, *keys)
+
+
+def _joined(between: str) -> Callable[[Arguments], str]:
+    return lambda arguments: between.join(value for value in _in_order(arguments) if value)
+
+
+def _around(start: str, end: str) -> Callable[[Arguments], str]:
+    def put(arguments: Arguments) -> str:
+        text = _given(arguments, "1")
+        return start + text + end if text.strip("\x03 ") else ""
+
+    return put
+
+
+def _ship(prefix: str) -> Callable[[Arguments], str]:
+    return lambda arguments: f"{prefix} {_given(arguments, '1')}" if arguments.get("1") else ""
+
+
+def _ship_class(arguments: Arguments) -> str:
+    return f"{_given(arguments, '1')}-class {_given(arguments, '2')}" if arguments.get("1") else ""
+
+
+def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
+    """A paragraph of its own, and one for who said it."""
+    text = _given(arguments, "1", "text", "quote", "content")
+    by = [_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
+    said = ", ".join(value for value in by if value)
+    return f"\n\n{text}\n\n" + (f"— {said}\n\n" if said else "") if text else "\n\n"
+
+
+def _convert(arguments: Arguments) -> str:
+    """The quantity as its writer gave it: a number, a range (5|to|10|km) or a number in two units (5|ft|6|in)."""
+    values = _in_order(arguments)
+    if not values:
+        return ""
+    text, place = values[0], 1
+    while place + 1 < len(values) and values[place] in _BETWEEN:
+        text += _BETWEEN[values[place]] + values[place + 1]
+        place += 2
+    if place < len(values):
+        text += " " + _UNITS.get(values[place], values[place])
+    if place + 2 < len(values) and _NUMBER.fullmatch(values[place + 1]) and values[place + 2][:1].isalpha():
+        text += f" {values[place + 1]} {_UNITS.get(values[place + 2], values[place + 2])}"
+    return text
+
+
+def _val(arguments: Arguments) -> str:
+    """A measured value: its uncertainty, power of ten and unit."""
+    values = _in_order(arguments)
+    if not values:
+        return ""
+    text = _given(arguments, "p") + values[0]
+    for uncertainty in values[1:3]:
+        if uncertainty:
+            text += uncertainty if uncertainty[0] in "(+-−" else f"±{uncertainty}"
+    power, unit, per = _given(arguments, "e"), _given(arguments, "u", "ul"), _given(arguments, "up", "upl")
+    text += f"×10^{power}" if power else ""
+    text += f" {unit}" if unit else ""
+    return text + (f"/{per}" if per else "") + _given(arguments, "s")
+
+
+def _fraction(arguments: Arguments) -> str:
+    values = [value for value in _in_order(arguments) if value][:3]
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"1/{values[0]}"
+    return f"{values[0]}/{values[1]}" if len(values) == 2 else f"{values[0]} {values[1]}/{values[2]}"
+
+
+def _as_of(arguments: Arguments) -> str:
+    if arguments.get("alt"):
+        return arguments["alt"]
+    values = [value for value in _in_order(arguments) if value][:3]
+    if not values:
+        return ""
+    if len(values) > 1 and values[1].isdecimal() and 1 <= int(values[1]) <= 12:
+        values[1] = _MONTHS[int(values[1]) - 1]
+    word = "since" if arguments.get("since") else "as of"
+    if arguments.get("lc", arguments.get("lcase", "n")).lower() not in ("y", "yes", "1"):
+        word = word.capitalize()
+    if len(values) == 3 and arguments.get("df", "").lower() == "us":
+        return f"{word} {values[1]} {values[2]}, {values[0]}"
+    return f"{word} {' '.join(reversed(values))}"
+
+
+def _power_of_ten(arguments: Arguments) -> str:
+    return f"×10^{_given(arguments, '1')}" if arguments.get("1") else ""
+
+
+def _note(arguments: Arguments) -> str:
+    return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
+
+
+_QUOTE = "&#39;"  # as an entity: beside others of its kind it would be a mark
+_SIGNS = {"!": "&#124;", "=": "=", "'": _QUOTE, "'s": f"{_QUOTE}s", "eqm": "⇌", '-"': '"'}
+_SIGNS |= {"' \"": f'{_QUOTE} "', "\" '": f'" {_QUOTE}', "'\"": f'{_QUOTE}"', "\"'": f'"{_QUOTE}'}
+_SIGNS |= dict.fromkeys(("nbsp", "space", "thinsp", "thin space", "hair space", "hairsp", "spaces"), " ")
+_SIGNS |= dict.fromkeys(("wbr", "shy", "zwj", "zwnj"), "")
+_SIGNS |= dict.fromkeys(("mdash", "em dash", "emdash", "mdashb", "—"), "—")
+_SIGNS |= dict.fromkeys(("ndash", "en dash", "endash", "–"), "–")
+_SIGNS |= dict.fromkeys(("snd", "snds", "spnd", "sndash", "spndash", "spaced ndash", "spaced en dash", "dash"), " – ")
+_SIGNS |= dict.fromkeys(("spaced mdash", "spaced em dash", "smdash", "snmdash"), " — ")
+_SIGNS |= dict.fromkeys(("dot", "·", "•", "bull", "bullet", "middot", "\\"), " · ")
+_FUNCTIONS = frozenset(("formatnum", "lc", "uc", "lcfirst", "ucfirst"))
+# Where they stand, who said it and in which work, in the arguments without a name.
+_QUOTATIONS = dict.fromkeys(
+    ("quote", "quotation", "blockquote", "block quote", "bquote", "quoted text", "poemquote", "poem quote"), ("2", "3")
+)
+_QUOTATIONS |= dict.fromkeys(("cquote", "centered pull quote", "bq"), ("4", "5"))
+_AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
+_RAISED = frozenset(("sup",))
+
+_FIRST = "nowrap nobr nobold nobreak small smaller smalldiv big bigger large larger smallcaps sc sc2 abbr tooltip em strong bold italic i b"
+_FIRST += " var mvar math code mono kbd samp tt strikethrough underline u vanchor sic typo ill railgauge sub sup flag flagcountry vr"
+_TEXTS: dict[str, Callable[[Arguments], str]] = {
+    **dict.fromkeys((*_FIRST.split(), "no wrap", "visible anchor", "not a typo", "interlanguage link", "track gauge"), _argument("1")),
+    **dict.fromkeys(("lang", "script", "rtl-lang", "color", "colour", "font color", "resize", "abbrlink"), _argument("2", "text", "1")),
+    **dict.fromkeys(
+        ("transl", "transliteration"), lambda arguments: next((value for value in reversed(_in_order(arguments)) if value), "")
+    ),
+    **dict.fromkeys(("convert", "cvt"), _convert),
+    **dict.fromkeys(("val",), _val),
+    **dict.fromkeys(("e", "esp", "x10^"), _power_of_ten),
+    **dict.fromkeys(_AFTER_NUMBERS, _fraction),
+    **dict.fromkeys(("as of", "asof"), _as_of),
+    **dict.fromkeys(("chem", "chem2", "ce"), _joined("")),
+    **dict.fromkeys(("key", "keypress", "key press", "button"), _joined("+")),
+    **dict.fromkeys(("bibleverse", "bibleref", "bibleref2"), _joined(" ")),
+    **dict.fromkeys(("sclass", "sclass-"), _ship_class),
+    **dict.fromkeys(("hlist", "flatlist"), _joined(", ")),
+    **dict.fromkeys(("angbr", "angle bracket", "grapheme"), _around("⟨", "⟩")),
+    **dict.fromkeys(("circa", "c.", "ca."), lambda arguments: f"c. {_given(arguments, '1')}"),
+    **dict.fromkeys(('"', "q", "'\"'", "qq"), _around('"', '"')),
+    "us$": _around("US$", ""),
+    "usd": _around("US$", ""),
+    "gbp": _around("£", ""),
+    "euro": _around("€", ""),
+    "music": _note,
+    "ship": lambda arguments: f"{_given(arguments, '1')} {_given(arguments, '2')}".strip(),
+    **{ship: _ship(ship.upper()) for ship in _SHIPS.split()},
+}
