@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from niels_cache_assets.export import megatron
 from niels_cache_assets.export.datatrove import human_tokens
 from niels_cache_assets.export.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES
+from niels_cache_runtime.megatron import indexed_writer
 from tests import megatron_core
 from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, TOKENIZER_SHA256
@@ -87,6 +89,10 @@ def test_a_single_shard_may_be_linked_instead_of_copied(tmp_path: Path) -> None:
         assert (tmp_path / "x.bin").samefile(shard) == (link == "hardlink")
     export(cache, "megatron", tmp_path / "x", splits=("train",), link="hardlink", force=True)
     assert (tmp_path / "x.bin").samefile(shard)
+
+
+def test_the_largest_file_and_the_ways_to_link_are_those_of_the_runtimes_writer() -> None:
+    assert (megatron.MAX_BYTES, megatron.Link) == (indexed_writer.MAX_BYTES, indexed_writer.Link)
 
 
 # datatrove

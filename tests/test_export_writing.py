@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -203,6 +205,15 @@ def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixt
     assert message in errors
     assert not Path("data").exists()
     assert Path("taken/train/notes_train_000000.npy").read_bytes() == b"older"
+
+
+def test_other_formats_than_megatron_do_not_load_torch(root: Path) -> None:
+    script = (
+        "import sys; from niels_cache_assets.cli import main; "
+        "code = main(['export', 'npy', 'notes', '--out', 'data', '--cache-dir', 'cache']); print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_a_full_disk_is_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export, split_choice
+from niels_cache_assets.export.megatron import Link
 from niels_cache_assets.export.writing import ExportPlan, write_export
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, SPLITS, tokenizer_dir
-from niels_cache_runtime.megatron.indexed_writer import Link
 
 EXIT_FAILED = 1
 

@@ -9,12 +9,10 @@ from niels_cache_assets.export.splits import ExportSplit, open_export_split
 from niels_cache_assets.export.writing import ExportPlan, Unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
-from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES as MEGATRON_MAX_BYTES
-from niels_cache_runtime.megatron.indexed_writer import Link
 
 # By name, the largest file of tokens in bytes where none is given; None: one file for each split.
 MAX_BYTES: dict[str, int | None] = {
-    "megatron": MEGATRON_MAX_BYTES,
+    "megatron": megatron.MAX_BYTES,
     "nanogpt": None,
     "llmc": llmc.SHARD_BYTES,
     "datatrove": datatrove.MAX_BYTES,
@@ -36,7 +34,7 @@ class ExportSettings:
     splits: tuple[Split, ...] = SPLITS
     max_bytes: int | None = None
     key: str | None = None
-    link: Link = "copy"
+    link: megatron.Link = "copy"
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:

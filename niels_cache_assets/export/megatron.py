@@ -1,17 +1,25 @@
-"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT; the bytes are those of the runtime's writer."""
+"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT; the bytes are those of the runtime's writer.
+
+That writer loads torch, so it is imported where it is called: the other formats do without.
+"""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit
 from niels_cache_runtime.formats import TOKEN_BYTES
-from niels_cache_runtime.megatron.indexed_writer import Link, plan_indexed, write_indexed
+
+MAX_BYTES = 512 * 1000**3  # of one .bin
+Link = Literal["copy", "hardlink", "reflink"]
 
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
     """All files of the split, PREFIX being `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
+    from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
+
     files: list[PlannedFile] = []
     for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
         tokens = part.bin_bytes // TOKEN_BYTES
