@@ -23,6 +23,12 @@ TAGS = {
     **dict.fromkeys(SPACING.split(), " "),
     **dict.fromkeys(INLINE.split(), ""),
 }
+ALONE = "br dd dt hr li nowiki p references td th tr wbr".split()  # noqa: SIM905
+WITHOUT_VALUE = """allowfullscreen async autoplay checked chem compact controls defer disabled hidden inline ismap line loop multiple muted
+noshade nowrap open readonly required reversed selected"""
+VALUE = r"""(?:"[^"<>]*"|'[^'<>]*'|(?:[^\s"'<>/]|/(?!>))+)"""
+ATTRIBUTES = rf"(?:[\s/]+(?:[A-Za-z_:][\w:.-]*\s*=\s*{VALUE}|(?:{'|'.join(WITHOUT_VALUE.split())})(?=[\s/>])))*"
+BEFORE_TABLE = r"(?m:(?=[ \t]*(?:$|<|[A-Za-z-]+[ \t]*=)))"
 NOT_PROSE = "ref gallery script style timeline math chem score graph templatedata mapframe".split()  # noqa: SIM905
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = "*•‣◦⁃∙▪●·"
@@ -36,17 +42,17 @@ def normalize(text: str) -> str:
         for character in sorted(set(text)):
             text = text.replace(character, readable(character))
         text = again_and_again(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});", entity, text)
-        text = inner_to_outer(text, r"\[\[", r"\]\]", lambda link: "" if is_file_link(link) else None)
-        text = inner_to_outer(text, r"(?<!\{)\{\{\{(?!\{)", r"(?<!\})\}\}\}(?!\})", lambda parameter: None if "{{" in parameter[3:] else "")
-        text = inner_to_outer(text, r"\{\{", r"\}\}", lambda template: "")
-        text = inner_to_outer(text, r"(?m:^[ \t:*]*)\{\|", r"(?m:^[ \t]*)\|\}", lambda table: "")
-        text = inner_to_outer(text, "<!--", "-->", lambda comment: "")
+        text = inner_to_outer(text, r"\[\[", r"\]\]", 5_000, is_file_link)
+        text = inner_to_outer(text, r"(?<!\{)\{\{\{(?!\{)", r"(?<!\})\}\}\}(?!\})", 10_000, lambda found: is_template(found[3:-3]))
+        text = inner_to_outer(text, r"\{\{", r"\}\}", 10_000, lambda found: is_template(found[2:-2]))
+        text = inner_to_outer(text, rf"(?m:^[ \t:*]*)\{{\|{BEFORE_TABLE}", r"(?m:^[ \t]*)\|\}", 20_000, lambda table: True)
+        text = inner_to_outer(text, "<!--", "-->", 5_000, lambda comment: True)
         for name in NOT_PROSE:
-            text = re.sub(
-                rf"<{name}(?=[\s>])(?:(?!/>)[^<>])*>(?:(?!<{name}[\s>]).)*?</{name}\s*>", "", text, flags=re.DOTALL | re.IGNORECASE
-            )
-        text = again_and_again(r"</?([A-Za-z][A-Za-z0-9]*)(?=[\s/>])[^<>]*>", tag, text)
-        text = again_and_again(r"\[\[((?:(?!\[\[|\]\])[^\n])*)\]\]", wiki_link, text)
+            element = rf"(?is)<{name}(?=[\s>]){ATTRIBUTES}\s*>(?:(?!<{name}[\s>]).)*?</{name}\s*>"
+            text = re.sub(element, lambda found: "" if len(found.group()) <= 10_000 else found.group(), text)
+        text = re.sub(r"(?i)(?<=\d)<sup>\s*([+\-−]?\d{1,9})\s*</sup>", r"^\1", text)
+        text = tags(text)
+        text = again_and_again(r"\[\[(?!\[)((?:(?!\[\[|\]\])[^\n])*)\]\]", wiki_link, text)
         text = again_and_again(
             r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^\s\[\]<>]+(?:[ \t]+([^\[\]\n]*))?\]", external_link, text
         )
@@ -78,8 +84,8 @@ def entity(found: re.Match[str]) -> str:
     return html5.get(name + ";", found.group())
 
 
-def inner_to_outer(text: str, opening: str, closing: str, replacement: Callable[[str], str | None]) -> str:
-    """Close the first closing mark with the last opening one before it, and so on; None keeps what is between, and both marks."""
+def inner_to_outer(text: str, opening: str, closing: str, most: int, goes: Callable[[str], bool]) -> str:
+    """Close the first closing mark with the last opening one before it, and so on; what is longer than `most` stays."""
     position = 0
     unused: list[int] = []
     while True:
@@ -90,12 +96,12 @@ def inner_to_outer(text: str, opening: str, closing: str, replacement: Callable[
             position = open_.end()
         elif close and unused:
             start = unused.pop()
-            new = replacement(text[start : close.end()])
-            if new is None:
+            between = text[start : close.end()].replace("\0", "")
+            if len(between) > most or not goes(between):
                 position = close.end()
             else:
-                text = text[:start] + "\0" + new + text[close.end() :]  # \0: what is beside it must not join in this round
-                position = start + 1 + len(new)
+                text = text[:start] + "\0" + text[close.end() :]  # \0: what is beside it must not join in this round
+                position = start + 1
         elif close:
             position = close.end()
         else:
@@ -107,14 +113,50 @@ def is_file_link(link: str) -> bool:
     return ":" in link and name in ("file", "image", "media", "category")
 
 
-def tag(found: re.Match[str]) -> str:
-    return TAGS.get(found.group(1).lower(), found.group())
+def is_template(inside: str) -> bool:
+    name = re.split(r"\||<|\{\{", inside)[0].lstrip()
+    begins_like_one = name[:1].isalnum() or name[:1] in tuple("_#:!\"'=&*~?+-")
+    is_field = re.match(r"[a-z_]\w*\.\w", name) is not None
+    return begins_like_one and not is_field and len(name) <= 201 and not set(name) & set("{}[]>")
+
+
+def tags(text: str) -> str:
+    before = None
+    while text != before:
+        before = text
+        found = list(re.finditer(rf"(?a)(</?)([A-Za-z][A-Za-z0-9]*)(?=[\s/>])({ATTRIBUTES})\s*(/?)>", text))
+        for place in reversed(range(len(found))):
+            tag = found[place]
+            name = tag[2].lower()
+            if name in TAGS and (not is_bare(tag) or name in ALONE or tag[1] == "</" or is_closed(name, found[place + 1 :])):
+                text = text[: tag.start()] + TAGS[name] + text[tag.end() :]
+    return text
+
+
+def is_bare(tag: re.Match[str]) -> bool:
+    return not tag[3] and not tag[4]
+
+
+def is_closed(name: str, later: list[re.Match[str]]) -> bool:
+    """Whether one of the later tags is the partner of an opening tag; tags with attributes are no partners."""
+    depth = 1
+    for tag in later:
+        if tag[2].lower() == name and is_bare(tag):
+            depth += -1 if tag[1] == "</" else 1
+        if depth == 0:
+            return True
+    return False
 
 
 def wiki_link(found: re.Match[str]) -> str:
-    parts = found.group(1).split("|")
-    label = parts[-1] or (parts[0] if len(parts) > 1 else "")
-    return label[1:] if label.startswith(":") else label
+    target, bar, label = found.group(1).partition("|")
+    label = label.split("|")[-1]
+    before = found.string[: found.start()][-1:]
+    if target != target.lstrip() or not target or set(target) & set("[]{}<>"):
+        return found.group()
+    if not bar and (before in (")", "_") or (before.isascii() and before.isalnum())):
+        return found.group()
+    return (label or target).removeprefix(":")
 
 
 def external_link(found: re.Match[str]) -> str:
@@ -122,9 +164,11 @@ def external_link(found: re.Match[str]) -> str:
 
 
 def heading(line: str) -> str:
-    inside = line.strip(" \t")
-    if inside.startswith("=") and inside.endswith("=") and inside.strip("= \t"):
-        return inside.strip("= \t")
+    whole = line.rstrip(" \t")
+    for level in range(1, 7):
+        inside = whole[level:-level]
+        if whole == "=" * level + inside + "=" * level and inside[:1] not in ("=", ">") and inside[-1:] != "=" and inside.strip("= \t"):
+            return inside.strip("= \t")
     return line
 
 
@@ -174,13 +218,22 @@ def is_disambiguation(text: str, title: str) -> bool:
     if title.lower().strip().endswith("(disambiguation)"):
         return True
     verbs = r"(may|can|could|might|commonly|usually) (\w+ )?(refers?|stands?) (to|for)\b[^:]{0,80}:"
-    return any(re.search(rf"\b{verbs}$", line) for line in text[:500].split("\n"))
+    lines = text[:500].split("\n")
+    for place, line in enumerate(lines):
+        if re.search(rf"\b{verbs}$", line):
+            after = text[len("\n".join(lines[: place + 1])) :].lstrip().split("\n")[0]
+            if len(after) < 80 or is_bullet(after):
+                return True
+    return False
+
+
+def is_bullet(line: str) -> bool:
+    return line[0] in BULLETS or (line[0] in DASHES and line[1:2] == " ")
 
 
 def is_list(text: str) -> bool:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    bullets = [line for line in lines if line[0] in BULLETS or (line[0] in DASHES and line[1:2] == " ")]
-    return len(bullets) / len(lines) > 0.5
+    return len([line for line in lines if is_bullet(line)]) / len(lines) > 0.5
 
 
 def symbols(text: str) -> int:

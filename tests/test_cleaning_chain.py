@@ -20,8 +20,10 @@ from niels_cache_assets.cleaning.chain import Cleaner, Rejected
 from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.wikipedia import Wikipedia
 from tests import naive_cleaning
 
 PROSE = (
@@ -49,6 +51,27 @@ def report_of(given: list[Document], first: int = 0, seed: int = 42) -> Cleaning
 def test_a_document_that_stays_keeps_everything_but_its_markup() -> None:
     document = Document(f"<p>{PROSE}</p>\n[[File:a.png]]", "id", "folder/file", 7, "River & sea", "val")
     assert CLEANER.clean(document) == document._replace(text=PROSE)
+
+
+def test_normalizers_that_are_skipped_do_not_run() -> None:
+    code = "\n".join(f"def of_{number}(that):\n    return '<b>the</b>' {{{{x}}}} == [[{number}]]" for number in range(30))
+    kept = Cleaner(CleaningSettings(skip=("tags", "templates", "links", "blanks", "repetitive", "no_stopwords", "low_alpha_ratio")))
+    assert kept.clean(Document(code + "\0")) == Document(code + " ")
+    assert isinstance(kept.clean(Document(" \n\0 \n")), Rejected)
+
+
+def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup() -> None:
+    shown = "if [[ $a == b ]]; then echo '{{x}} &lt; <b>'; fi"
+    page = f"{PROSE} {{{{stub}}}} [[Town|towns]]\n<syntaxhighlight lang='bash'>{shown}</syntaxhighlight>"
+    source = Wikipedia(files=["dump*", "extracted*"])
+    work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
+    done = work(Chunk(0, [Document(page, file="dump.xml.bz2"), Document(page, file="extracted.jsonl")]))
+    assert (done.report.kept, len(done.rows)) == (2, 2)
+    from_dump, from_rows = (row[0] for row in done.rows)
+    assert from_dump.startswith(PROSE + " towns")
+    assert from_dump.endswith(shown)
+    assert "{{x}}" not in from_rows
+    assert Cleaner(CleaningSettings(), plain_text=True).clean(Document(f"  {PROSE}\0  {shown}")) == Document(f"{PROSE} {shown}")
 
 
 def test_a_document_that_goes_is_given_as_it_was_normalized_with_what_was_measured() -> None:

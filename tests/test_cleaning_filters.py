@@ -91,7 +91,9 @@ def test_the_gopher_family_at_its_thresholds_where_it_is_asked_for(key: str, lim
         (Document("", redirect=True), "redirect"),
         (Document(ENGLISH * 3, title="Mercury (Disambiguation)"), "disambiguation"),
         (Document("Mercury may refer to:\n* a planet\n* a metal"), "disambiguation"),
-        (Document("'''Ada''' can also stand for any of these people:\n" + ENGLISH * 3), "disambiguation"),
+        (Document("'''Ada''' can also stand for any of these people:\n\nWriters\n\n" + ENGLISH * 3), "disambiguation"),
+        (Document((ENGLISH + " ") * 2 + "Austin may also refer to:"), "disambiguation"),
+        (Document("The word bank can refer to any of these places:\n" + ENGLISH * 3), None),
         (Document("ordinary words " + ENGLISH * 3 + " It may refer to: nothing.\n" + ENGLISH), None),
         (Document("1234 5678 " * 60), "low_alpha_ratio"),
         (Document(" ".join(distinct(200)) + " the of"), "language_error"),
@@ -183,8 +185,10 @@ def test_counting_ascii_letters_first_changes_no_answer(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"skip": ["not_englsh"]}, ["no reason 'not_englsh'", "did you mean 'not_english'?"]),
-        ({"skip": ["zzz"]}, ["no reason 'zzz'", "choose from redirect, disambiguation, too_short"]),
+        ({"skip": ["not_englsh"]}, ["no reason or normalizer 'not_englsh'", "did you mean 'not_english'?"]),
+        ({"skip": ["zzz"]}, ["no reason or normalizer 'zzz'", "choose from redirect, disambiguation, too_short", "headings, blanks"]),
+        ({"skip": ["tag"]}, ["did you mean 'tags'?"]),
+        ({"skip": ["unreadable"]}, ["'unreadable' cannot be skipped: a document with lone surrogates"]),
         ({"skip": ["empty"]}, ["'empty' cannot be skipped"]),
         ({"languages": ["english"]}, ["'english' is no language code", "'en'"]),
         ({"min_mean_word_length": 20}, ["min_mean_word_length is above max_mean_word_length"]),

@@ -391,7 +391,7 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["clean", "notes.jsonl", "--reason", "listpage"], "did you mean 'list_page'?"),
         (["clean", "notes.jsonl", "--set", "min_wrds=3"], "did you mean 'min_words'?"),
         (["clean", "notes.jsonl", "--set", "min_words=many"], "min_words = 'many'"),
-        (["clean", "notes.jsonl", "--set", "skip=['list']"], "did you mean 'list_page'?"),
+        (["clean", "notes.jsonl", "--set", "skip=['listpage']"], "did you mean 'list_page'?"),
         (["clean", "notes.jsonl", "--set", "min_words"], "is not KEY=VALUE"),
         (["clean", "notes.jsonl", "--like", "nots"], "did you mean 'notes'?"),
         (["clean", "notes.jsonl", "--limit", "0"], "--limit must be at least 1"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import FILTERS, Facts
-from niels_cache_assets.cleaning.normalizers import normalize, replace_unreadable
+from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.documents import Document
 
@@ -22,10 +22,14 @@ class Rejected(NamedTuple):
 
 
 class Cleaner:
-    """Cleans documents by the given settings. Picklable."""
+    """Cleans documents by the given settings. Picklable.
 
-    def __init__(self, settings: CleaningSettings) -> None:
+    `plain_text`: documents are plain text already, so that what looks like markup in them is none, and stays.
+    """
+
+    def __init__(self, settings: CleaningSettings, *, plain_text: bool = False) -> None:
         self.settings = settings
+        self._skip = frozenset(settings.skip) | (MARKUP_NORMALIZERS if plain_text else frozenset())
 
     def clean(self, document: Document, report: CleaningReport | None = None) -> Document | Rejected:
         """The document, normalized, or why it goes; `report`, where given, counts it.
@@ -35,7 +39,7 @@ class Cleaner:
         """
         title = None if document.title is None else replace_unreadable(document.title)
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
-        facts = Facts(document._replace(text=normalize(document.text), title=title, source_id=source_id, file=file))
+        facts = Facts(document._replace(text=normalize(document.text, self._skip), title=title, source_id=source_id, file=file))
         result = self._judged(facts)
         if report is not None:
             language = None
@@ -46,6 +50,6 @@ class Cleaner:
 
     def _judged(self, facts: Facts) -> Document | Rejected:
         for reason, judge in FILTERS:
-            if reason not in self.settings.skip and (rejection := judge(facts, self.settings)):
+            if reason not in self._skip and (rejection := judge(facts, self.settings)):
                 return Rejected(facts.document, rejection.reason, rejection.value)
         return facts.document

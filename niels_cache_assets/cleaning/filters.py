@@ -27,6 +27,7 @@ _MAY_REFER_TO = re.compile(
     r"\b(?:may|can|could|might|commonly|usually) (?:\w+ )?(?:refers?|stands?) (?:to|for)\b[^\n:]{0,80}:$", re.MULTILINE
 )
 _DISAMBIGUATION_CHARACTERS = 500  # such a page says so in its first sentence
+_PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading or a list's item without its bullet
 _BULLETS = (*"*•‣◦⁃∙▪●·", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 _LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
@@ -93,10 +94,14 @@ def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Titled so, or a line near the beginning that ends with "may refer to:" (can, might; stand for; ... in Y:)."""
+    """Titled so, or a line near the beginning ends with "may refer to:" (can, might; stand for; ... in Y:) and a list follows: a bullet,
+    a line of fewer than 80 characters, or nothing.
+    """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
-    says_so = (" refer" in start or " stand" in start) and _MAY_REFER_TO.search(start)
+    says_so = (" refer" in start or " stand" in start) and any(
+        _is_followed_by_list(facts.text, found.end()) for found in _MAY_REFER_TO.finditer(start)
+    )
     return Rejection(reason="disambiguation") if titled or says_so else None
 
 
@@ -195,6 +200,12 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("not_english", not_english),
 )
 REASONS: tuple[str, ...] = tuple(reason for reason, _ in FILTERS)
+
+
+def _is_followed_by_list(text: str, place: int) -> bool:
+    """Whether the next line with something in it begins with a bullet or is too short to be a paragraph."""
+    line = text[place : place + 2 * _PARAGRAPH_CHARACTERS].lstrip().partition("\n")[0]
+    return line.startswith(_BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
 def _above(reason: str, count: float, total: int, limit: float) -> Rejection | None:

@@ -6,6 +6,11 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+_NEVER_SKIPPED = {
+    "empty": "a document without text has nothing to keep",
+    "unreadable": "a document with lone surrogates cannot be written",
+}
+
 
 class CleaningSettings(BaseModel):
     """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
@@ -14,7 +19,9 @@ class CleaningSettings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    skip: tuple[str, ...] = Field((), strict=False, description="Reasons that are not looked for, for example ['not_english']")
+    skip: tuple[str, ...] = Field(
+        (), strict=False, description="Reasons that are not looked for ('not_english'), and normalizers that do not run ('tags', 'blanks')"
+    )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
     max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: a larger share of the lines are bullets")
@@ -36,17 +43,18 @@ class CleaningSettings(BaseModel):
 
     @field_validator("skip")
     @classmethod
-    def _skips_reasons(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _skips_what_there_is(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         from niels_cache_assets.cleaning.filters import REASONS  # which need these settings
+        from niels_cache_assets.cleaning.normalizers import NORMALIZERS
 
-        skippable = [reason for reason in REASONS if reason != "empty"]
-        for reason in value:
-            if reason == "empty":
-                raise ValueError("'empty' cannot be skipped: a document without text has nothing to keep")
-            if reason not in skippable:
-                near = difflib.get_close_matches(reason, skippable, n=1)
+        skippable = [name for name in (*REASONS, *dict(NORMALIZERS)) if name not in _NEVER_SKIPPED]
+        for name in value:
+            if name in _NEVER_SKIPPED:
+                raise ValueError(f"{name!r} cannot be skipped: {_NEVER_SKIPPED[name]}")
+            if name not in skippable:
+                near = difflib.get_close_matches(name, skippable, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(skippable)}"
-                raise ValueError(f"no reason {reason!r}; {hint}")
+                raise ValueError(f"no reason or normalizer {name!r}; {hint}")
         return value
 
     @field_validator("languages")

@@ -116,7 +116,7 @@ class ChunkWork:
         from niels_cache_assets.cleaning.chain import Rejected
 
         if self.cleaning is not None:
-            result = _cleaner(self.cleaning).clean(document, report)
+            result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)
             return result if isinstance(result, Document) else None
         named = _with_writable_names(document)
         if document.text.isascii() or _is_writable(document.text):
@@ -126,11 +126,11 @@ class ChunkWork:
         return None
 
 
-@lru_cache(maxsize=1)
-def _cleaner(settings: CleaningSettings) -> Cleaner:
+@lru_cache(maxsize=2)  # files of both sorts
+def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 
-    return Cleaner(settings)
+    return Cleaner(settings, plain_text=plain_text)
 
 
 @lru_cache(maxsize=1)

@@ -158,6 +158,10 @@ class PretrainSource(Source):
         """Finish what `unconverted` gave: documents, and the reasons of those dropped here. Picklable and pure; may run in any process."""
         return documents, Counter()
 
+    def gives_plain_text(self, document: Document) -> bool:
+        """Whether `convert` has made plain text of this document's markup, so that cleaning has not to look for any."""
+        return False
+
 
 class SftSource(Source):
     """A table of [sft.*]."""
