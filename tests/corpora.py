@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
@@ -64,13 +66,14 @@ class MisbehavingSource(PretrainSource):
     pid_file: str = ""
     unavailable: bool = False
     split: bool = False
+    twins: Mapping[int, int] = Field({})  # documents that have the text of another one
 
     @property
     def has_own_splits(self) -> bool:
         return self.split
 
     def identity(self) -> dict[str, Any]:
-        return {"count": self.count, "split": self.split}
+        return {"count": self.count, "split": self.split, "twins": dict(self.twins)}
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.unavailable:
@@ -78,11 +81,12 @@ class MisbehavingSource(PretrainSource):
         return "revision 1"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        for row, text in enumerate(articles(self.count)):
+        texts = articles(self.count)
+        for row in range(self.count):
             if row == self.fail_at:
                 raise NielsCacheError("the stream broke")
             split: Any = ("val" if row % 10 == 0 else "train") if self.split else None
-            yield [Document(text, f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
+            yield [Document(texts[self.twins.get(row, row)], f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
         for document in documents:

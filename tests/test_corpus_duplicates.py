@@ -1,5 +1,6 @@
 """Duplicates within and across data sets: who goes, because of whom, and what a changed setting costs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,22 @@ def test_a_twin_leaves_train_and_not_val(tmp_path: Path) -> None:
 
 
 def test_upstreams_own_val_wins_as_well(tmp_path: Path) -> None:
+    """One document in ten is val: number 10 has twins in train before it."""
     registry = corpus_registry(tmp_path, {"notes": articles(3)})
-    source = MisbehavingSource(prepare=("dedup",), count=60, split=True)
+    source = MisbehavingSource(prepare=("dedup",), count=60, split=True, twins={3: 10, 5: 10, 33: 31})
     registry = with_source(registry, "notes", source)
     prepare_all(registry, tmp_path)
     prepared = open_prepared(registry, "notes", root=tmp_path)
-    splits = [document.split for batch in prepared.documents() for document in batch]
-    assert splits == ["val" if row % 10 == 0 else "train" for row in range(60) if row % 7]
+    stay = [(document.row, document.split) for batch in prepared.documents() for document in batch]
+    assert stay == [(row, "val" if row % 10 == 0 else "train") for row in range(60) if row % 7 and row not in (3, 5, 33)]
+    rows = [row for row in range(60) if row % 7]
+    assert [
+        (rows[row["ordinal"]], row["split"], rows[row["because_ordinal"]], row["because_split"]) for row in drop_list(tmp_path, "notes")
+    ] == [
+        (3, "train", 10, "val"),
+        (5, "train", 10, "val"),
+        (33, "train", 31, "train"),
+    ]
 
 
 def test_the_kept_are_those_of_inserting_one_after_the_other(tmp_path: Path) -> None:
@@ -161,6 +171,39 @@ def test_verified_duplicates_have_the_similarity_that_their_texts_have(tmp_path:
         similarity = jaccard(*(signer.shingle_hashes(texts[ordinal]) for ordinal in (row["ordinal"], row["because_ordinal"])))
         assert row["similarity"] == pytest.approx(similarity) if row["kind"] == "near" else row["similarity"] == 1
         assert similarity >= 0.8
+
+
+def test_verifying_reads_each_text_once_wherever_its_likes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near twins lie far apart, in many row groups of two data sets; of copies, one is looked at."""
+    base, alone = articles(40), articles(40, seed=1)
+    data = {"notes": [*base, *alone], "books": [*(nearly(text, 2) for text in base), *([nearly(base[0], 3)] * 30)]}
+    settings, table = '[dedup]\nthreshold = 0.8\nverify = "jaccard"\n', 'prepare = ["dedup"]\nval_frac = 0.2\n'
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 3000)
+    registry = corpus_registry(tmp_path, data, settings=settings, table=table)
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=tmp_path, processes=1)
+    reads: list[int] = []
+    shingled: list[str] = []
+    read_row_group, shingle = pq.ParquetFile.read_row_group, Signer.shingle
+
+    def counted_read(parquet: pq.ParquetFile, group: int, **options: Any) -> Any:
+        reads.append(group)
+        return read_row_group(parquet, group, **options)
+
+    def counted_shingle(signer: Signer, texts: Sequence[str]) -> Any:
+        shingled.extend(texts)
+        return shingle(signer, texts)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted_read)
+    monkeypatch.setattr(Signer, "shingle", counted_shingle)
+    first = find_duplicates(registry, root=tmp_path)
+    groups = sum(pq.ParquetFile(path).num_row_groups for path in sorted(tmp_path.glob("corpus/*/documents_*.parquet")))
+    assert groups > 20
+    assert 0 < len(reads) <= groups
+    assert len(shingled) == len(set(shingled)) == 81
+    assert sum(first.meta["datasets"][name]["near"] for name in data) > 30
+    monkeypatch.setattr("niels_cache_assets.corpus.texts._CACHE_BYTES", 0)
+    assert find_duplicates(registry, root=tmp_path, force=True).meta == first.meta
 
 
 def test_a_second_run_is_a_cache_hit_and_a_changed_threshold_runs_only_this(tmp_path: Path) -> None:

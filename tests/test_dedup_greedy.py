@@ -1,6 +1,6 @@
 """Bands and the greedy pass: the same documents go as with one index that is asked and filled document by document."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,9 @@ def triples(dropped: Dropped) -> list[Triple]:
     return list(zip(dropped.ordinals.tolist(), dropped.because.tolist(), dropped.exact.tolist(), strict=True))
 
 
-def insert_one_by_one(signatures: Signatures, bands: int, rows: int, verify: Verify | None = None) -> list[Triple]:
+def insert_one_by_one(
+    signatures: Signatures, bands: int, rows: int, similarity: Callable[[int, int], float] | None = None, threshold: float = 0
+) -> list[Triple]:
     """The rule, plainly: dictionaries of buckets, in order."""
     digests: dict[bytes, int] = {}
     buckets: dict[tuple[int, bytes], list[int]] = {}
@@ -53,8 +55,8 @@ def insert_one_by_one(signatures: Signatures, bands: int, rows: int, verify: Ver
     for ordinal, (digest, slots) in enumerate(zip(signatures.digests, signatures.slots, strict=True)):
         keys = [(band, slots[band * rows : (band + 1) * rows].tobytes()) for band in range(bands) if slots[0] != NO_SHINGLE]
         shared = sorted({earlier for key in keys for earlier in buckets.get(key, [])[:MEMBERS_COMPARED]})
-        if verify is not None:
-            shared = [earlier for earlier in shared if verify.similarity(earlier, ordinal) >= verify.threshold]
+        if similarity is not None:
+            shared = [earlier for earlier in shared if similarity(earlier, ordinal) >= threshold]
         if digest.tobytes() in digests:
             gone.append((ordinal, digests[digest.tobytes()], True))
         elif shared:
@@ -97,21 +99,35 @@ def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows:
 def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
 ) -> None:
-    signatures = made_up(rows)
+    signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])  # one text has one signature
     dropped = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"))
     assert triples(dropped) == insert_one_by_one(signatures, 2, 2)
     assert dropped.documents == len(rows)
     assert np.array_equal(dropped.similarity == 1, dropped.exact)
 
-    def similarity(earlier: int, later: int) -> float:
-        assert earlier < later
-        return (earlier * 7 + later * 3) % 10 / 10
+    compared: list[int] = []
 
-    verify = Verify(similarity=similarity, threshold=0.5)
+    def similarity(earlier: int, later: int) -> float:
+        one, other = (int(signatures.digests[ordinal, 0]) for ordinal in (earlier, later))
+        return (one * 7 + other * 3) % 10 / 10
+
+    def remembered(ordinals: np.ndarray) -> Callable[[int, int], float]:
+        compared.extend(ordinals.tolist())
+
+        def of_those(earlier: int, later: int) -> float:
+            assert {earlier, later} <= set(compared)
+            return similarity(earlier, later)
+
+        return of_those
+
+    expected = insert_one_by_one(signatures, 2, 2, similarity, 0.5)
+    verify = Verify(similarity=remembered, threshold=0.5)
     verified = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"), verify=verify)
-    assert triples(verified) == insert_one_by_one(signatures, 2, 2, verify)
+    assert compared == sorted(set(compared))
+    assert len({bytes(signatures.digests[ordinal]) for ordinal in compared}) == len(compared)
+    assert triples(verified) == expected
     for ordinal, because, exact, measured in zip(*columns(verified), strict=True):
-        assert measured == (1 if exact else np.float32(similarity(because, ordinal)))
+        assert measured == (1 if exact else np.float32(similarity(int(because), int(ordinal))))
 
 
 def columns(dropped: Dropped) -> list[list[float]]:
@@ -160,13 +176,15 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path) -> Non
         compared.append((earlier, later))
         return 0.0
 
-    dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=similarity, threshold=0.5))
+    dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=lambda _: similarity, threshold=0.5))
     assert len(dropped) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
 
-@pytest.mark.parametrize("verify", [None, Verify(similarity=lambda earlier, later: 1.0, threshold=0.8)], ids=["bands", "verified"])
+@pytest.mark.parametrize(
+    "verify", [None, Verify(similarity=lambda _: lambda earlier, later: 1.0, threshold=0.8)], ids=["bands", "verified"]
+)
 def test_the_same_document_over_and_over_takes_one_step_each(tmp_path: Path, verify: Verify | None) -> None:
     """A quadratic step would not end here."""
     one = Signer().sign(["the same words in every one of these documents"])

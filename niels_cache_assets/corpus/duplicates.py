@@ -2,7 +2,7 @@
 
 Documents are taken in a defined order, in which the first one wins: data sets by [dedup] priority, then in table order; in a data set val
 before train, so that a twin leaves train; then input order. Cost and memory: dedup/greedy.py; signatures are read from disk in blocks.
-Texts are read again only for `verify = "jaccard"`, those of candidates.
+Texts are read again only for `verify = "jaccard"`, each once, those of documents that share a band with another.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from niels_cache_assets.corpus.drop_lists import WantedDropLists, wanted_drop_li
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
-from niels_cache_assets.corpus.reading import document_files, document_sizes, ordinals_sha256
+from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.store import TableFile, closing_table
-from niels_cache_assets.corpus.texts import DocumentTexts, ShingleSets
+from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
 from niels_cache_assets.streaming.writers import Files
@@ -73,24 +73,26 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
     if old is not None and old.get("fingerprint") == wanted.fingerprint:
         return outcome("cache_hit", old, warning)
     log(f"looking for duplicates in {', '.join(wanted.corpora)}")
-    _write(registry, root, directory, wanted)
+    _write(registry, root, directory, wanted, log)
     return outcome("built", read_meta(str(directory / META_NAME)), warning)
 
 
-def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists) -> None:
+def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, log: Log) -> None:
     from niels_cache_assets.dedup.greedy import Verify, keep_first
 
     dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
     files: Files = {}
     with atomic_directory(directory, is_ours=_is_duplicates_file) as partial, _unchanged(root, wanted.corpora), ExitStack() as opened:
         inputs = Inputs(registry, root, wanted.corpora)
-        verify = None
-        if dedup.verify == "jaccard":
-            texts = [opened.enter_context(DocumentTexts(document_files(each.directory, each.meta))) for each in inputs.all]
-            shingles = ShingleSets(texts, dedup.ngram)
-            verify = Verify(similarity=lambda earlier, later: _similarity(inputs, shingles, earlier, later), threshold=dedup.threshold)
         scratch = partial / _SCRATCH
         scratch.mkdir()
+
+        def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
+            log(f"comparing the texts of {len(compared):,} documents")
+            shingles = opened.enter_context(ShingleFile(inputs, compared, ngram=dedup.ngram, path=scratch / "shingles"))
+            return shingles.similarity
+
+        verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
         blocks = (block for each in inputs.all for block in each.signatures())
         drops = inputs.drops(keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify))
         rmtree(scratch)
@@ -129,12 +131,6 @@ def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[None]:
 
 def _is_duplicates_file(name: str) -> bool:
     return name == META_NAME or name.endswith(".parquet")
-
-
-def _similarity(inputs: Inputs, shingles: ShingleSets, earlier: int, later: int) -> float:
-    from niels_cache_assets.dedup.jaccard import jaccard
-
-    return jaccard(shingles[inputs.place(earlier)], shingles[inputs.place(later)])
 
 
 def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:

@@ -92,15 +92,10 @@ class Inputs:
             self.all.append(Input(name=name, directory=directory, meta=meta, splits=splits, order=order))
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
-    def place(self, position: int) -> tuple[int, int]:
-        """(corpus, ordinal) of a position in the order over all."""
-        corpora, ordinals = self._places(np.array([position]))
-        return int(corpora[0]), int(ordinals[0])
-
     def drops(self, dropped: Dropped) -> Drops:
         """What `keep_first` found, by corpus and ordinal; a similarity that it did not measure is estimated from the signatures."""
-        corpora, ordinals = self._places(dropped.ordinals)
-        because_corpora, because_ordinals = self._places(dropped.because)
+        corpora, ordinals = self.places(dropped.ordinals)
+        because_corpora, because_ordinals = self.places(dropped.because)
         drops = Drops(
             corpora=corpora,
             ordinals=ordinals,
@@ -114,7 +109,8 @@ class Inputs:
         self._estimate(drops)
         return drops
 
-    def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(corpus, ordinal) of positions in the order over all, int16 and int64 (n,)."""
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
         ordinals = np.empty(len(positions), dtype=np.int64)
         for corpus, each in enumerate(self.all):

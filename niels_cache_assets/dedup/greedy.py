@@ -7,8 +7,9 @@ The rule of inserting one document after the other into an index, computed witho
 3. One pass in order over the bucket numbers of all bands. A bucket remembers the first kept document in it (with `verify`, the first 64).
 
 Cost: sorting, n log n, and one pass; no step is quadratic, whatever share of the documents is the same. Memory: about 50 bytes a document
-while a band is sorted, then 4 bytes a bucket and 13 for each document that goes; with `verify`, that and what the similarity reads. Disk:
-28 + 8 x bands bytes a document at most, in `scratch`. No texts here: what similarity means is the caller's.
+while a band is sorted, then 4 bytes a bucket and 13 for each document that goes; `verify` takes 17 bytes a bucket and 4 for each document
+that may be compared, the members of the buckets, which are a mapped file, and what the similarity reads. Disk: 32 + 8 x bands bytes a
+document at most, in `scratch`, those members included. No texts here: what similarity means is the caller's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,9 +34,13 @@ _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # thos
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """A shared band alone is not enough: `similarity(earlier, later)` of the two ordinals has to reach `threshold`."""
+    """A shared band alone is not enough: the similarity has to reach `threshold`.
 
-    similarity: Callable[[int, int], float]
+    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32: what it returns is then
+    asked for pairs of them. Those with one digest are one document to it, the first of them: so many copies are as cheap as two.
+    """
+
+    similarity: Callable[[NDArray[np.uint32]], Callable[[int, int], float]]
     threshold: float
 
 
@@ -181,6 +186,10 @@ def _drop_verified(
     room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
     if room[-1] == 0:
         return []
+    first_of = np.full(len(sizes), _NOBODY, dtype=np.uint32)
+    similarity = verify.similarity(_compared(files, digests, first_of))
+    for file in files:
+        file.seek(0)
     members = np.memmap(scratch / "members", dtype=np.uint32, mode="w+", shape=(int(room[-1]),))
     filled = np.zeros(len(sizes), dtype=np.uint8)
     found = []
@@ -188,21 +197,22 @@ def _drop_verified(
     def kept_in(bucket: int) -> NDArray[np.uint32]:
         return members[room[bucket] : room[bucket] + filled[bucket]]
 
-    def match(ordinal: int, own: list[int]) -> tuple[int, bool, float] | None:
+    def match(ordinal: int, stand_in: int, own: list[int]) -> tuple[int, bool, float] | None:
         for twin in kept_in(own[0]).tolist():
             if bytes(digests[twin]) == bytes(digests[ordinal]):
                 return twin, True, 1.0
         for earlier in sorted({earlier for bucket in own[1:] for earlier in kept_in(bucket).tolist()}):
-            similarity = verify.similarity(earlier, ordinal)
-            if similarity >= verify.threshold:
-                return earlier, False, similarity
+            measured = similarity(earlier, stand_in)
+            if measured >= verify.threshold:
+                return earlier, False, measured
         return None
 
     for start, block in _blocks(files):
         rows = []
+        stand_ins = _stand_ins(start, block[0], digests, first_of)
         for column in np.flatnonzero(block.any(axis=0)).tolist():
             own = block[:, column].tolist()
-            matched = match(start + column, own)
+            matched = match(start + column, int(stand_ins[column]), own)
             if matched is not None:
                 rows.append((start + column, *matched))
                 continue
@@ -211,9 +221,31 @@ def _drop_verified(
                     members[room[bucket] + filled[bucket]] = start + column
                     filled[bucket] += 1
         if rows:
-            ordinals, because, exact, similarity = zip(*rows, strict=True)
-            found.append((np.array(ordinals), np.array(because), np.array(exact), np.array(similarity)))
+            ordinals, because, exact, measured = zip(*rows, strict=True)
+            found.append((np.array(ordinals), np.array(because), np.array(exact), np.array(measured)))
     return found
+
+
+def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The documents in a bucket of a band that stand for themselves; fills in the first document of each bucket of digests."""
+    found = [np.empty(0, dtype=np.uint32)]
+    for start, block in _blocks(files):
+        ordinals = np.arange(start, start + block.shape[1], dtype=np.uint32)
+        shared = block[0] != 0
+        np.minimum.at(first_of, block[0][shared], ordinals[shared])
+        own = _stand_ins(start, block[0], digests, first_of) == ordinals
+        found.append(ordinals[block[1:].any(axis=0) & own])
+    return np.concatenate(found)
+
+
+def _stand_ins(start: int, buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Who is compared for each document from `start` on, (n,) uint32: the first one with its digest, mostly itself."""
+    ordinals = np.arange(start, start + len(buckets), dtype=np.uint32)
+    shared = np.flatnonzero(buckets)
+    first = first_of[buckets[shared]]
+    same = (digests[first] == digests[ordinals[shared]]).all(axis=1)
+    ordinals[shared[same]] = first[same]
+    return ordinals
 
 
 def _dropped(documents: int, found: list[_Columns]) -> Dropped:
