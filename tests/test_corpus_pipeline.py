@@ -1,18 +1,23 @@
 """Caches of prepared data sets: made of their corpus minus their drop list, alone and as members, and when they are made again."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets import pipeline
 from niels_cache_assets.cache_state import cache_state
 from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.sampling import sample_corpus
 from niels_cache_assets.pipeline import BuildOutcome, build_dataset
 from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import documents_name
@@ -143,6 +148,63 @@ def test_token_budgets_count_what_is_left_in_order(tmp_path: Path, model_table: 
     assert outcome.meta["dropped"]["exact_duplicate"] == 120
 
 
+@pytest.mark.parametrize("budgets", [True, False])
+def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache(
+    tmp_path: Path, model_table: str, monkeypatch: pytest.MonkeyPatch, budgets: bool
+) -> None:
+    table = PREPARE + ("train_tokens = 500\nval_tokens = 100\n" if budgets else "val_frac = 0.1\n")
+    texts = articles(40)
+    data = {"notes": [*texts, *(nearly(text, 6) for text in texts)]}
+    registry = ready(corpus_registry(tmp_path, data, settings=model_table, table=table), tmp_path)
+    build = pipeline.build_pretrain_cache
+
+    def replace_corpus() -> None:
+        write_jsonl(tmp_path / "notes.jsonl", articles(80, seed=1))
+        prepare_all(registry, tmp_path)
+
+    def replace_drop_list() -> None:
+        find_duplicates(corpus_registry(tmp_path, data, settings=model_table + "[dedup]\nthreshold = 0.97\n", table=table), root=tmp_path)
+
+    for replace in (replace_drop_list, replace_corpus):
+
+        def late(*arguments: Any, replace: Callable[[], None] = replace, **settings: Any) -> Any:
+            replace()
+            return build(*arguments, **settings)
+
+        monkeypatch.setattr(pipeline, "build_pretrain_cache", late)
+        with pytest.raises(NielsCacheError, match="was replaced while it was read; run this again"):
+            build_dataset(registry, "notes", root=tmp_path)
+        monkeypatch.setattr(pipeline, "build_pretrain_cache", build)
+        assert not (tmp_path / "pretrain" / "notes").exists()
+        registry = corpus_registry(tmp_path, data, settings=model_table, table=table)
+        find_duplicates(registry, root=tmp_path)
+
+
+def test_drop_lists_of_another_data_sets_former_corpus_are_told_by_the_state_of_the_cache(tmp_path: Path, model_table: str) -> None:
+    data = {"notes": articles(20), "books": articles(5, seed=1)}
+    registry = ready(corpus_registry(tmp_path, data, settings=model_table), tmp_path)
+    build_dataset(registry, "notes", root=tmp_path)
+    write_jsonl(tmp_path / "books.jsonl", articles(5, seed=2))
+    prepare_corpus(registry, "books", root=tmp_path, processes=1)
+    state = cache_state(registry, "notes", root=tmp_path)
+    assert (state.state, state.needs_build) == ("no corpus", True)
+    assert "before the corpus of 'books' was made as it is" in state.advice
+    find_duplicates(registry, root=tmp_path)
+    assert cache_state(registry, "notes", root=tmp_path).state == "in sync"
+    assert build_dataset(registry, "notes", root=tmp_path).state == "cache_hit"
+
+
+def test_reasons_and_languages_in_another_order_are_no_reason_to_clean_again(tmp_path: Path) -> None:
+    def registry(changes: str) -> Registry:
+        return corpus_registry(tmp_path, {"notes": articles(5)}, table=f'prepare = ["clean"]\ncleaning = {{ {changes} }}\n')
+
+    first = 'languages = ["en", "de"], skip = ["language_error", "not_english", "too_short"]'
+    again = 'languages = ["de", "en", "de"], skip = ["too_short", "not_english", "language_error"]'
+    assert prepare_corpus(registry(first), "notes", root=tmp_path, processes=1).state == "built"
+    assert prepare_corpus(registry(again), "notes", root=tmp_path, processes=1).state == "cache_hit"
+    assert prepare_corpus(registry(first.replace('"de"', '"fr"')), "notes", root=tmp_path, processes=1).state == "built"
+
+
 def test_a_run_with_another_seed_is_refused_where_the_drop_list_hangs_on_it(tmp_path: Path, model_table: str) -> None:
     registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
     with pytest.raises(NielsCacheError, match=r"set seed and val_frac in the configuration, not for one run"):
@@ -178,6 +240,21 @@ def test_an_interleave_takes_prepared_members_prepared(tmp_path: Path, model_tab
     find_duplicates(stricter, root=tmp_path)
     assert cache_state(stricter, "mix", root=tmp_path).state == "other settings"
     assert build_dataset(stricter, "mix", root=tmp_path).state == "built"
+
+
+def test_a_member_that_starts_again_gives_the_same_documents_or_none(tmp_path: Path) -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1 }\nval_frac = 0\n'
+    registry = corpus_registry(tmp_path, {"notes": articles(30)}, settings=mix)
+    prepare_all(registry, tmp_path)
+    member = with_prepared(registry, tmp_path)["notes"]
+    before = member.identity()
+    assert sum(map(len, member.documents(StreamContext(seed=1)))) == 30
+    write_jsonl(tmp_path / "notes.jsonl", articles(30, seed=1))
+    prepare_all(registry, tmp_path)
+    assert member.identity() == before
+    with pytest.raises(NielsCacheError, match="was replaced while it was read"):
+        list(member.documents(StreamContext(seed=1)))
+    assert with_prepared(registry, tmp_path)["notes"].identity() != before
 
 
 def test_a_member_that_is_switched_off_is_not_taken_unprepared(tmp_path: Path, model_table: str) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.corpus.identity import current_corpus, split_identity
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, duplicates_dir
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime.errors import NielsCacheError

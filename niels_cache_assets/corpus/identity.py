@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import PretrainSource
 from niels_cache_assets.streaming.directories import finished_meta

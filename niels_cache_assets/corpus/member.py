@@ -17,10 +17,14 @@ from niels_cache_assets.sources.base import PretrainSource, StreamContext
 
 
 class PreparedMember(PretrainSource):
-    """A source that streams a prepared data set. Opens it when it is asked, not before, and every time: a corpus may be replaced."""
+    """A source that streams a prepared data set. Opens it when it is first asked for something, and stays with what it found then.
+
+    So what it says of itself and what it streams, however often, are of one corpus and one drop list, or an error.
+    """
 
     source: Literal["prepared"] = "prepared"
     _open: Callable[[], PreparedCorpus] = PrivateAttr()
+    _opened: PreparedCorpus | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, opener: Callable[[], PreparedCorpus]) -> PreparedMember:
@@ -37,10 +41,15 @@ class PreparedMember(PretrainSource):
         return f"sha256:{fingerprint_of(self.identity())}"
 
     def identity(self) -> dict[str, Any]:
-        return {"prepared": self._open().identity()}
+        return {"prepared": self._prepared().identity()}
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return self._open().stream(context)
+        return self._prepared().stream(context)
+
+    def _prepared(self) -> PreparedCorpus:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
