@@ -1,13 +1,16 @@
 """`niels-cache prebuild-index`: what it builds is what training then only maps; blends of the configuration and of Megatron-LM's files."""
 
 import json
+import multiprocessing
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.blends import prebuild as prebuilding
-from niels_cache_assets.blends.prebuild import BlendPlan, plan_of, prebuild, read_blend_file
+from niels_cache_assets.blends.prebuild import BlendPlan, plan_of, prebuild, prebuild_here, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.prebuilding import array_progress
 from niels_cache_assets.registry import Registry, load_registry
@@ -131,12 +134,12 @@ def test_without_weights_each_sample_comes_once(folder: Path) -> None:
     paths, weights = read_blend_file("blend.txt")
     plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
     assert weights is None
-    outcome = prebuild(plan, root=Path("cache"))
+    outcome = prebuild_here(plan, root=Path("cache"))
     *members, blend = outcome.indices
     assert blend.label == "blend"
     assert blend.samples == sum(member.samples for member in members)
     alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
-    assert [index.label for index in prebuild(alone, root=Path("cache")).indices] == ["notes"]
+    assert [index.label for index in prebuild_here(alone, root=Path("cache")).indices] == ["notes"]
 
 
 @pytest.mark.parametrize(
@@ -246,8 +249,52 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.C
 def test_steps_are_compiled_for_long_blends_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(registry(), "mix", root=Path("cache"))
     assert prebuilding._advance(plan) is None
-    monkeypatch.setattr(prebuilding, "_COMPILED_FROM", 60)
+    monkeypatch.setattr(prebuilding, "_LONG", 60)
     pytest.importorskip("numba", reason="compiled steps need numba")
     assert prebuilding._advance(plan) is not None
     monkeypatch.setattr(prebuilding, "find_spec", lambda name: None)
     assert prebuilding._advance(plan) is None
+
+
+def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prebuilding, "_LONG", 60)
+    told = []
+
+    def interrupt_at_the_blend(array: str, done: int, total: int) -> None:
+        told.append(array)
+        if array == "dataset_index":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache"), progress=interrupt_at_the_blend)
+    assert multiprocessing.active_children() == []
+    assert set(told) == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
+
+
+def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prebuilding.signal, "signal", lambda number, handler: None)  # here it is no child
+    plan = plan_of(registry(), "mix", root=Path("cache"))
+
+    def messages(plan: BlendPlan) -> list[Any]:
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        prebuilding._prebuild_for(sender, plan, Path("cache"))
+        sender.close()
+        received = []
+        with suppress(EOFError):
+            while True:
+                received.append(receiver.recv())
+        return received
+
+    *progress, (kind, outcome) = messages(plan)
+    assert {kind for kind, _ in progress} == {"progress"}
+    assert (kind, outcome.hash) == ("outcome", prebuild_here(plan, root=Path("cache")).hash)
+    [(kind, message)] = messages(replace(plan, paths=(Path("nowhere"), Path("nowhere"))))
+    assert kind == "error"
+    assert message.startswith("nowhere: no such folder of a split")
+
+
+def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
+    abandoned = Path("cache/index/.0123456789abcdef.partial")
+    abandoned.mkdir(parents=True)
+    assert prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache")).state == "built"
+    assert list(Path("cache/index").glob(".*.partial")) == []

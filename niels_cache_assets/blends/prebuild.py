@@ -1,15 +1,20 @@
 """Build the indices of a blend ahead of training: of a table [blend.NAME], or of a file as Megatron-LM's --data-args-path takes it.
 
 What is built, and for whom, is `niels_cache_runtime.megatron.prebuild_blend`'s business. Steps are compiled where the blend is long
-enough to be worth it and numba is there; the arrays are the same.
+enough to be worth it and numba is there; the arrays are the same. A long one is built in a child process: numpy's shuffle of a large array
+answers no interrupt until it is done, but a child can be killed, and the next build clears what it left.
 """
 
 import math
+import multiprocessing
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,14 +23,15 @@ from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
-from niels_cache_runtime.megatron.blend_indices import Advance
-from niels_cache_runtime.megatron.blended import prebuild_blend
-from niels_cache_runtime.megatron.gpt_indices import Progress
-from niels_cache_runtime.megatron.index_cache import IndexCache
 from niels_cache_runtime.meta import read_meta
 
-_COMPILED_FROM = 1_000_000  # samples: with fewer, loading the compiled steps takes longer than they save
+if TYPE_CHECKING:
+    from niels_cache_runtime.megatron.blend_indices import Advance
 
+_LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
+_POLL_SECONDS = 0.1
+
+Progress = Callable[[str, int, int], None]
 Part = Literal["train", "valid", "test"]
 
 
@@ -116,10 +122,55 @@ def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
 
 
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
-    """Build what is not there yet, under `root`. progress: told (name of the array, done, total).
+    """Build what is not there yet, under `root`; a long blend in a child process. progress: told (name of the array, done, total).
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the folder cannot be written.
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, if the folder cannot be written, or if the child dies.
     """
+    if plan.num_samples is not None and plan.num_samples < _LONG:
+        return prebuild_here(plan, root=root, progress=progress)
+    context = multiprocessing.get_context("spawn")
+    messages, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_prebuild_for, args=(sender, plan, root.absolute()), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        while True:
+            if not messages.poll(_POLL_SECONDS):
+                continue
+            kind, told = messages.recv()
+            if kind == "outcome":
+                outcome: IndexOutcome = told
+                return outcome
+            if kind == "error":
+                raise NielsCacheError(told)
+            if progress is not None:
+                progress(*told)
+    except EOFError as error:
+        raise NielsCacheError(
+            f"{index_folder(root)}: the process that built the indices was killed (out of memory?); run it again"
+        ) from error
+    finally:
+        child.kill()
+        child.join()
+        messages.close()
+
+
+def _prebuild_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
+    """In the child: what `prebuild_here` says and returns goes to the caller, who has the interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        sender.send(("outcome", prebuild_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
+    except NielsCacheError as error:
+        sender.send(("error", str(error)))
+    except BrokenPipeError:
+        pass  # the caller is gone
+
+
+def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
+    """`prebuild`, in this process."""
+    from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
+    from niels_cache_runtime.megatron.index_cache import IndexCache
+
     started, built = time.monotonic(), False
 
     def tell(array: str, done: int, total: int) -> None:
@@ -152,8 +203,8 @@ def _number(word: str) -> float | None:
         return None
 
 
-def _advance(plan: BlendPlan) -> Advance | None:
-    if (plan.num_samples or 0) < _COMPILED_FROM or find_spec("numba") is None:
+def _advance(plan: BlendPlan) -> "Advance | None":
+    if (plan.num_samples or 0) < _LONG or find_spec("numba") is None:
         return None
     from niels_cache_assets.blend_kernel import advance_lanes
 

@@ -68,6 +68,7 @@ class IndexCache:
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Meta:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear_abandoned()
             with self._locked(directory):
                 meta = _finished(directory)  # built by another while this process waited
                 if meta is not None:
@@ -92,6 +93,16 @@ class IndexCache:
         if meta is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
         return meta
+
+    def _clear_abandoned(self) -> None:
+        """Remove what builders left that were killed: their locks are free."""
+        for partial in self.folder.glob(".*.partial"):
+            with open(partial.with_suffix(".lock"), "a+", encoding="utf-8") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:  # at work, or a file system without locks
+                    continue
+                _remove(partial)
 
     @contextmanager
     def _locked(self, directory: Path) -> Iterator[None]:

@@ -6,13 +6,13 @@ it again is a cache hit where nothing changed: an index lies under the hash of a
 
 import dagster as dg
 
-from niels_cache_assets.build_cache import fingerprint_of
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.corpus_metadata import table
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata import STATE, Metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 
 _CODE_VERSION = "1"  # the algorithms' own version is in every hash
