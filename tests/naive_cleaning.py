@@ -134,11 +134,11 @@ def tags(text: str) -> str:
 
 
 def is_bare(tag: re.Match[str]) -> bool:
-    return not tag[3] and not tag[4]
+    return "=" not in tag[3] and "/" not in tag[3] and not tag[4]
 
 
 def is_closed(name: str, later: list[re.Match[str]]) -> bool:
-    """Whether one of the later tags is the partner of an opening tag; tags with attributes are no partners."""
+    """Whether one of the later tags is the partner of an opening tag; tags whose attributes have values are no partners."""
     depth = 1
     for tag in later:
         if tag[2].lower() == name and is_bare(tag):

@@ -108,8 +108,8 @@ MARKUP = st.lists(st.sampled_from(PARTS), max_size=40).map("".join) | st.text(ma
         ),
         (
             "tags",
-            "x<b && y>c, for (i=0;i <p ;i++) y > 3, a <b is small ... c> d, cp <source> <dir>, List<A>",
-            "x<b && y>c, for (i=0;i <p ;i++) y > 3, a <b is small ... c> d, cp <source> <dir>, List<A>",
+            "x<b && y>c, for (i=0;i <p ;i++) y > 3, a <b is small ... c> d, cp <source> <title line>, List<A>",
+            "x<b && y>c, for (i=0;i <p ;i++) y > 3, a <b is small ... c> d, cp <source> <title line>, List<A>",
         ),
         ("tags", "<title>A</title> <title> <Time x='1'>B</b> <input disabled/><a\nhref=b.org/c>d<p>", "\nA\n <title> B  d\n"),
         ("tags", "10<sup>6</sup> and 10<sup>−6</sup>, x<sup>2</sup>, 2<sup>nd</sup>", "10^6 and 10^−6, x2, 2nd"),

@@ -49,10 +49,13 @@ _EXTERNAL_LINK = re.compile(r"\[(?:(?:https?:|ftps?:|ircs?:|news:)?//|mailto:)[^
 _HEADING = re.compile(r"^={1,6}(?![=>])[^\n]*+$", re.MULTILINE)
 
 _COMMENT_MARKS = re.compile(r"(?P<open><!--)|-->")
+_VALUELESS = (
+    r"(?:allowfullscreen|async|autoplay|checked|chem|compact|controls|defer|disabled|hidden|inline|ismap|line|loop|multiple|muted|noshade|"
+    r"nowrap|open|readonly|required|reversed|selected)(?=[\s/>])"
+)
 _ATTRIBUTES = (
     r"""(?:[\s/]++(?:[A-Za-z_:][\w:.-]{0,60}+\s*+=\s*+(?:"[^"<>]{0,2000}+"|'[^'<>]{0,2000}+'|(?:[^\s"'<>/]|/(?!>)){1,500}+)"""
-    r"|(?:allowfullscreen|async|autoplay|checked|chem|compact|controls|defer|disabled|hidden|inline|ismap|line|loop|multiple|muted|noshade"
-    r"|nowrap|open|readonly|required|reversed|selected)(?=[\s/>]))){0,30}+"
+    rf"|{_VALUELESS})){{0,30}}+"
 )
 _UNPROSE = "ref|gallery|script|style|timeline|math|chem|score|graph|templatedata|mapframe"
 _UNPROSE_TAGS = re.compile(
@@ -70,7 +73,8 @@ _TAG_NAME = (
 )
 _TAG = re.compile(rf"<(?=/?[a-z])(?P<closes>/)?{_TAG_NAME}{_ATTRIBUTES}\s*+/?>", re.IGNORECASE | re.ASCII)
 _BARE_TAG = re.compile(
-    rf"<(?=/?[a-z])(/?)((?!(?:br|dd|dt|hr|li|nowiki|p|references|td|th|tr|wbr)\b){_TAG_NAME})\s*+>", re.IGNORECASE | re.ASCII
+    rf"<(?=/?[a-z])(/?)((?!(?:br|dd|dt|hr|li|nowiki|p|references|td|th|tr|wbr)\b){_TAG_NAME})(?:\s++{_VALUELESS})*+\s*+>",
+    re.IGNORECASE | re.ASCII,
 )
 _POWER = re.compile(r"(?<=\d)<sup>\s{0,9}([+\-−]?\d{1,9})\s{0,9}</sup>", re.IGNORECASE)
 
@@ -224,7 +228,7 @@ def _without_tags(text: str) -> str:
 
 
 def _without_partner(text: str) -> bytearray | None:
-    """Of each character whether an opening tag begins there that has no attributes, no closing tag, and usually has one; None: no such."""
+    """Of each character whether an opening tag begins there that has no attribute with a value and no closing tag; None: no such."""
     stays = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))
     for found in _BARE_TAG.finditer(text):

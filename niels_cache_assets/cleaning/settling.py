@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 PASSES = 4  # real pages need one, and one more to see that nothing is left
+REGIONS = 2  # places that unfold in one text
 _MARGIN = 10  # characters before the first that changes: what went may begin like what comes after it
 
 
@@ -18,7 +19,7 @@ def settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> st
         before, text = text, step(text)
         if text == before:
             return text
-    for _ in range(PASSES):
+    for _ in range(REGIONS):
         after = step(text)
         if after == text:
             return text
