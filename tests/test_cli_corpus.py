@@ -357,6 +357,8 @@ def test_list_says_what_is_left_of_each_corpus(registry: Registry, capsys: pytes
     gone = sum(find_duplicates(registry, root=Path("cache")).meta["datasets"]["copies"][kind] for kind in ("exact", "near"))
     assert states() == {"python_docs": "-", "notes": "40 of 48", "copies": f"{43 - gone} of 43"}
     config = Path("niels_cache.toml")
+    config.write_text(config.read_text().replace("threshold = 0.7", "threshold = 0.75"))
+    assert states() == {"python_docs": "-", "notes": "40 of 48, dedup out of date", "copies": "43 of 43, dedup out of date"}
     config.write_text(config.read_text().replace("[cleaning]\n", "[cleaning]\nmin_words = 51\n"))
     assert states() == {"python_docs": "-", "notes": "other settings", "copies": "other settings"}
     Path("cache/corpus/notes/meta.json").write_text("{")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,8 +38,10 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
             current_corpus(registry, name, root=root)
         except NielsCacheError:
             return "other settings"
-        if left is None and "dedup" in registry.pretrain[name].prepare:
-            return f"{meta['documents']['kept']:,} of {documents:,}, no dedup yet"
+        try:
+            open_prepared(registry, name, root=root)
+        except NielsCacheError:
+            return f"{meta['documents']['kept']:,} of {documents:,}, {'no dedup yet' if left is None else 'dedup out of date'}"
     return f"{meta['documents']['kept'] if left is None else left:,} of {documents:,}"
 
 
