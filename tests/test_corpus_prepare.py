@@ -162,6 +162,31 @@ def test_documents_spread_over_files_and_say_the_same(tmp_path: Path, registry: 
     assert [path.name for path in fewer.directory.glob("documents_*.parquet")] == ["documents_00000.parquet"]
 
 
+def test_row_groups_of_short_texts_end_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 40)
+    registry = corpus_registry(tmp_path, {"notes": [f"note {index}" for index in range(100)]}, table='prepare = ["dedup"]\n')
+    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    parquet = pq.ParquetFile(outcome.directory / "documents_00000.parquet")
+    assert [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)] == [40, 40, 20]
+    assert [row["text"] for row in documents_of(outcome.directory)] == [f"note {index}" for index in range(100)]
+
+
+def test_rows_have_the_columns_of_the_layout() -> None:
+    assert ("ordinal", *store.DocumentRow._fields) == tuple(DOCUMENTS)
+
+
+def test_token_budgets_do_not_end_what_is_prepared_and_the_log_says_so(tmp_path: Path) -> None:
+    log: list[str] = []
+    registry = corpus_registry(tmp_path, {"notes": articles(20)}, table='prepare = ["clean"]\ntrain_tokens = 100\n')
+    assert prepare_corpus(registry, "notes", root=tmp_path, processes=1, log=log.append).meta["documents"]["kept"] == 20
+    assert [line for line in log if line.startswith("warning")] == [
+        "warning: all of notes is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built"
+    ]
+    log.clear()
+    prepare_corpus(corpus_registry(tmp_path, {"notes": articles(20)}), "notes", root=tmp_path, processes=1, log=log.append)
+    assert len(log) == 1
+
+
 @pytest.mark.parametrize(
     ("fault", "processes", "message"),
     [
@@ -187,11 +212,14 @@ def test_a_source_of_which_nothing_is_left_is_an_error_and_replaces_nothing(tmp_
     good = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     before = content_of(good.directory)
     write_jsonl(tmp_path / "notes.jsonl", ["too short", "this one, too"])
-    with pytest.raises(NielsCacheError, match=r"no document is left \(too_short 2\)"):
+    with pytest.raises(NielsCacheError, match=r"no document is left \(too_short 2\).* thresholds of \[cleaning\]"):
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     write_jsonl(tmp_path / "notes.jsonl", [])
-    with pytest.raises(NielsCacheError, match=r"no document is left \(the source is empty\)"):
+    with pytest.raises(NielsCacheError, match=r"no document is left \(the source is empty\).* check the source$"):
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    uncleaned = with_source(registry, "notes", MisbehavingSource(prepare=("dedup",), count=1))
+    with pytest.raises(NielsCacheError, match=r"no document is left \(seventh 1\).* check the source$"):
+        prepare_corpus(uncleaned, "notes", root=tmp_path, processes=1)
     assert content_of(good.directory) == before
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.corpus.store import Row, document_hash
+from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource
 from niels_cache_assets.sources.files import writable
-from niels_cache_assets.streaming.encode import INVALID_UNICODE
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.dedup.signatures import Signer
 
 LENGTH_BINS = 40  # bin b of a histogram: 2**(b-1) <= characters < 2**b; bin 0 is the empty text
-EXCERPT_CHARACTERS = 500  # what a report keeps of a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class PreparedChunk:
 
     dropped_by_source: Counter[str]
     report: CleaningReport
-    rows: list[Row]
+    rows: list[DocumentRow]
     hashes: bytes
     digests: np.ndarray | None
     slots: np.ndarray | None
@@ -108,18 +107,19 @@ class ChunkWork:
             digests=signed.digests if signed is not None else None,
             slots=signed.slots if signed is not None else None,
             before=TextTotals.of((len(document.text) for document in given), (_size(document.text) for document in given)),
-            after=TextTotals.of((row[-2] for row in rows), (row[-1] for row in rows)),
+            after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
             words=sum(len(document.text.split()) for document in kept),
         )
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
         from niels_cache_assets.cleaning.chain import Rejected
+        from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS
 
         if self.cleaning is not None:
             result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)
             return result if isinstance(result, Document) else None
         named = _with_writable_names(document)
-        if document.text.isascii() or _is_writable(document.text):
+        if not has_lone_surrogate(document.text):
             report.add(named)
             return named
         report.add(Rejected(named._replace(text=writable(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None))
@@ -140,10 +140,9 @@ def _signer(num_perm: int, ngram: int) -> Signer:
     return Signer(num_perm=num_perm, ngram=ngram)
 
 
-def _row(document: Document) -> Row:
-    """The document as a row of DOCUMENTS without its ordinal."""
+def _row(document: Document) -> DocumentRow:
     text, source_id, file, row, title, split, _ = document
-    return text, title, source_id, file, row, split, len(text), _size(text)
+    return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text))
 
 
 def _with_writable_names(document: Document) -> Document:
@@ -153,11 +152,3 @@ def _with_writable_names(document: Document) -> Document:
 
 def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
-def _is_writable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

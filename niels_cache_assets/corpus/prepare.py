@@ -1,15 +1,16 @@
 """`prepare_corpus`: stream a data set's source through cleaning and signing, on every core, into its corpus on disk.
 
-One pass. Memory: a few chunks of about a megabyte per worker process and one row group, whatever the size of the source. A document that is
-larger than a chunk takes about ten times its size here and fifteen times in its worker, words and copies on the way included. The same
-source and settings give the same bytes, for any number of processes.
+One pass over all of the source: token budgets are for the cache that is built of the corpus. Memory: a few chunks of about a megabyte per
+worker process and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times its size
+here and fifteen times in its worker, words and copies on the way included. The same source and settings give the same bytes, for any
+number of processes.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +26,7 @@ from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
-from niels_cache_assets.streaming.encode import available_threads, in_chunks
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, available_threads, in_chunks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
@@ -99,6 +100,8 @@ def prepare_corpus(
         return outcome("cache_hit", old)
     context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings)
     log(f"preparing {name}: {', '.join(source.prepare)}")
+    if source.train_tokens is not None or source.val_tokens is not None:
+        log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
     _write(registry, name, directory, context, fingerprint, processes or registry.build.threads or available_threads(), progress)
     return outcome("built", read_meta(str(directory / META_NAME)))
 
@@ -135,12 +138,12 @@ def _write(
             report.merge(chunk.report)
             before, after, words = before + chunk.before, after + chunk.after, words + chunk.words
             dropped_by_source += chunk.dropped_by_source
-            splits.update(row[5] or "unknown" for row in chunk.rows)
+            splits.update(row.split or "unknown" for row in chunk.rows)
             if progress is not None:
                 progress(CorpusProgress(before.documents, after.documents, before.characters))
         dropped_by_source += context.report.dropped
         if not writer.documents:
-            raise NielsCacheError(_why_empty(directory, report.dropped + dropped_by_source))
+            raise NielsCacheError(_why_empty(directory, report.dropped, dropped_by_source))
         writer.seal()
         write_rejected(partial, report.rows(), writer.files)
         meta = {
@@ -179,6 +182,8 @@ def _chunks(source: PretrainSource, context: StreamContext) -> Iterator[Chunk]:
         first += len(documents)
 
 
-def _why_empty(directory: Path, dropped: Mapping[str, int]) -> str:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "the source is empty"
-    return f"{directory}: no document is left ({reasons}); nothing was written; check the source and the thresholds of [cleaning]"
+def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str]) -> str:
+    counts = sorted((dropped_here + dropped_by_source).items())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
+    advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
+    return f"{directory}: no document is left ({reasons}); nothing was written; check {advice}"

@@ -1,6 +1,7 @@
 """The files of a corpus, written once from front to back: documents in parquet, digests and signatures as arrays, rejected examples.
 
-Memory: one row group of documents (2 MB of text), whatever the size of the corpus. What is in them is decided in `prepare`.
+Memory: one row group of documents (2 MB of text, or 16,384 documents), whatever the size of the corpus and of its texts. What is in them is
+decided in `prepare`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,19 +25,31 @@ from niels_cache_assets.corpus.layout import (
     TEXT_BYTES_PER_FILE,
     documents_file,
 )
+from niels_cache_assets.dedup.signatures import DIGEST_BYTES
 from niels_cache_assets.streaming.writers import Files, NpyWriter, add_file
 from niels_cache_runtime.formats import META_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DIGEST_BYTES = 20  # SHA-1
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
+ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory
 
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
 _FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
 
-Row = tuple[Any, ...]
+
+class DocumentRow(NamedTuple):
+    """A row of DOCUMENTS without its ordinal."""
+
+    text: str
+    title: str | None
+    source_id: str
+    file: str
+    row: int
+    split: str | None
+    characters: int
+    bytes: int
 
 
 def is_corpus_file(name: str) -> bool:
@@ -88,7 +101,7 @@ class CorpusWriter:
         self._table: TableFile | None = None
         self._tables = 0
         self._text_bytes = 0  # in the open file, the waiting rows included
-        self._waiting: list[Row] = []
+        self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
         self._content = hashlib.sha256()
         self.files: Files = {}
@@ -106,8 +119,8 @@ class CorpusWriter:
             if part is not None:
                 part.abandon()
 
-    def write(self, rows: Sequence[Row], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> None:
-        """Append documents: rows of DOCUMENTS without the ordinal, the last column is the text's bytes.
+    def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> None:
+        """Append documents.
 
         `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
         """
@@ -119,9 +132,9 @@ class CorpusWriter:
             self._slots.write(slots)
         for row in rows:
             self._waiting.append((self.documents, *row))
-            self._waiting_bytes += row[-1]
+            self._waiting_bytes += row.bytes
             self.documents += 1
-            if self._waiting_bytes >= TEXT_BYTES_PER_GROUP:
+            if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
                 self._flush()
 
     def seal(self) -> None:
@@ -173,8 +186,8 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
     table.seal()
 
 
-def document_hash(row: Row) -> bytes:
-    """sha256 of one row of DOCUMENTS without the ordinal: every field as UTF-8 with its length in front, nulls apart from empty."""
+def document_hash(row: DocumentRow) -> bytes:
+    """sha256 of one row: every field as UTF-8 with its length in front, nulls apart from empty."""
     digest = hashlib.sha256()
     for value in row:
         data = b"" if value is None else str(value).encode()

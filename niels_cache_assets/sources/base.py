@@ -105,7 +105,9 @@ class PretrainSource(Source):
     val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
     shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
-    prepare: tuple[PrepareStep, ...] = Field((), strict=False, description="'clean', 'dedup' or both: what is done before tokenization")
+    prepare: tuple[PrepareStep, ...] = Field(
+        (), strict=False, description="'clean', 'dedup' or both: done before tokenization, to all of the source: token budgets count later"
+    )
     cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] that are otherwise for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
         "off", description="Keep documents that equal, or nearly equal, one of val out of train"

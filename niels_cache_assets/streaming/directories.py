@@ -62,7 +62,7 @@ def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = _CA
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise NielsCacheError(f"{target}: another build is writing this data set now; wait for it to end") from error
+            raise NielsCacheError(f"{target}: another build is writing it now; wait for it to end") from error
         _remove(partial)
         try:
             partial.mkdir()

@@ -123,7 +123,7 @@ def encode_documents(
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
     """The ids of each text as int64 or int32 array, or the reason why it has none."""
     normal = [normalize_newlines(text) for text in texts]
-    problems = [INVALID_UNICODE if _has_lone_surrogate(text) else None for text in normal]
+    problems = [INVALID_UNICODE if has_lone_surrogate(text) else None for text in normal]
     encoded = iter(tokenizer.encode_texts([text for text, problem in zip(normal, problems, strict=True) if problem is None]))
     return [np.asarray(next(encoded)) if problem is None else problem for problem in problems]
 
@@ -188,7 +188,8 @@ def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
     return np.isin(ids, forbidden)
 
 
-def _has_lone_surrogate(text: str) -> bool:
+def has_lone_surrogate(text: str) -> bool:
+    """Whether the text cannot be written as UTF-8."""
     if text.isascii():
         return False
     try:
