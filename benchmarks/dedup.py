@@ -1,6 +1,6 @@
-"""Deduplication next to datasketch, in one run: signatures, whole dedup, memory of the index, and what is found.
+"""Deduplication next to datasketch, in one run: signatures, texts to kept documents, memory of the index, and what is found.
 
-    python benchmarks/dedup.py [--quick] [--only signatures whole memory quality]
+    python benchmarks/dedup.py [--quick] [--only signatures whole corpus memory quality]
 
 Texts are 2,400 characters long: those of the bulk sample where NIELS_CACHE_REAL_DATA is set, else made-up words (`torch.Generator`). What
 is compared takes turns in short rounds, so that a busy machine slows all of it; a ratio is the median of the rounds' ratios. A memory
@@ -8,11 +8,14 @@ figure is the peak of resident memory (VmHWM) of a process of its own, less that
 the documents and multiplied. rensa signs other things with other guarantees (32-bit hashes, no golden values): its row is for orientation.
 
 Signatures start from lists of canonical words, or from texts, on both sides; datasketch gets the shingles as bytes, which it needs, by the
-fastest way plain Python has, and copies of one MinHash, so that it does not draw its permutations anew. Whole dedup is from texts to the
-documents that stay, with all cores for us and one for datasketch's loop of query and insert; four in ten of its documents are near others.
+fastest way plain Python has, and copies of one MinHash, so that it does not draw its permutations anew. From texts to
+the documents that stay is in memory on both sides, with all cores for us and one for datasketch's loop of query and insert: it is the pace
+of the parts, not of a run over corpora. That is `find_duplicates`, which reads signatures that preparing has made, from disk, val first;
+what it costs and what verify = "jaccard" adds are rows of their own, without a peer. Four in ten of the documents are near others.
 """
 
 import argparse
+import json
 import os
 import statistics
 import string
@@ -40,10 +43,13 @@ from dedup_pairs import (
     quality,
 )
 
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.dedup.signatures import Signatures, Signer
+from niels_cache_assets.registry import load_registry
 
 NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85
 CHARACTERS = 2400
@@ -177,7 +183,7 @@ def dedup_datasketch(texts: list[str]) -> list[int]:
 
 
 def compare_whole(count: int, documents: int) -> None:
-    """Row 3."""
+    """Row 3: signing and the greedy pass, without any corpus."""
     texts = with_near_duplicates(texts_of(documents))
     stay = {"ours": 0, "datasketch": 0}
 
@@ -190,11 +196,45 @@ def compare_whole(count: int, documents: int) -> None:
     seconds = rounds({"datasketch": peer, "ours": ours}, count)
     rates = {name: len(texts) / statistics.median(own) for name, own in seconds.items()}
     row(
-        f"whole dedup of {len(texts):,} documents, {os.cpu_count()} cores / datasketch's loop",
+        f"{len(texts):,} texts in memory to those that stay: ours on {os.cpu_count()} cores / datasketch's loop on one",
         f"{ratio(seconds['datasketch'], seconds['ours']):.1f}x ({rates['ours']:,.0f} / {rates['datasketch']:,.0f} documents/s; "
         f"{stay['ours']:,} / {stay['datasketch']:,} stay)",
         "12x",
     )
+
+
+def find_in_a_corpus(documents: int, count: int) -> dict[str, list[float]]:
+    """Seconds of `find_duplicates` in each round by `verify`, and MB at its peak; run in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        texts = with_near_duplicates(texts_of(documents))
+        (root / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        table = '[pretrain.texts]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\nval_frac = 0.05\n'
+        registries = {}
+        for verify in ("none", "jaccard"):
+            (root / "config.toml").write_text(f'[dedup]\nverify = "{verify}"\n{table}')
+            registries[verify] = load_registry(profile="quickstart", config=str(root / "config.toml"))
+        prepare_corpus(registries["none"], "texts", root=root, processes=1)
+        peaks: dict[str, list[float]] = {"none": [], "jaccard": []}
+
+        def find(verify: str) -> None:
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew (proc(5))
+            before = resident("VmRSS")
+            find_duplicates(registries[verify], root=root, force=True)
+            peaks[verify].append(resident("VmHWM") - before)
+
+        seconds = rounds({"none": lambda turn: find("none"), "jaccard": lambda turn: find("jaccard")}, count)
+    return {**seconds, **{f"{verify}, MB": [max(own[1:])] for verify, own in peaks.items()}}
+
+
+def measure_corpus(count: int, documents: int) -> None:
+    """`find_duplicates` alone, with and without comparing texts."""
+    command = [sys.executable, __file__, "--find-duplicates", str(documents), str(count)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    plain, verified = statistics.median(found["none"]), statistics.median(found["jaccard"])
+    row(f"find_duplicates in a corpus of {documents:,} documents", f"{plain:.2f} s, {found['none, MB'][0]:.0f} MB", "-")
+    times = f"{ratio(found['jaccard'], found['none']):.1f}x ({verified:.2f} s), {found['jaccard, MB'][0]:.0f} MB"
+    row('the same with verify = "jaccard" / without', times, "-")
 
 
 def random_signatures(documents: int) -> Iterator[Signatures]:
@@ -280,19 +320,25 @@ def compare_quality(pairs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not what it shows")
-    parser.add_argument("--only", nargs="+", choices=("signatures", "whole", "memory", "quality"))
+    parser.add_argument("--only", nargs="+", choices=("signatures", "whole", "corpus", "memory", "quality"))
     parser.add_argument("--index-memory", nargs=2, metavar=("SIDE", "DOCUMENTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--find-duplicates", nargs=2, type=int, metavar=("DOCUMENTS", "ROUNDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.find_duplicates:
+        print(json.dumps(find_in_a_corpus(*arguments.find_duplicates)))
+        return
     if arguments.index_memory:
         side, documents = arguments.index_memory
         print(index_memory(side == "datasketch", int(documents)))
         return
-    wanted = arguments.only or ("signatures", "whole", "memory", "quality")
+    wanted = arguments.only or ("signatures", "whole", "corpus", "memory", "quality")
     print("| what | measured | wanted |\n| --- | --- | --- |")
     if "signatures" in wanted:
         compare_signatures(2 if arguments.quick else 20)
     if "whole" in wanted:
         compare_whole(*((1, 500) if arguments.quick else (3, 6000)))
+    if "corpus" in wanted:
+        measure_corpus(*((1, 500) if arguments.quick else (3, 20_000)))
     if "memory" in wanted:
         compare_memory(50_000 if arguments.quick else 1_000_000)
     if "quality" in wanted:
