@@ -7,8 +7,9 @@ Val is decoded and indexed (streaming/val_index.py), then train is decoded chunk
 Nothing is estimated and no near duplicate is missed. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
 repaired: decontaminate and dedup do that, in the next build.
 
-A document that a budget cut (the last of a split, as meta.json counts) is compared as it lies there, where nothing else compared it; where
-decontaminate did that while the cache was built, with all of its text, it is left out here: its first words alone may be anybody's.
+A document that a budget cut is compared as it lies there, where nothing else compared it. Where decontaminate did while the cache was
+built, with all of its text, that holds: if its first words alone equal a document, or are near to one at a threshold that was looked for,
+that is not counted.
 """
 
 from collections import Counter
@@ -81,10 +82,12 @@ def splits_disjoint(
 ) -> SplitOverlap:
     """Compare train with val of the pretrain cache in `folder`, made with `tokenizer` (its `decode` is used).
 
-    `threshold`: Jaccard similarity of word 5-grams from which documents are near each other; None: only equal ones are looked for.
+    `threshold`: Jaccard similarity of word 5-grams, above 0 and below 1, from which documents are near each other; None: only equal ones
+    are looked for.
     `scratch`: a folder for 8 bytes a word of val while this runs (default: the system's). `progress` is called after every chunk of train.
 
-    Raises NielsCacheError for a folder that holds no pretrain cache, another tokenizer than the one it was made with, and for broken files.
+    Raises NielsCacheError for a folder that holds no pretrain cache, another tokenizer than the one it was made with, a threshold that
+    means nothing, and for broken files.
     """
     folder = Path(folder)
     meta = read_meta(str(folder / META_NAME))
@@ -97,7 +100,12 @@ def splits_disjoint(
     counts: Counter[Kind] = Counter()
     found: list[tuple[int, Match]] = []
     kind: Kind = "exact" if threshold is None else "near"
-    with ValIndex(kind, threshold=threshold or 0.5, folder=Path(scratch) if scratch else None) as index:
+    decided = _decided_whole(meta, threshold)
+
+    def counts_as_overlap(ordinal: int, match: Match) -> bool:
+        return match.kind not in decided or (ordinal != train.cut and match.ordinal != val.cut)
+
+    with ValIndex(kind, threshold=threshold, folder=Path(scratch) if scratch else None) as index:
         for chunk in val.chunks():
             index.add(val.texts(chunk))
         index.seal()
@@ -108,7 +116,11 @@ def splits_disjoint(
         chunks = train.chunks() if len(val) else iter(())
         with closing(map_in_order(ask, chunks, threads=threads or available_threads())) as answers:
             for chunk, matches in answers:
-                hits = [(ordinal, match) for ordinal, match in zip(chunk, matches, strict=True) if match is not None]
+                hits = [
+                    (ordinal, match)
+                    for ordinal, match in zip(chunk, matches, strict=True)
+                    if match is not None and counts_as_overlap(ordinal, match)
+                ]
                 counts.update(match.kind for _, match in hits)
                 found += hits[: max_pairs - len(found)]
                 if progress is not None:
@@ -138,20 +150,19 @@ class _Documents:
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
-        was_compared_whole = "decontaminate" in meta and meta["cut"][split] > 0
-        self._compared = len(self.ends) - was_compared_whole
+        self.cut = _cut_document(meta, split, len(self.ends))
         self._decode = _decoder(tokenizer)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def chunks(self) -> Iterator[range]:
-        """Ordinals of about a megabyte of text at a time, of all that are to be compared."""
+        """Ordinals of about a megabyte of text at a time."""
         first = 0
-        while first < self._compared:
+        while first < len(self.ends):
             start = int(self.ends[first - 1]) if first else 0
             end = int(np.searchsorted(self.ends, np.uint64(start + _TOKENS_PER_CHUNK), side="right"))
-            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, self._compared)
+            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, len(self.ends))
             yield range(first, end)
             first = end
 
@@ -192,6 +203,24 @@ class _Documents:
             start += len(part)
             shard += 1
         return np.concatenate([*parts, np.empty(0, np.uint16)])
+
+
+def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
+    """What the build itself looked for between whole documents, as strictly as it is looked for now."""
+    decontaminate = meta.get("decontaminate")
+    if decontaminate is None:
+        return set()
+    if decontaminate["kind"] == "near" and threshold is not None and decontaminate["threshold"] <= threshold:
+        return {"exact", "near"}
+    return {"exact"}
+
+
+def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
+    """Ordinal of the document that a budget cut. Caches of before this was written down were cut at the end of a split."""
+    if "cut_document" in meta:
+        ordinal: int | None = meta["cut_document"][split]
+        return ordinal
+    return documents - 1 if meta.get("cut", {}).get(split) else None
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:

@@ -154,9 +154,15 @@ def cache_fingerprint(
         "tokenizer_sha256": tokenizer_sha256,
         "revision": revision if prepared is None else None,
         "code_version": CODE_VERSIONS[source.family],
-        **(decontamination_identity(source.decontaminate, source.decontaminate_threshold) if isinstance(source, PretrainSource) else {}),
+        **_decontamination(source),
     }
     return fingerprint_of(identity)
+
+
+def _decontamination(source: Source) -> dict[str, Any]:
+    if not isinstance(source, PretrainSource):
+        return {}
+    return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=_val_may_come_late(source))
 
 
 def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
@@ -208,6 +214,11 @@ def _split_rule(source: Source, seed: int) -> str:
     return f"val until {source.val_tokens or 0} tokens, then train until {train}"
 
 
+def _val_may_come_late(source: PretrainSource) -> bool:
+    """Whether train may begin before the last document of val; by budgets val comes first."""
+    return source.has_own_splits or source.seeded_val_frac is not None
+
+
 def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> None:
     def documents(context: StreamContext) -> Iterator[Document]:
         if prepared is not None:  # its documents have their split
@@ -227,8 +238,7 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
         run.context.log("counting documents, to split them by val_frac")
         count = sum(document.split is None for document in documents(unreported()))
     val_texts = None
-    val_may_come_late = source.has_own_splits or source.seeded_val_frac is not None  # by budgets it comes first
-    if source.decontaminate != "off" and val_may_come_late:
+    if source.decontaminate != "off" and _val_may_come_late(source):
         run.context.log("reading val, to keep its documents out of train")
         val_texts = (document for document in documents(unreported()) if document.split == "val")
     build_pretrain_cache(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.defaults import SPECIAL_TOKENS
 from niels_cache_assets.documents import Document
 from niels_cache_assets.pipeline import build_dataset
@@ -169,6 +170,42 @@ def test_val_that_comes_after_train_is_refused_unless_it_is_known(tmp_path: Path
         meta = build(tmp_path / "y", iter(late), tokenizer, decontaminate="near", val_texts=iter(val))
         assert meta["documents"] == {"val": 30, "train": 570 if len(late) == 630 else 2}
     assert build(tmp_path / "z", [*val, *train], tokenizer, decontaminate="exact")["dropped"] == {"in_val": 30}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_train_document_before_val_is_full_gives_the_same_on_any_number_of_threads(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int
+) -> None:
+    """The index is complete after the first chunk; what has no split and is in it goes on to val until the budget is met."""
+    val = [Document(text, split="val") for text in sentences(256, words=8)]
+    train = [Document("another", split="train"), *(Document(text, split="train") for text in sentences(255, seed=3, words=8))]
+    again = [Document(text.text) for text in val]
+    room = 6 * sum(len(tokenizer.encode(text.text)) + 1 for text in val)
+    meta = build(tmp_path / "x", [*val, *train, *again * 8], tokenizer, max_val_tokens=room, decontaminate="exact", threads=threads)
+    assert meta["documents"] == {"val": 256 * 7, "train": 256}
+    assert meta["dropped"] == {"in_val": 256 * 2}
+
+
+def test_a_new_document_for_val_after_train_has_begun_is_refused(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    documents = [Document("another", split="train"), *map(Document, sentences(1_000))]
+    for threads in (1, 4):
+        with pytest.raises(NielsCacheError, match=r"comes after the first document of train.*val_texts"):
+            build(tmp_path / "x", documents, tokenizer, max_val_tokens=PLENTY, decontaminate="exact", threads=threads)
+
+
+def test_what_is_given_as_val_and_cannot_be_encoded_keeps_nothing_out(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """Canonical text has no punctuation: the text with the special token in it equals one without."""
+    special = SPECIAL_TOKENS["eot"]
+    bare = "".join(character for character in special if character.isalnum())
+    val = [Document(f"one two {special}", split="val"), Document("three four five", split="val")]
+    train = [Document(f"one two {bare}", split="train"), Document("three four five", split="train"), Document("six", split="train")]
+    metas = [build(tmp_path / "x", [*val, *train], tokenizer, decontaminate="exact", val_texts=given) for given in (None, iter(val))]
+    assert canonical_text(val[0].text) == canonical_text(train[0].text)
+    for meta in metas:
+        assert meta["documents"] == {"val": 1, "train": 2}
+        assert meta["dropped"] == {"special_token_collision": 1, "in_val": 1}
+    assert metas[0]["fingerprint"] != metas[1]["fingerprint"]
+    assert "val_is_given" not in metas[0]["decontaminate"]
 
 
 def test_off_leaves_everything_as_it_was(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

@@ -91,6 +91,28 @@ def test_what_a_budget_cut_was_compared_whole_while_the_cache_was_built(tmp_path
     assert [overlap.val_documents for overlap in overlaps.values()] == [2, 2]
 
 
+def test_a_cut_document_is_compared_where_the_build_did_not_look_for_that(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """Val's first document is cut to a half that train has almost as it is; more of val comes after it, so it is not val's last."""
+    long, other, late = sentences(3, seed=5, words=120)
+    half = " ".join(long.split()[:60])
+    room = len(tokenizer.encode(half)) + 1
+    documents = [Document(long), Document(late, split="val"), Document(f"{half} and so on", split="train"), Document(other, split="train")]
+    overlaps = {
+        mode: splits_disjoint(build(tmp_path / mode, documents, tokenizer, max_val_tokens=room, decontaminate=mode), tokenizer)
+        for mode in ("off", "exact", "near")
+    }
+    assert {mode: (overlap.exact, overlap.near) for mode, overlap in overlaps.items()} == {"off": (0, 1), "exact": (0, 1), "near": (0, 0)}
+    assert overlaps["exact"].pairs[0].val.ordinal == 0
+    assert splits_disjoint(tmp_path / "near", tokenizer, threshold=0.5).near == 1, "nearer than the build looked for"
+    assert json.loads((tmp_path / "near" / "meta.json").read_text())["cut_document"] == {"val": 0, "train": None}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -0.5])
+def test_a_threshold_that_means_nothing_is_refused(leaky: Path, tokenizer: SentencePieceTokenizer, threshold: float) -> None:
+    with pytest.raises(NielsCacheError, match="above 0 and below 1"):
+        splits_disjoint(leaky, tokenizer, threshold=threshold)
+
+
 def test_a_tokenizer_that_can_only_decode_gives_the_same(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
     class Plain:
         decode = staticmethod(tokenizer.decode)

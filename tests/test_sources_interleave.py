@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -11,6 +12,7 @@ from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub_text import FinewebEdu
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines, parquet
 from tests.read_sources import read
@@ -21,7 +23,8 @@ def siblings(tmp_path: Path) -> dict[str, PretrainSource]:
     (tmp_path / "web.jsonl").write_bytes(json_lines([fineweb_row(0, row) for row in range(60)]))
     (tmp_path / "poem.txt").write_text("\n".join(f"line {row}" for row in range(20)))
     (tmp_path / "mirror.parquet").write_bytes(parquet([fineweb_row(1, row) for row in range(40)]))
-    web, poem = Jsonl(files=[str(tmp_path / "web.jsonl")]), Text(files=[str(tmp_path / "poem.txt")], sample_by="line")
+    web = Jsonl(files=[str(tmp_path / "web.jsonl")], val_frac=0)
+    poem = Text(files=[str(tmp_path / "poem.txt")], sample_by="line", val_frac=0)
     mirror = FinewebEdu(files=[str(tmp_path / "mirror.parquet")], shuffle_buffer=10)
     return {"web": web, "poem": poem, "mirror": mirror, "mix": Interleave(members={"web": 1.0})}
 
@@ -29,7 +32,7 @@ def siblings(tmp_path: Path) -> dict[str, PretrainSource]:
 def test_members_are_drawn_by_weight_in_their_own_order(siblings: dict[str, PretrainSource]) -> None:
     lock = threading.Lock()  # a context may hold what cannot be pickled
     source = Interleave(members={"web": 3, "poem": 1})
-    documents, _ = read(source, siblings=siblings, revision=source.revision(siblings), log=lambda message: lock.acquire())
+    documents, _ = read(source, siblings=siblings, revision=source.revision(siblings), log=lambda message: lock.locked())
     again, _ = read(source, siblings=siblings)
     other, _ = read(source, seed=43, siblings=siblings)
     assert documents == again
@@ -65,6 +68,24 @@ def test_what_members_keep_for_val_is_left_out_and_their_splits_do_not_count(sib
     assert {(document.file, document.split) for document in documents} == {("split/mirror.parquet", None)}
     assert len(documents) == 40
     assert context.report.dropped == {"member_val": 5}
+
+
+@pytest.mark.parametrize("rule", [{"val_frac": 0}, {"train_tokens": 9, "val_tokens": 3}])
+def test_the_seeded_val_of_members_is_left_out_as_their_own_build_chooses_it(
+    siblings: dict[str, PretrainSource], tmp_path: Path, rule: dict[str, float]
+) -> None:
+    seeded = {**siblings, "poem": Text(files=[str(tmp_path / "poem.txt")], sample_by="line", val_frac=0.3)}
+    mix = Interleave(members={"poem": 1, "web": 1}, stopping_strategy="all_exhausted", val_frac=0)
+    documents, context = read(mix, seed=7, siblings=seeded)
+    val = {f"poem.txt#{row}" for row in np.flatnonzero(val_mask(20, val_frac=0.3, seed=7)).tolist()}
+    assert len(val) == 6
+    assert {document.source_id for document in documents if document.file == "poem/poem.txt"} == {
+        f"poem.txt#{row}" for row in range(20)
+    } - val
+    assert context.report.dropped == {"member_val": 6}, "counted once, however often the member starts again"
+    assert mix.revision(seeded) != mix.revision(siblings)
+    whole, _ = read(mix, seed=7, siblings={**seeded, "poem": Text(files=[str(tmp_path / "poem.txt")], sample_by="line", **rule)})
+    assert val < {document.source_id for document in whole}
 
 
 def test_closing_a_mixed_stream_early_is_clean(siblings: dict[str, PretrainSource]) -> None:

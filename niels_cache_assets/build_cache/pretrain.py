@@ -1,5 +1,6 @@
 """The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -52,8 +53,8 @@ def build_pretrain_cache(
 
     `decontaminate` keeps out of train, counts, and takes from no budget: with "exact" what has the canonical text of a document of val
     (`in_val`), with "near" also what has `decontaminate_threshold` of its word 5-grams in common with one (Jaccard, compared exactly:
-    `near_val`). Val has to be known before train begins: documents whose own split is val must all come before the first of train, or be
-    given a first time as `val_texts`, which are read before the build and not written.
+    `near_val`). Val has to be known before train begins: what goes to val, by its own split or by budget, must come before the first
+    document of train, or be given a first time as `val_texts`, which are encoded and checked before the build and not written.
 
     Raises NielsCacheError for budgets, shard_bytes or a tokenizer that cannot work, for a source that ends before train has anything, for a
     text with a special token where `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for what
@@ -78,25 +79,24 @@ def build_pretrain_cache(
     if shuffle_buffer is not None:
         documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
     dropped: Counter[str] = Counter()
+    encoded = functools.partial(
+        encode_documents,
+        tokenizer=view,
+        threads=threads or available_threads(),
+        append_eot=append_eot,
+        raise_on_collision=on_collision == "raise",
+    )
     source_dropped = report.dropped  # of the whole stream, unless the budgets end it early
     with (
         atomic_directory(out_dir) as partial,
         PretrainWriter(partial, shard_bytes=shard_bytes) as writer,
-        open_guard(decontaminate, decontaminate_threshold, partial) as guard,
-        closing(
-            encode_documents(
-                documents,
-                view,
-                report,
-                threads=threads or available_threads(),
-                append_eot=append_eot,
-                raise_on_collision=on_collision == "raise",
-                screen=guard.screen if guard else None,
-            )
-        ) as batches,
+        open_guard(decontaminate, decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
+        closing(encoded(documents, report=report, screen=guard.screen if guard else None)) as batches,
     ):
-        if guard is not None:
-            guard.read_val(as_documents(val_texts or ()))
+        if guard is not None and val_texts is not None:
+            with closing(encoded(as_documents(val_texts), report=SourceReport())) as given:
+                for batch in given:
+                    guard.read_val(batch)
         seen = 0
         for batch in batches:
             if guard is not None:
@@ -114,7 +114,8 @@ def build_pretrain_cache(
         if not writer.tokens("train"):
             raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + source_dropped))
         writer.seal()
-        identity = decontamination_identity(decontaminate, decontaminate_threshold)  # nothing where it is off: older caches stay good
+        # Nothing where it is off: older caches stay good.
+        identity = decontamination_identity(decontaminate, decontaminate_threshold, val_is_given=val_texts is not None)
         settings = {
             "max_train_tokens": max_train_tokens,
             "max_val_tokens": max_val_tokens,

@@ -1,7 +1,8 @@
 """`interleave`: one stream mixed from other pretrain data sets by weight, document by document.
 
 The drawing is `datasets.interleave_datasets`, on streams; its members are read as their own tables say. Cost: about 0.1 ms a document (the
-library hands rows between threads one by one); memory is that of the members.
+library hands rows between threads one by one), and one more pass over a member that is split by val_frac, to count it; memory is that of
+the members.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub_errors import nearest
 from niels_cache_assets.sources.rows import batched
+from niels_cache_assets.streaming.splits import split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -25,7 +27,9 @@ class Interleave(PretrainSource):
     """Documents of the members, drawn with the given weights until one (or all) of them end.
 
     `all_exhausted` starts members that ended early again, so their documents repeat: it cannot have a val split. What a member keeps for
-    val is left out; its train documents are split by this table's rule.
+    val, by upstream's split or by its val_frac and the seed of this build, is left out and counted (`member_val`); its train documents are
+    split by this table's rule. A member split by token budgets is read from its start without them, what its own cache has in val
+    included: how far that reaches only its tokens tell. A member's own `decontaminate` does nothing here; this table's does.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -44,7 +48,8 @@ class Interleave(PretrainSource):
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
-            digest.update(f"{name}\0{member.identity()}\0{member.revision(siblings)}\n".encode())
+            rule = "\0without its val" if member.seeded_val_frac else ""  # the rest reads as it always did
+            digest.update(f"{name}\0{member.identity()}\0{member.revision(siblings)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def describe(self) -> dict[str, Any]:
@@ -99,6 +104,7 @@ class _Member:
         self._context = context
         self._keys = count()
         self._started = False
+        self._unsplit: int | None = None
         self.waiting: dict[int, Document] = {}
 
     # The library pickles a generator for a fingerprint that is not used, and copies it: neither may touch what the context holds.
@@ -113,11 +119,21 @@ class _Member:
         report = SourceReport() if self._started else self._context.report
         self._started = True
         context = replace(self._context, revision=self._source.revision(self._context.siblings), report=report)
-        for batch in self._source.documents(context):
-            for document in batch:
-                if document.split == "val":
-                    report.dropped["member_val"] += 1
-                    continue
-                key = next(self._keys)
-                self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)
-                yield {"member": member, "key": key}
+        for document in self._documents(context):
+            if document.split == "val":
+                report.dropped["member_val"] += 1
+                continue
+            key = next(self._keys)
+            self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)
+            yield {"member": member, "key": key}
+
+    def _documents(self, context: StreamContext) -> Iterator[Document]:
+        """With their split where the member's own build gives them one before it tokenizes."""
+        stream = chain.from_iterable(self._source.documents(context))
+        if not self._source.seeded_val_frac:
+            return stream
+        if self._unsplit is None:
+            context.log(f"counting documents of {self._name}, to leave out what it keeps for val")
+            counting = replace(context, report=SourceReport())
+            self._unsplit = sum(document.split is None for document in chain.from_iterable(self._source.documents(counting)))
+        return split_by_fraction(stream, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)

@@ -3,11 +3,13 @@
     encoding threads: chunk -> tokens -> screen (once val is complete) --.
     the builder's thread, in order: admit: val is indexed ... then sealed; chunks that came too early to be screened are, here
 
-Val is complete where the first document of train comes: from then on the index (val_index.py) does not change, so it does not show in the
-result which thread asked it, and when. Cost of tokenization: 5% exact, 10-20% near; memory: bounded by val. Splitting is splits.py's.
+Val is complete where the first document of train comes: from then on the index (val_index.py) does not change. The threads screen once
+val's budget is met as well, since only then they can tell train from val as the builder's thread does; so it does not show in the result
+which of them asked, and when. Cost of tokenization: 5% exact, 10-20% near; val that is given ahead is tokenized once more. Memory:
+bounded by val. Splitting is splits.py's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.encode import EncodedDocuments, describe_item, in_chunks
+from niels_cache_assets.streaming.encode import EncodedDocuments, describe_item
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -28,16 +29,27 @@ CODE_VERSION = "1"  # bumped by hand when other documents are left out for the s
 REASONS = {"exact": "in_val", "near": "near_val"}
 
 
-def decontamination_identity(kind: Decontaminate, threshold: float) -> dict[str, Any]:
-    """What decides which documents are left out, for fingerprints and meta.json. Empty where it is off."""
+def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
+    """What decides which documents are left out, for fingerprints and meta.json. Empty where it is off.
+
+    `val_is_given`: val's documents are read before the build; otherwise they are taken as the stream brings them.
+    """
     if kind == "off":
         return {}
-    return {"decontaminate": {"kind": kind, "code_version": CODE_VERSION, **({"threshold": threshold} if kind == "near" else {})}}
+    identity: dict[str, Any] = {"kind": kind, "code_version": CODE_VERSION}
+    if kind == "near":
+        identity["threshold"] = threshold
+    if val_is_given:
+        identity["val_is_given"] = True
+    return {"decontaminate": identity}
 
 
 @contextmanager
-def open_guard(kind: Decontaminate, threshold: float, folder: Path) -> "Iterator[TrainGuard | None]":
-    """A guard whose files lie, unlinked, in `folder`; None where `kind` is "off", which loads nothing."""
+def open_guard(kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool]) -> "Iterator[TrainGuard | None]":
+    """A guard whose files lie, unlinked, in `folder`; None where `kind` is "off", which loads nothing.
+
+    `val_is_full`: whether no document without a split goes to val any more; asked by any thread, and once True it stays so.
+    """
     if kind == "off":
         yield None
         return
@@ -46,23 +58,23 @@ def open_guard(kind: Decontaminate, threshold: float, folder: Path) -> "Iterator
     from niels_cache_assets.streaming.val_index import ValIndex
 
     with ValIndex(kind, threshold=threshold, folder=folder) as index:
-        yield TrainGuard(index)
+        yield TrainGuard(index, val_is_full)
 
 
 class TrainGuard:
     """Indexes val's documents as they pass, and takes out of train's what equals or is near one of them."""
 
-    def __init__(self, index: "ValIndex") -> None:
+    def __init__(self, index: "ValIndex", val_is_full: Callable[[], bool]) -> None:
         self._index = index
+        self._val_is_full = val_is_full
 
-    def read_val(self, documents: Iterable[Document]) -> None:
-        """Index val's documents before the build: those that its stream will bring too late."""
-        for chunk in in_chunks(documents, lambda document: len(document.text)):
-            self._index.add([document.text for document in chunk])
+    def read_val(self, batch: EncodedDocuments) -> None:
+        """Index documents of val before the build: those that its stream may bring too late. Encoded, as only those come into val."""
+        self._index.add_new([document.text for document in batch.documents])
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
-        """The batch without copies of val, if val is complete; otherwise as it is. Any thread."""
-        if not self._index.sealed:
+        """The batch without copies of val, if val is complete and no budget brings more of it; otherwise as it is. Any thread."""
+        if not (self._index.sealed and self._val_is_full()):
             return batch
         return self._screened(batch, is_val=np.array([document.split == "val" for document in batch.documents], dtype=bool))
 
@@ -74,16 +86,13 @@ class TrainGuard:
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()
         if val:
-            held = self._index.holds([batch.documents[position].text for position in val])
-            new = [position for position, known in zip(val, held, strict=True) if not known]
+            new = [val[index] for index in self._index.add_new([batch.documents[position].text for position in val])]
             late = next((position for position in new if self._index.sealed or position > train_begins), None)
             if late is not None:
                 raise NielsCacheError(
                     f"{describe_item(batch.documents[late], late)}: is of val and comes after the first document of train, which was not"
                     " compared with it; decontaminate needs val first: order the stream so, or give val's documents as val_texts, too"
                 )
-            if new:
-                self._index.add([batch.documents[position].text for position in new])
         if train_begins == len(is_val):
             return batch
         self._index.seal()

@@ -18,9 +18,11 @@ class _SplitWriter:
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files)
         self.lineage = LineageWriter(root, documents_name(split), LINEAGE, files)
         self.characters = 0
-        self.cut = 0
+        self.cut: int | None = None  # ordinal
 
     def write(self, part: SplitPart) -> None:
+        if part.cut is not None:
+            self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
         self.lineage.write(
@@ -32,7 +34,6 @@ class _SplitWriter:
             }
         )
         self.characters += part.characters
-        self.cut += part.cut
 
 
 class PretrainWriter:
@@ -69,10 +70,11 @@ class PretrainWriter:
         return self._splits[split].doc_ends.items
 
     def totals(self) -> dict[str, Any]:
-        """The counts of meta.json: tokens, and documents, characters and cut documents by split."""
+        """Of meta.json: tokens, and by split documents, characters, cut documents, and the ordinal of the one that was cut (or None)."""
         return {
             **{f"{split}_tokens": self.tokens(split) for split in SPLITS},
             "documents": {split: self.documents(split) for split in SPLITS},
             "characters": {split: writer.characters for split, writer in self._splits.items()},
-            "cut": {split: writer.cut for split, writer in self._splits.items()},
+            "cut": {split: int(writer.cut is not None) for split, writer in self._splits.items()},
+            "cut_document": {split: writer.cut for split, writer in self._splits.items()},
         }

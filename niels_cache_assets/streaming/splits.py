@@ -57,7 +57,7 @@ class SplitPart:
     tokens: np.ndarray
     lengths: np.ndarray
     characters: int
-    cut: int
+    cut: int | None  # position of the document that was cut; a budget is overrun once, so there is at most one of a split
 
 
 class BudgetSplitter:
@@ -86,6 +86,11 @@ class BudgetSplitter:
         if self._budget >= UNLIMITED:
             return None
         return 1 - sum(self.remaining.values()) / self._budget or None
+
+    @property
+    def val_is_full(self) -> bool:
+        """No document without a split goes to val from now on."""
+        return not self.remaining["val"]
 
     def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
         """Bool (documents,): which of a batch `place` will give to val; nothing is taken from the budget."""
@@ -123,14 +128,13 @@ class BudgetSplitter:
 
     def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():
-            return SplitPart(batch.documents, batch.tokens, batch.lengths, int(batch.characters.sum()), 0)
+            return SplitPart(batch.documents, batch.tokens, batch.lengths, int(batch.characters.sum()), None)
         starts = np.cumsum(batch.lengths) - batch.lengths
         within = np.arange(len(batch.tokens)) - np.repeat(starts, batch.lengths)
         tokens = batch.tokens[np.repeat(chosen, batch.lengths) & (within < np.repeat(kept, batch.lengths))]
         lengths = kept[chosen]
-        cut = chosen & (kept < batch.lengths)
-        if self._eot is not None:
-            ends = np.cumsum(lengths)
-            tokens[ends[cut[chosen]] - 1] = self._eot
+        cut = next(iter(np.flatnonzero(lengths < batch.lengths[chosen]).tolist()), None)
+        if self._eot is not None and cut is not None:
+            tokens[lengths[: cut + 1].sum() - 1] = self._eot
         documents = [document for document, keep in zip(batch.documents, chosen.tolist(), strict=True) if keep]
-        return SplitPart(documents, tokens, lengths, int(batch.characters[chosen].sum()), int(cut.sum()))
+        return SplitPart(documents, tokens, lengths, int(batch.characters[chosen].sum()), cut)

@@ -57,11 +57,14 @@ class ValIndex:
     Documents have the ordinals 0, 1, 2, ... in the order in which they are added.
     """
 
-    def __init__(self, kind: Kind, *, threshold: float, folder: Path | None) -> None:
-        if not 0 < threshold < 1:
-            raise NielsCacheError(f"the threshold of near duplicates is {threshold}; it must be above 0 and below 1")
+    def __init__(self, kind: Kind, *, threshold: float | None = None, folder: Path | None) -> None:
         self._near = kind == "near"
-        self._threshold = threshold if self._near else 1.0
+        if threshold is None:
+            if self._near:
+                raise NielsCacheError("near duplicates need a threshold, above 0 and below 1")
+        elif not 0 < threshold < 1:
+            raise NielsCacheError(f"the threshold of near duplicates is {threshold}; it must be above 0 and below 1")
+        self._threshold = threshold if self._near and threshold is not None else 1.0
         self._head_share = _HEAD * (1 - self._threshold)
         self._signer = Signer()
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
@@ -79,17 +82,19 @@ class ValIndex:
     def add(self, texts: Sequence[str]) -> None:
         """More documents of val."""
         shingles = self._signer.shingle(texts)
-        for index, digest in enumerate(shingles.digests):
-            hashes = shingles.of(index)
-            self._first.setdefault(digest.tobytes(), len(self._sizes))
-            self._sizes.append(len(hashes))
-            if self._near:
-                self._prefixes.append(hashes[: self._prefix_length(len(hashes))].copy())
-            self._spool.write(hashes.data)
+        for index in range(len(texts)):
+            self._add(shingles, index)
 
-    def holds(self, texts: Sequence[str]) -> list[bool]:
-        """Whether documents with these canonical texts were added. Works before sealing, too."""
-        return [digest.tobytes() in self._first for digest in self._signer.shingle(texts).digests]
+    def add_new(self, texts: Sequence[str]) -> list[int]:
+        """Add those whose canonical text no document has so far; their positions. Once sealed they are told and not added."""
+        shingles = self._signer.shingle(texts)
+        new = []
+        for index, digest in enumerate(shingles.digests):
+            if digest.tobytes() not in self._first:
+                new.append(index)
+                if not self.sealed:
+                    self._add(shingles, index)
+        return new
 
     def seal(self) -> None:
         """Nothing is added from now on; `find` works on any thread."""
@@ -125,6 +130,14 @@ class ValIndex:
                 if missing[position] <= self._may_miss(count):
                     matches[index] = self._compare(shingles, position)
         return matches
+
+    def _add(self, shingles: Shingles, index: int) -> None:
+        hashes = shingles.of(index)
+        self._first.setdefault(shingles.digests[index].tobytes(), len(self._sizes))
+        self._sizes.append(len(hashes))
+        if self._near:
+            self._prefixes.append(hashes[: self._prefix_length(len(hashes))].copy())
+        self._spool.write(hashes.data)
 
     def _suspects(self, texts: Sequence[str]) -> list[int]:
         """Those whose first part does not show that too much of them is in no document of val."""
