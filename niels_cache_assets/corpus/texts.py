@@ -1,6 +1,6 @@
 """What `verify = "jaccard"` compares: the shingle sets of documents of several corpora, made in one pass over their texts.
 
-Each text is read and shingled once, in the order of the corpora, on all cores; the sets go to a file of 8 bytes a word. Memory: 28 bytes
+Each text is read and shingled once, in the order of the corpora, on all cores; the sets go to a file of 8 bytes a word. Memory: 40 bytes
 for each of the documents, a few row groups of text, and 64 MB of the sets that were asked for last.
 """
 
