@@ -8,7 +8,7 @@ its input is one line in which all marks are closed, so the whole is linear in t
 articles, two to three times what the parser alone gives. Dumps and redirects are not known here.
 
 Kept: paragraphs, headings as lines of their own, list items with `-`, labels of links, formulas as their LaTeX between `$`, code,
-quotations, `10^6` for a raised number. Not kept: sections of END_MATTER and those that are nothing but a list of names or works, for both
+quotations, `10^6` for a raised number. Not kept: sections of END_MATTER (`wikipedia_names`) and those that only list names or works: both
 are no prose and would make a list of many an article; and links to the same article in other languages, which stand in lines of their own
 (`[[wp:Manual]]` in a sentence shows what MediaWiki shows).
 Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
@@ -20,50 +20,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from niels_cache_assets.sources.wikipedia_names import (
+    BLOCK_TAGS,
+    END_MATTER,
+    EXTENSIONS,
+    FORMULAS,
+    HIDDEN_NAMESPACES,
+    LANGUAGES,
+    LITERAL_TAGS,
+    TAGS,
+)
 from niels_cache_assets.sources.wikipedia_templates import template_text
 
-# Headings of the English Wikipedia (its Manual of Style, Layout, and their usual variants) below which no prose stands, in lower case.
-# A heading that joins several ("Notes and references") counts as well.
-END_MATTER = frozenset(
-    (
-        *("references", "reference", "general references", "additional references", "specific references", "references cited", "citations"),
-        *("notes", "footnotes", "endnotes", "explanatory notes", "explanatory footnotes", "inline citations", "works cited", "cited works"),
-        *("literature cited", "sources", "primary sources", "secondary sources", "general sources", "online sources", "cited sources"),
-        *("bibliography", "selected bibliography", "select bibliography", "further reading", "suggested reading", "recommended reading"),
-        *(
-            "additional reading",
-            "external links",
-            "external link",
-            "external sources",
-            "web links",
-            "links",
-            "see also",
-            "related articles",
-        ),
-    )
-)
 _SENTENCE = 100  # characters from which the items of a list are, on average, prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
-# Contents are no wikitext: up to the first closing tag, as MediaWiki's preprocessor reads them.
-_HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
-_HIDDEN += " section indicator style script"
-_FORMULAS = ("math", "chem", "ce")
-_LITERAL = ("nowiki", "pre", "source", "syntaxhighlight")
-_EXTENSIONS = frozenset((*_HIDDEN.split(), *_FORMULAS, *_LITERAL))
-_OPENING = re.compile(rf"<!--|<({'|'.join(sorted(_EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
-
-# What MediaWiki takes for a tag (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
-_BREAKING_TAGS = "br hr p div li ul ol dl dd dt tr blockquote center poem h1 h2 h3 h4 h5 h6 caption"
-_BLOCK_TAGS = frozenset(_BREAKING_TAGS.split())
-_INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link mark meta q rb rp rt rtc ruby s samp small span strike"
-_INLINE_TAGS += " strong sub sup td th time tt u var wbr noinclude includeonly onlyinclude"
-_TAGS = "|".join(sorted({*_BLOCK_TAGS, *_INLINE_TAGS.split(), *_EXTENSIONS}, key=lambda name: (-len(name), name)))
+_OPENING = re.compile(rf"<!--|<({'|'.join(sorted(EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
 
 _MARKS = re.compile(
     r"(?P<braces>\{{2,}|\}{2,})|(?P<link>\[\[|\]\])"
     r"|(?P<table>^[ \t:*#]{0,20}\{\||^[ \t]{0,20}\|\}(?!\})|<table\b[^<>]{0,2000}>|</table\s{0,9}>)"
-    rf"|(?P<tag></?(?:{_TAGS})(?:[\s/][^<>]{{0,2000}})?>)|(?P<address>\[(?=(?:https?:|ftp:|mailto:)?//|mailto:))|(?P<end>\])"
+    rf"|(?P<tag></?(?:{TAGS})(?:[\s/][^<>]{{0,2000}})?>)|(?P<address>\[(?=(?:https?:|ftp:|mailto:)?//|mailto:))|(?P<end>\])"
     r"|(?P<less><)|(?P<line>\n)",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -85,27 +62,9 @@ _BACK = str.maketrans("\x07\x08\x0e", "[{<", "\x03\x05\x06")
 _LESS = "\x0e"
 _PRIVATE = re.compile("[\x00\x02-\x08\x0e]")
 
-# Namespaces that show no text where they are linked, in the languages of the largest wikis.
-_NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
-_NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
-_NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
-_NAMESPACES = frozenset(_NO_TEXT.split())
 _LINKED_MEDIA = "media"  # shows its label
 _NAMESPACE = re.compile(r"\s{0,9}([^\W\d_]{2,20})\s{0,9}:")
 
-# Codes of Wikipedias (meta.wikimedia.org, List of Wikipedias).
-_CODES = """
-ab ace ady af als alt am an ang ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bcl be be-tarask be-x-old bg bh bi bjn
-blk bm bn bo bpy br bs bug bxr ca cbk-zam cdo ce ceb ch chr chy ckb co cr crh cs csb cu cv cy da dag de din diq dsb dty dv dz ee el eml en
-eo es et eu ext fa ff fi fiu-vro fj fo fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gu guw gv ha hak haw he hi hif hr hsb ht
-hu hy hyw ia id ie ig ik ilo inh io is it iu ja jam jbo jv ka kaa kab kbd kbp kg ki kk kl km kn ko koi krc ks ksh ku kv kw ky la lad lb
-lbe lez lfn lg li lij lld lmo ln lo lt ltg lv mad mai map-bms mdf mg mhr mi min mk ml mn mni mnw mr mrj ms mt mwl my myv mzn na nah nap
-nds nds-nl ne new nia nl nn no nov nqo nrm nso nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi pih pl pms pnb pnt ps pt pwn qu rm
-rmy rn ro roa-rup roa-tara ru rue rw sa sah sat sc scn sco sd se sg sh shi shn si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv
-sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo wa war wo wuu xal xh
-xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
-"""
-_LANGUAGES = frozenset(_CODES.split())
 _LANGUAGE_LINKS = re.compile("(?:\x05\\s?([a-z-]{2,12})\\s?:[^\x05\x06|]{1,300}\x06\\s{0,9})+")
 _LANGUAGE_CODE = re.compile("\x05\\s?([a-z-]{2,12})\\s?:")
 
@@ -207,7 +166,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         parts.append(text[position : opening.start()])
         position = opening.end()
         name = (opening[1] or "").lower()
-        hidden = bool(name) and name not in _FORMULAS and name not in _LITERAL
+        hidden = bool(name) and name not in FORMULAS and name not in LITERAL_TAGS
         if name and opening[2].endswith("/"):
             parts.append(_GONE if hidden else "")
             continue
@@ -225,7 +184,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if hidden:
             parts.append(_GONE)
         elif name:
-            if name in _FORMULAS:  # the same formula to LaTeX, and no template to whoever reads the text next
+            if name in FORMULAS:  # the same formula to LaTeX, and no template to whoever reads the text next
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
             parts.append(f"\x02{len(raw) - 1}\x02")
@@ -302,7 +261,7 @@ def _closed_markup(text: str) -> str:
             out.append("\n")
         elif group == "tag":
             name = _TAG_NAME.match(mark)
-            out.append("\n" if name and name[1].lower() in _BLOCK_TAGS else "")
+            out.append("\n" if name and name[1].lower() in BLOCK_TAGS else "")
         else:
             out.append(_LESS)
     out.append(text[position:])
@@ -337,7 +296,7 @@ def _take_link(out: list[str], index: int) -> None:
     del out[index:]
     match = _NAMESPACE.match(content)
     namespace = match[1].lower() if match else ""
-    if namespace in _NAMESPACES or (namespace == _LINKED_MEDIA and "|" not in content):
+    if namespace in HIDDEN_NAMESPACES or (namespace == _LINKED_MEDIA and "|" not in content):
         out.append(_GONE)
         return
     out.append(_LINK + content.replace("\n", " ") + _LINK_END)
@@ -384,7 +343,7 @@ def _line_text(line: str) -> str:
 def _only_languages(line: str) -> bool:
     """The line holds nothing but links to the article in other languages."""
     links = line.replace(_GONE, "").rstrip()
-    return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in _LANGUAGES for code in _LANGUAGE_CODE.findall(links))
+    return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
 
 
 def _pieces(line: str) -> Iterator[str]:

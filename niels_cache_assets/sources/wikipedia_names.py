@@ -1,0 +1,53 @@
+"""Names that wikitext gives a meaning: tags, namespaces, languages, headings of end matter. Data for `wikipedia_markup`; no logic."""
+
+# Contents are no wikitext: up to the first closing tag, as MediaWiki's preprocessor reads them.
+_HIDDEN = "ref gallery timeline imagemap graph score hiero templatedata templatestyles mapframe maplink categorytree inputbox references"
+_HIDDEN += " section indicator style script"
+FORMULAS = ("math", "chem", "ce")
+LITERAL_TAGS = ("nowiki", "pre", "source", "syntaxhighlight")
+EXTENSIONS = frozenset((*_HIDDEN.split(), *FORMULAS, *LITERAL_TAGS))
+# What MediaWiki takes for a tag (its Sanitizer and preprocessor); `<T>` of a program and the like are text.
+_BREAKING_TAGS = "br hr p div li ul ol dl dd dt tr blockquote center poem h1 h2 h3 h4 h5 h6 caption"
+BLOCK_TAGS = frozenset(_BREAKING_TAGS.split())
+_INLINE_TAGS = "abbr b bdi bdo big cite code data del dfn em font i ins kbd link mark meta q rb rp rt rtc ruby s samp small span strike"
+_INLINE_TAGS += " strong sub sup td th time tt u var wbr noinclude includeonly onlyinclude"
+TAGS = "|".join(sorted({*BLOCK_TAGS, *_INLINE_TAGS.split(), *EXTENSIONS}, key=lambda name: (-len(name), name)))
+
+# Namespaces that show no text where they are linked, in the languages of the largest wikis.
+_NO_TEXT = "file image category datei bild kategorie fichier catégorie archivo imagen categoría ficheiro imagem categoria"
+_NO_TEXT += " immagine plik grafika kategoria bestand afbeelding categorie файл изображение категория зображення категорія"
+_NO_TEXT += " ファイル 画像 カテゴリ 文件 图像 分类 分類 파일 분류"
+HIDDEN_NAMESPACES = frozenset(_NO_TEXT.split())
+# Codes of Wikipedias (meta.wikimedia.org, List of Wikipedias).
+_CODES = """
+ab ace ady af als alt am an ang ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bcl be be-tarask be-x-old bg bh bi bjn
+blk bm bn bo bpy br bs bug bxr ca cbk-zam cdo ce ceb ch chr chy ckb co cr crh cs csb cu cv cy da dag de din diq dsb dty dv dz ee el eml en
+eo es et eu ext fa ff fi fiu-vro fj fo fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gu guw gv ha hak haw he hi hif hr hsb ht
+hu hy hyw ia id ie ig ik ilo inh io is it iu ja jam jbo jv ka kaa kab kbd kbp kg ki kk kl km kn ko koi krc ks ksh ku kv kw ky la lad lb
+lbe lez lfn lg li lij lld lmo ln lo lt ltg lv mad mai map-bms mdf mg mhr mi min mk ml mn mni mnw mr mrj ms mt mwl my myv mzn na nah nap
+nds nds-nl ne new nia nl nn no nov nqo nrm nso nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi pih pl pms pnb pnt ps pt pwn qu rm
+rmy rn ro roa-rup roa-tara ru rue rw sa sah sat sc scn sco sd se sg sh shi shn si simple sk skr sl sm smn sn so sq sr srn ss st stq su sv
+sw szl szy ta tay tcy te tet tg th ti tk tl tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo wa war wo wuu xal xh
+xmf yi yo za zea zh zh-classical zh-min-nan zh-yue zu
+"""
+LANGUAGES = frozenset(_CODES.split())
+# Headings of the English Wikipedia (its Manual of Style, Layout, and their usual variants) below which no prose stands, in lower case.
+# A heading that joins several ("Notes and references") counts as well.
+END_MATTER = frozenset(
+    (
+        *("references", "reference", "general references", "additional references", "specific references", "references cited", "citations"),
+        *("notes", "footnotes", "endnotes", "explanatory notes", "explanatory footnotes", "inline citations", "works cited", "cited works"),
+        *("literature cited", "sources", "primary sources", "secondary sources", "general sources", "online sources", "cited sources"),
+        *("bibliography", "selected bibliography", "select bibliography", "further reading", "suggested reading", "recommended reading"),
+        *(
+            "additional reading",
+            "external links",
+            "external link",
+            "external sources",
+            "web links",
+            "links",
+            "see also",
+            "related articles",
+        ),
+    )
+)
