@@ -76,11 +76,12 @@ def import_megatron(
     Documents without tokens are dropped (counted `empty`). `append_eot` is recorded as true where each document of a known EOT ends with
     it and holds no other; facts say how many do not, and where none is given, which id they all end with.
 
-    Raises NielsCacheError if the files cannot be read or are multimodal, if they hold no token or one that does not fit into uint16 or the
-    vocabulary, for what the disk refuses, and if the runtime's verifier finds something in what was written.
+    Raises NielsCacheError as `require_prefixes` does, if the files cannot be read or are multimodal, if they hold no token or one that does
+    not fit into uint16 or the vocabulary, for what the disk refuses, and if the runtime's verifier finds something in what was written.
     """
     require_shard_bytes(shard_bytes)
     vocabulary.check()
+    require_prefixes(prefixes)
     opened = {split: _open(prefix) for split, prefix in prefixes.items()}
     if "train" not in opened or not len(opened["train"].tokens):
         raise NielsCacheError(f"{prefixes.get('train', out_dir)}: holds no tokens for train; nothing was imported")
@@ -108,6 +109,19 @@ def import_megatron(
         if findings:
             raise NielsCacheError(f"{out_dir}: not imported, its verification says {findings[0].path}: {findings[0].problem}")
     return meta
+
+
+def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
+    """Raise NielsCacheError for a PREFIX without files, and for one that two splits would come from: val would be in train."""
+    for split, prefix in prefixes.items():
+        for ending in (".bin", ".idx"):
+            if str(prefix).endswith(ending) and Path(prefix).exists():
+                raise NielsCacheError(f"{prefix}: is a file, not the prefix of a .bin and an .idx; leave out {ending}")
+        for ending in (".idx", ".bin"):
+            if not Path(f"{prefix}{ending}").is_file():
+                raise NielsCacheError(f"{prefix}{ending}: no such file; give the prefix of a .bin and an .idx")
+        if split != "train" and "train" in prefixes and Path(f"{prefix}.bin").samefile(f"{prefixes['train']}.bin"):
+            raise NielsCacheError(f"{prefix}: is what train comes from; {split} must come from another prefix")
 
 
 @dataclass

@@ -47,6 +47,15 @@ def export(cache: Path, format: str, out: Path, *, force: bool = False, **settin
     return plan
 
 
+def planned(cache: Path, format: str, out: Path) -> ExportPlan:
+    return plan_export(cache.name, cache, ExportSettings(format=format, out=out))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder, hidden ones too."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def stream_of(documents: Documents) -> list[int]:
     return [token for document in documents for token in document]
 

@@ -160,7 +160,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NIELS_CACHE_PROFILE", "quickstart")
     monkeypatch.chdir(tmp_path)
-    write_indexed(tmp_path / "x", [[7, 8, EOT], [9, EOT]])
+    for prefix in ("x", "y"):
+        write_indexed(tmp_path / prefix, [[7, 8, EOT], [9, EOT]])
     return write_cache(tmp_path / "cache")
 
 
@@ -169,7 +170,7 @@ def run(*arguments: str) -> int:
 
 
 def test_what_is_unknown_is_said_plainly_and_the_cache_verifies(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--name", "pile", "--val", "x") == 0
+    assert run("--name", "pile", "--val", "y") == 0
     output, errors = capsys.readouterr()
     assert not errors
     assert output.splitlines() == [
@@ -214,9 +215,14 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
         (("--name", "a", "--tokenizer-sha256", "12"), "must be 64 digits 0-9a-f"),
         (("--name", "a", "--tokenizer-sha256", "0" * 64), "is another tokenizer"),
         (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--eot", "9"), "--eot 9: the tokenizer has 4; leave it out"),
-        (("--name", "a", "--tokenizer", "nowhere.model"), "nowhere.model: cannot be hashed: No such file or directory"),
+        (("--name", "a", "--tokenizer", "nowhere.model"), "--tokenizer nowhere.model: no such file; give that of a SentencePiece model"),
         (("--name", "a", "--tokenizer", "x.bin"), "is another tokenizer"),
+        (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: no such file"),
         (("--name", "a", "--vocab-size", "0"), "vocab_size=0: must be from 1 to 65536"),
+        (("--name", "a", "--val", "x"), "x: is what train comes from; val must come from another prefix"),
+        (("--name", "a", "--val", "./x"), "./x: is what train comes from; val must come from another prefix"),
+        (("--name", "a", "--val", "nowhere"), "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
+        (("--name", "a", "--val", "y.idx"), "y.idx: is a file, not the prefix of a .bin and an .idx; leave out .idx"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -237,8 +243,20 @@ def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pyt
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
 
 
-def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "megatron", "nowhere", "--name", "a", "--cache-dir", "cache"]) == 1
-    assert "nowhere.idx: no such file; give the prefix of a .bin and an .idx" in capsys.readouterr().err
+def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for prefix, message in (
+        ("nowhere", "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
+        ("x.bin", "x.bin: is a file, not the prefix of a .bin and an .idx; leave out .bin"),
+    ):
+        assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
+        assert message in capsys.readouterr().err
     assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
     assert "import has no format 'megatrn'; did you mean 'megatron'?" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.idx").write_bytes(b"cut")
+    assert run("--name", "a") == 1
+    errors = capsys.readouterr().err
+    assert "x.idx" in errors
+    assert errors.count("\n") == 1

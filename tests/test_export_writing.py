@@ -15,10 +15,10 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.cli.interrupts import Interrupted
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.export import writing
-from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export
-from niels_cache_assets.export.writing import ExportPlan, write_export
+from niels_cache_assets.export.formats import FORMATS
+from niels_cache_assets.export.writing import write_export
 from niels_cache_runtime import NielsCacheError
-from tests.exports import export, random_documents, write_documents_cache
+from tests.exports import contents, export, planned, random_documents, write_documents_cache
 from tests.hand_made import EOT, exchange, write_cache
 
 DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
@@ -27,15 +27,6 @@ DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20,
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return write_documents_cache(tmp_path / "cache" / "notes", DOCUMENTS, shard_tokens=500)
-
-
-def planned(cache: Path, format: str, out: Path) -> ExportPlan:
-    return plan_export(cache.name, cache, ExportSettings(format=format, out=out))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder, hidden ones too."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -60,39 +51,14 @@ def test_what_interrupts_an_export_leaves_what_was_there(cache: Path, tmp_path: 
     assert contents(tmp_path / "data") == before
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_older_export_is_replaced_by_force_alone_and_leaves_nothing(cache: Path, tmp_path: Path, format: str) -> None:
-    out = tmp_path / "data" / "out"
-    smaller = {} if format == "nanogpt" else {"max_bytes": 400}
-    first = export(cache, format, out, **smaller)
-    other = (tmp_path / "data" if format == "megatron" else out) / "prepare.py"
-    other.write_text("theirs")
-    with pytest.raises(NielsCacheError, match=r"is there already and \d+ more; choose another place, or replace it with --force"):
-        export(cache, format, out, **smaller)
-    second = export(cache, format, out, force=True)
-    assert len(second.files) < len(first.files) or format == "nanogpt"
-    kept = {(second.folder / file.name).relative_to(tmp_path / "data").as_posix() for file in second.files}
-    assert set(contents(tmp_path / "data")) == kept | {other.relative_to(tmp_path / "data").as_posix()}
-
-
-def test_splits_and_data_sets_share_a_folder_without_meeting(cache: Path, tmp_path: Path) -> None:
-    more = write_documents_cache(tmp_path / "cache" / "notes.more", DOCUMENTS)
-    for source in (cache, more):
-        for split in ("train", "val"):
-            export(source, "llmc", tmp_path / "data", splits=(split,))
-    export(cache, "llmc", tmp_path / "data", force=True)
-    assert set(contents(tmp_path / "data")) == {
-        f"{name}_{split}_000000.bin" for name in ("notes", "notes.more") for split in ("train", "val")
-    }
-
-
 def test_what_a_killed_export_left_is_cleared_by_the_next(cache: Path, tmp_path: Path) -> None:
     left = tmp_path / "data" / ".notes.npy.partial" / "train"
     left.mkdir(parents=True)
     (left / "notes_train_000000.npy").write_bytes(b"half")
     (left.parent / "train.bin").write_bytes(b"half")
     export(cache, "npy", tmp_path / "data")
-    assert set(contents(tmp_path / "data")) == {"train/notes_train_000000.npy", "val/notes_val_000000.npy"}
+    names = {f"{split}/notes_{split}_000000.npy" for split in ("train", "val")}
+    assert set(contents(tmp_path / "data")) == {*names, "notes_train.npy.files", "notes_val.npy.files"}
 
 
 def test_two_exports_to_one_place_do_not_meet(cache: Path, tmp_path: Path) -> None:
@@ -162,9 +128,11 @@ def test_the_command_writes_and_prints_files_sizes_and_where_eot_stands(root: Pa
     output, errors = capsys.readouterr()
     assert not errors
     assert re.search(r"^data/notes_text_document\.bin +4 +20 +40 B$", output, flags=re.MULTILINE)
-    assert "2 files, 162 bytes, written for megatron" in output
+    assert "3 files, 210 bytes, written for megatron" in output
     assert f"EOT ({EOT}) stands after each document, as in the cache" in output
-    assert sorted(path.name for path in Path("data").iterdir()) == ["notes_text_document.bin", "notes_text_document.idx"]
+    names = ["notes_text_document.bin", "notes_text_document.idx"]
+    assert sorted(path.name for path in Path("data").iterdir()) == [*names, "notes_text_document.megatron.files"]
+    assert Path("data/notes_text_document.megatron.files").read_text().splitlines() == names
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +143,14 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
     assert run("datatrove", "notes", "--out", "data") == 0
     assert capsys.readouterr().out == dry.replace("would be written", "written")
     assert run("datatrove", "notes", "--out", "data", "--dry-run") == 0
-    assert "6 files of an older export there: --force would replace it" in capsys.readouterr().out
+    assert "8 files of an older export there: --force would replace it" in capsys.readouterr().out
+    assert run("megatron", "notes", "--out", "m/notes", "--split", "train", "--max-bytes", "18") == 0
+    capsys.readouterr()
+    assert run("megatron", "notes", "--out", "m/notes", "--split", "train", "--dry-run") == 0
+    deleted = [line for line in capsys.readouterr().out.splitlines() if "delete" in line]
+    parts = sorted(path.name for path in Path("m").iterdir() if not path.name.endswith(".files"))
+    assert len(parts) >= 4
+    assert deleted == [f"--force would delete m/{name}" for name in parts]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +164,11 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
         (("nanogpt", "notes", "--out", "data", "--split", "tran"), "--split: no split 'tran'; did you mean 'train'?"),
         (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: is for megatron; nanogpt has no such choice"),
         (("megatron", "notes", "--out", "data", "--link", "hard"), "--link: no such way 'hard'; did you mean 'hardlink'?"),
+        *(
+            (("megatron", "notes", "--out", out), f"--out {out}: is a folder; give a prefix, such as {prefix}")
+            for out, prefix in (("data/", "data/notes"), (".", "./notes"), ("data/..", "data/../notes"))
+        ),
+        *((("megatron", "notes", "--out", "data/x", "--key", key), f"key={key!r}: is part of") for key in ("a/b", "", "..", "a b")),
         (("nanogpt", "notes", "--out", "cache/pretrain/notes"), "is inside cache/pretrain, which holds caches alone"),
         (("megatron", "notes", "--out", "cache/pretrain/notes/x"), "is inside cache/pretrain, which holds caches alone"),
         (("npy", "notes", "--out", "taken"), "taken/train/notes_train_000000.npy: is there already"),

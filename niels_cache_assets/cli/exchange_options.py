@@ -17,7 +17,8 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load reads them
 
 EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
-appear when all of them are complete."""
+appear when all of them are complete, with a list of their names (*.files) by which a later export
+to the same place knows what to replace."""
 
 EXPORT_EPILOG = """\
 examples:
@@ -59,8 +60,8 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         help="megatron, where .bin is exactly one shard: reflink (default: a copy that shares its blocks, where the disk can), "
         "hardlink (another name of the cache's own file) or copy",
     )
-    parser.add_argument("--force", action="store_true", help="replace an older export of the same data set and format")
-    parser.add_argument("--dry-run", action="store_true", help="print the files and their sizes, write nothing")
+    parser.add_argument("--force", action="store_true", help="replace an older export to the same place")
+    parser.add_argument("--dry-run", action="store_true", help="print the files, their sizes, and what --force would delete; write nothing")
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:

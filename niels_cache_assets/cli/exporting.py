@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -57,6 +58,9 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and arguments.format != "megatron":
             raise NielsCacheError(f"{WHERE}: {option}: is for megatron; {arguments.format} has no such choice")
+    if arguments.format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
+        prefix = os.path.join(arguments.out, "notes")
+        raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; give a prefix, such as {prefix}")
     return ExportSettings(
         format=arguments.format,
         out=Path(arguments.out),
@@ -91,3 +95,5 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
     existing = plan.existing() if dry_run else []
     if existing:
         console.print(f"{counted(len(existing), 'file')} of an older export there: --force would replace it", soft_wrap=True)
+        for name in plan.deleted():
+            console.print(f"--force would delete {plan.folder / name}", soft_wrap=True, markup=False)

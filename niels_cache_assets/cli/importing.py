@@ -13,7 +13,7 @@ from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron, require_prefixes
 from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer_dir
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     prefixes: dict[Split, str] = {"train": arguments.prefix}
     if arguments.val is not None:
         prefixes["val"] = arguments.val
+    require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
     try:
         with stop_on_signals(), ExitStack() as bars:
@@ -77,6 +78,8 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
     if arguments.tokenizer is not None:
+        if not Path(arguments.tokenizer).is_file():
+            raise NielsCacheError(f"{WHERE}: --tokenizer {arguments.tokenizer}: no such file; give that of a SentencePiece model")
         found = sha256_file(arguments.tokenizer)
         if sha256 not in (None, found):
             raise NielsCacheError(f"{arguments.tokenizer}: has sha256 {found}, not the --tokenizer-sha256 given")

@@ -2,6 +2,7 @@
 
     formats.py    what can be written, and the plan of an export: which files, of what size
     writing.py    a plan on disk: every file beside its place first, then all of them renamed
+    placing.py    the renaming, and which files an older export wrote
     splits.py     a split of a cache, read from front to back
     megatron.py   nanogpt.py   llmc.py   datatrove.py   npy.py      one format each
 

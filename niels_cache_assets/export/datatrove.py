@@ -8,8 +8,7 @@ A folder for each split, because its readers take all of a folder. Documents are
 "unshuffled": in the cache's order.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,6 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Three files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
     cuts = document_cuts(split, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
-
-
-def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
-    return re.compile("|".join(rf"{split.split}/{re.escape(split.name)}_\d{{5}}_unshuffled\.ds(\.index|\.metadata)?" for split in splits))
 
 
 def human_tokens(tokens: int) -> str:

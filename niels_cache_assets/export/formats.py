@@ -1,12 +1,14 @@
 """What a cache can be exported as, and the plan of an export. Nothing is written here: that is `writing`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_assets.export import datatrove, llmc, megatron, nanogpt, npy
+from niels_cache_assets.export.placing import Place
 from niels_cache_assets.export.splits import ExportSplit, open_export_split
-from niels_cache_assets.export.writing import ExportPlan, Unit
+from niels_cache_assets.export.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
 
@@ -43,6 +45,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Of several splits, empty ones are left out with a note. Raises NielsCacheError if the cache cannot be opened, if there is nothing to
     export, or for a setting that the format does not have.
     """
+    max_bytes = _max_bytes(settings)
     opened = [open_export_split(name, directory, split) for split in settings.splits]
     splits = [split for split in opened if split.tokens]
     if not splits:
@@ -50,25 +53,45 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         raise NielsCacheError(f"{directory}: nothing to export, {empty} is empty (0 tokens)")
     notes = [_eot_note(settings.format, splits[0])]
     notes += [f"{split.split} is empty, there is no file for it" for split in opened if not split.tokens]
-    max_bytes = _max_bytes(settings)
-    folder, label = settings.out, f"{name}.{settings.format}"
     units: list[Unit] = []
+    for split in splits:
+        units += _units(split, settings, max_bytes)
+    if settings.format == "nanogpt":
+        notes.append(nanogpt.vocabulary_note((splits[0].opened.meta or {}).get("vocab_size")))
+    places = tuple(_place(name, split.split, settings) for split in opened)
+    folder, label = settings.out, f"{name}.{settings.format}"
     if settings.format == "megatron":
         folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
-        several = len(settings.splits) > 1
-        stems = [f"{settings.out.name}_{split.split}" if several else settings.out.name for split in splits]
-        for stem, split in zip(stems, splits, strict=True):
-            units += megatron.units(split, stem=stem, key=settings.key, max_bytes=max_bytes, link=settings.link)
-        owned = megatron.owned(stems, settings.key)
     elif settings.format == "nanogpt":
-        units = [unit for split in splits for unit in nanogpt.units(split)]
-        owned = nanogpt.owned(splits)
-        notes.append(nanogpt.vocabulary_note((splits[0].opened.meta or {}).get("vocab_size")))
+        label = settings.format  # its files are the same for every data set
+    return ExportPlan(folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes))
+
+
+def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list[Unit]:
+    if settings.format == "nanogpt":
+        return nanogpt.units(split)
+    if settings.format == "megatron":
+        stem = _stem(split.split, settings)
+        units = megatron.units(split, stem=stem, key=settings.key, max_bytes=max_bytes, link=settings.link)
     else:
         module = {"llmc": llmc, "datatrove": datatrove, "npy": npy}[settings.format]
-        units = [unit for split in splits for unit in module.units(split, max_bytes=max_bytes)]
-        owned = module.owned(splits)
-    return ExportPlan(folder=folder, label=label, splits=tuple(splits), units=tuple(units), owned=owned, notes=tuple(notes))
+        units = module.units(split, max_bytes=max_bytes)
+    list_name = _place(split.name, split.split, settings).list_name
+    assert list_name is not None
+    return [*units, list_unit(list_name, units)]
+
+
+def _place(name: str, split: Split, settings: ExportSettings) -> Place:
+    """By the setting alone, not by what the split holds: an older export of a split that is empty now goes, too."""
+    if settings.format == "nanogpt":
+        return Place(names=(nanogpt.file_name(split),))
+    if settings.format == "megatron":
+        return Place(list_name=megatron.list_name(_stem(split, settings), settings.key))
+    return Place(list_name=f"{name}_{split}.{settings.format}.files")
+
+
+def _stem(split: Split, settings: ExportSettings) -> str:
+    return f"{settings.out.name}_{split}" if len(settings.splits) > 1 else settings.out.name
 
 
 def _max_bytes(settings: ExportSettings) -> int:
@@ -80,6 +103,10 @@ def _max_bytes(settings: ExportSettings) -> int:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: must be at least {TOKEN_BYTES}, one token")
     if settings.format != "megatron" and (settings.key is not None or settings.link != "copy"):
         raise NielsCacheError(f"key and link are settings of megatron; {settings.format} has neither")
+    if settings.format == "megatron" and settings.out.name in ("", ".."):
+        raise NielsCacheError(f"{settings.out}: is a folder; megatron's files need a prefix, such as {settings.out / 'notes'}")
+    if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
+        raise NielsCacheError(f"key={settings.key!r}: is part of a file's name; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default or 0
 
 

@@ -4,8 +4,7 @@ Its own scripts cut a stream into shards of 100 million tokens and take the firs
 are numbered from 0; llm.c finds them by pattern (`NAME_train_*.bin`).
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +30,6 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
         )
     cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.name}_{split.split}_{index:06d}.bin", first, end) for index, (first, end) in enumerate(cuts)]
-
-
-def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
-    return re.compile("|".join(rf"{re.escape(split.name)}_{split.split}_\d{{6}}\.bin" for split in splits))
 
 
 def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:

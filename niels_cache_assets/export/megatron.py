@@ -3,8 +3,6 @@
 That writer loads torch, so it is imported where it is called: the other formats do without.
 """
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +38,6 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
     return [Unit(files=tuple(files), write=write)]
 
 
-def owned(stems: Sequence[str], key: str | None) -> re.Pattern[str]:
-    ending = "" if key is None else f"_{re.escape(key)}_document"
-    return re.compile(rf"({'|'.join(map(re.escape, stems))})(_\d{{5}})?{ending}\.(bin|idx)")
+def list_name(stem: str, key: str | None) -> str:
+    """Of the list of files that an export to that PREFIX is; another key is another PREFIX to Megatron."""
+    return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"

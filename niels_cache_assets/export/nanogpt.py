@@ -1,19 +1,17 @@
 """nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document, as its data/openwebtext/prepare.py writes them."""
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.formats import TOKEN_BYTES, Split
 
 DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
 
 
 def units(split: ExportSplit) -> list[Unit]:
     """One file for the split."""
-    name = f"{split.split}.bin"
+    name = file_name(split.split)
 
     def write(stage: Path, on_bytes: OnBytes) -> None:
         write_file(stage / name, split.blocks(0, split.tokens), on_bytes)
@@ -22,8 +20,8 @@ def units(split: ExportSplit) -> list[Unit]:
     return [Unit(files=(planned,), write=write)]
 
 
-def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
-    return re.compile(rf"({'|'.join(split.split for split in splits)})\.bin")
+def file_name(split: Split) -> str:
+    return f"{split}.bin"
 
 
 def vocabulary_note(vocab_size: int | None) -> str:

@@ -5,8 +5,7 @@ that. EOT stays after each document (build-nanogpt's own shards have it before).
 """
 
 import io
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,6 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """One array after the other, of `max_bytes` of tokens, the last one shorter."""
     cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
-
-
-def owned(splits: Sequence[ExportSplit]) -> re.Pattern[str]:
-    return re.compile("|".join(rf"{split.split}/{re.escape(split.name)}_{split.split}_\d{{6}}\.npy" for split in splits))
 
 
 def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:

@@ -1,21 +1,20 @@
 """An export on disk: planned files are written into a folder beside their places, and renamed when all of them are complete.
 
 That folder is locked, so that two exports to one place do not meet, and goes with the export, however it ends; one that a killed export
-left is cleared by the next to the same place. What an export is made of is the formats' business.
+left is cleared by the next to the same place. What an export is made of is the formats' business, the renaming that of `placing`.
 """
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, list_of
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS
 
 OnBytes = Callable[[int], None]  # that many more are written
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
@@ -41,14 +40,14 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """`folder`: where the files go. `label`: what else goes there under another label does not meet it. `owned`: names, relative to the
-    folder, of what an export like this one writes, from which an older one is known. `notes`: what to know about the result."""
+    """`folder`: where the files go. `label`: what else goes there under another label does not meet it. `places`: of every split that was
+    asked for, empty ones too. `notes`: what to know about the result."""
 
     folder: Path
     label: str
     splits: tuple[ExportSplit, ...]
     units: tuple[Unit, ...]
-    owned: re.Pattern[str]
+    places: tuple[Place, ...]
     notes: tuple[str, ...]
 
     @property
@@ -59,16 +58,31 @@ class ExportPlan:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
+    @property
+    def _lists(self) -> set[str | None]:
+        return {place.list_name for place in self.places}
+
+    def older(self) -> list[str]:
+        """Names of what an older export left in these places, and of what lies where a file will; NielsCacheError if that is a folder."""
+        names = [name for place in self.places for name in place.older(self.folder)]
+        names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
+        for name in names:
+            if (self.folder / name).is_dir():
+                raise NielsCacheError(f"{self.folder / name}: is a folder, where a file of the export goes; choose another place")
+        return list(dict.fromkeys(names))
+
     def existing(self) -> list[str]:
-        """Names of the files that an older export left in the folder."""
-        below = [self.folder, *(self.folder / split for split in SPLITS)]
-        found = (path for folder in below if folder.is_dir() for path in folder.iterdir())
-        names = sorted(path.relative_to(self.folder).as_posix() for path in found)
-        return [name for name in names if self.owned.fullmatch(name) or name in {file.name for file in self.files}]
+        """The same, but none where all that is left is a list of files."""
+        names = self.older()
+        return names if set(names) - self._lists else []
+
+    def deleted(self) -> list[str]:
+        """Those of them that `force` deletes and writes no other in their place."""
+        return sorted(set(self.existing()) - {file.name for file in self.files})
 
     def require_free(self) -> None:
         """Raise NielsCacheError where an older export would be replaced."""
-        existing = self.existing()
+        existing = [name for name in self.existing() if name not in self._lists]
         if existing:
             more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
             raise NielsCacheError(f"{self.folder / existing[0]}: is there already{more}; choose another place, or replace it with --force")
@@ -90,16 +104,20 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if progress is not None:
             progress(done, total)
 
-    with _staging(plan.folder, plan.label) as stage:
+    with _staging(plan.folder, plan.label, force=force) as stage:
         for unit in plan.units:
-            unit.write(stage, on_bytes)
+            unit.write(stage / NEW, on_bytes)
         for file in plan.files:
-            size = (stage / file.name).stat().st_size
+            size = (stage / NEW / file.name).stat().st_size
             if size != file.bytes:
                 raise NielsCacheError(f"{file.name}: became {size} bytes, not {file.bytes}; the data set changed: export it again")
         for split in plan.splits:
             split.require_same_build()
-        _put_in_place(plan, stage)
+        if not force:
+            plan.require_free()
+        names = [file.name for file in plan.files]
+        # Lists come first and go last, so that what a kill leaves is known to the next export; an index comes after its tokens.
+        exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)
 
@@ -115,24 +133,19 @@ def write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
         os.fsync(file.fileno())
 
 
-def _put_in_place(plan: ExportPlan, stage: Path) -> None:
-    """Rename the files to their places. An index goes before the tokens that it described are replaced, and comes after the new ones."""
-    stale = set(plan.existing()) - {file.name for file in plan.files}
-    for unit in plan.units:
-        for file in reversed(unit.files[1:]):
-            (plan.folder / file.name).unlink(missing_ok=True)
-        for file in unit.files:
-            (plan.folder / file.name).parent.mkdir(exist_ok=True)
-            os.replace(stage / file.name, plan.folder / file.name)
-    for name in stale:
-        (plan.folder / name).unlink(missing_ok=True)
-    for folder in {(plan.folder / file.name).parent for file in plan.files}:
-        _sync_folder(folder)
+def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
+    """The list of the files of these units."""
+    content = list_of([file.name for unit in units for file in unit.files])
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / list_name, [content], on_bytes)
+
+    return Unit(files=(PlannedFile(name=list_name, bytes=len(content)),), write=write)
 
 
 @contextmanager
-def _staging(folder: Path, label: str) -> Iterator[Path]:
-    """An empty folder in `folder` that is ours alone, and gone afterwards."""
+def _staging(folder: Path, label: str, *, force: bool) -> Iterator[Path]:
+    """A folder in `folder` that is ours alone, with an empty NEW in it, and gone afterwards, unless it holds an older export in OLD."""
     stage, was_there = folder / f".{label}.partial", folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
@@ -144,13 +157,17 @@ def _staging(folder: Path, label: str) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end") from error
+        if (stage / OLD).exists() and not force:
+            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or give them up with --force")
         try:
             _empty(stage)
+            (stage / NEW).mkdir()
             yield stage
         except OSError as error:
             raise NielsCacheError(f"{error.filename or folder}: {error.strerror or error}; the export was given up") from error
         finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            if not (stage / OLD).exists():  # else it has what could not be put back
+                shutil.rmtree(stage, ignore_errors=True)
             if not was_there:
                 with suppress(OSError):  # there is something in it
                     folder.rmdir()
@@ -164,11 +181,3 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
