@@ -43,7 +43,7 @@ class Scale:
 
 
 FULL = Scale(documents=1_000_000, read_documents=200_000, samples=20_000, blend=40_000_000, rounds=7)
-QUICK = Scale(documents=20_000, read_documents=5_000, samples=1_000, blend=400_000, rounds=2)
+QUICK = Scale(documents=5_000, read_documents=1_000, samples=300, blend=200_000, rounds=1)
 
 
 class Tokenizer:

@@ -5,7 +5,6 @@ are taken in blocks that stay in a core's first cache, their innermost loop with
 threads share the lanes. Needs numba, which the runtime does not; compiling takes a second or two, once per machine.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from niels_cache_assets.streaming.encode import available_threads
 
 _LANES_AT_ONCE = 32
 
@@ -62,7 +63,7 @@ def advance_lanes(
 ) -> None:
     """As `blend_indices.advance_lanes`; a thread for each core."""
     lanes = len(samples)
-    threads = min(len(os.sched_getaffinity(0)), -(-lanes // (8 * _LANES_AT_ONCE)))
+    threads = min(available_threads(), -(-lanes // (8 * _LANES_AT_ONCE)))
     if threads < 2:  # a pool takes longer to start than a short stretch takes
         _advance(weights, counts, samples, chosen, numbers, 0, lanes)
         return

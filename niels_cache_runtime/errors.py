@@ -6,3 +6,7 @@ Every message says what is wrong, where (file, row, data set) and what to do nex
 
 class NielsCacheError(ValueError):
     """A mistake in input, configuration or a cache on disk; the message is complete and fits one line."""
+
+
+class NotWrittenError(NielsCacheError):
+    """The place is to blame, not what was asked for: a folder that is full, read-only or without locks."""

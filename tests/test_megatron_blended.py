@@ -77,7 +77,8 @@ def test_hundreds_of_random_counts_are_the_helpers(monkeypatch: pytest.MonkeyPat
     for number in range(500):
         datasets, most = int(torch.randint(1, 12, (1,), generator=generator)), (3, 60, 150)[number % 3]
         counts = torch.randint(1, most, (datasets,), generator=generator).tolist()
-        assert_same(build_exhaustive_blending_indices(counts), helper_exhaustive(counts), counts)
+        for advance in (None, advance_lanes):
+            assert_same(build_exhaustive_blending_indices(counts, advance=advance), helper_exhaustive(counts), counts)
 
 
 @pytest.mark.parametrize("advance", [advance_lanes, blend_kernel.advance_lanes], ids=["numpy", "compiled"])
@@ -102,7 +103,24 @@ def test_a_wrong_guess_costs_time_not_truth(weights: list[float], wrong: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blend_indices, "_FEWEST_STEPS", 20)
         patch.setattr(blend_indices, "guess_counts", misled)
-        assert_same(build_blending_indices(shares, size), helper_blend(shares, size), shares)
+        assert_same(build_blending_indices(shares, size, advance=advance_lanes), helper_blend(shares, size), shares)
+
+
+def test_short_blends_are_the_helpers_without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    laned: list[int] = []
+
+    def advance(known: Any, counts: Any, samples: Any, chosen: Any, numbers: Any) -> None:
+        laned.append(chosen.size)
+        advance_lanes(known, counts, samples, chosen, numbers)
+
+    monkeypatch.setattr(blend_indices, "advance_lanes", advance)
+    for weights in ([1.0], [0.3, 0.7], [5.0, 3.0, 2.0], [1.0 + index % 7 for index in range(100)]):
+        shares = normalized(weights)
+        for size in (1, 2, 700, 2047):
+            assert_same(build_blending_indices(shares, size), helper_blend(shares, size), (weights, size))
+    assert laned == []
+    assert_same(build_blending_indices([0.3, 0.7], 10_001), helper_blend([0.3, 0.7], 10_001), "lanes, and what is left")
+    assert laned
 
 
 def test_more_data_sets_than_an_int16_counts() -> None:
@@ -184,6 +202,13 @@ def test_batches_come_in_order_and_copies_open_the_index_again(prefixes: list[Pa
         assert all(torch.equal(sample["tokens"], plain[index]["tokens"]) for sample, index in zip(batch, order, strict=True))
 
 
+def test_a_member_without_a_whole_sample_is_named(prefixes: list[Path], tmp_path: Path) -> None:
+    megatron_core.write_documents(tmp_path / "short", [3, 4])
+    for num_samples in (None, 10):
+        with pytest.raises(NielsCacheError, match="short: 7 tokens in train, no whole sample of sequence_length=16"):
+            open_blend([prefixes[0], tmp_path / "short"], num_samples=num_samples, sequence_length=16, seed=1)
+
+
 def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Path]) -> None:
     dataset = MegatronGPTDataset(IndexedDataset(prefixes[0]), num_samples=10, sequence_length=16, seed=1)
     cases: list[tuple[list[Any], list[float], int | None, str]] = [
@@ -199,6 +224,20 @@ def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Pa
     for datasets, weights, size, match in cases:
         with pytest.raises(NielsCacheError, match=match):
             MegatronBlendedDataset(datasets, weights, size)
+    for wrong, match in (
+        ([1e308, 1e308], "add up to more than a 64-bit float"),
+        ([1e-300, 1e300], "weight 0 is 1e-300: no share"),
+        ([1.0, 0], "weight 1 is 0: each must be a number above 0"),
+        ([1.0, float("nan")], "weight 1 is nan"),
+        ([float("inf"), 1.0], "weight 0 is inf"),
+    ):
+        with pytest.raises(NielsCacheError, match=match):
+            open_blend(prefixes[:2], wrong, num_samples=5, sequence_length=16, seed=1)
+        with pytest.raises(NielsCacheError, match=match):
+            MegatronBlendedDataset([dataset, dataset], wrong, 5)
+    for count in (float("nan"), float("inf")):
+        with pytest.raises(NielsCacheError, match="whole numbers"):
+            MegatronBlendedDataset([dataset, dataset], [1, count], None)
     blend = MegatronBlendedDataset([dataset], [1.0], 5)
     with pytest.raises(IndexError):
         blend[5]

@@ -1,8 +1,12 @@
 """A cache's split in place of its export: the same fingerprint, the same indices, the same samples."""
 
 import mmap
+import os
 import pickle
+import shutil
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ from niels_cache_runtime.megatron import (
     open_indexed,
     write_indexed,
 )
+from niels_cache_runtime.megatron.indexed import PROBE_BYTES
+from niels_cache_runtime.meta import read_meta, sha256_file, write_meta
 from tests.exports import random_documents, write_documents_cache
 
 PAGE = mmap.PAGESIZE // TOKEN_BYTES
@@ -78,6 +84,56 @@ def test_a_copy_refuses_another_build(tmp_path: Path) -> None:
     write_split(tmp_path / "notes", seed=2)
     with pytest.raises(NielsCacheError, match="was rebuilt since it was opened"):
         pickle.loads(pickled)
+
+
+def change_between_probes(path: Path) -> None:
+    """Another byte where no block is looked at, by another file of the same size."""
+    content = bytearray(path.read_bytes())
+    places = [(len(content) - PROBE_BYTES) * number // 63 for number in range(64)]
+    gap = next(place + PROBE_BYTES for place, after in pairwise(places) if after - place > PROBE_BYTES + 2)
+    content[gap] ^= 1
+    other = path.with_name("other")
+    other.write_bytes(content)
+    os.replace(other, path)
+
+
+def test_a_copy_refuses_tokens_that_differ_where_no_block_is_looked_at(tmp_path: Path) -> None:
+    """A cache that was rebuilt, told by meta.json; a bare folder, an export: by their files."""
+    write_split(tmp_path / "notes", 12_000, shard_tokens=1 << 22)
+    bare = tmp_path / "bare"
+    shutil.copytree(tmp_path / "notes", bare)
+    (bare / "meta.json").unlink()
+    write_indexed(tmp_path / "export", tmp_path / "notes" / "train")
+    opened = [CacheSplit(tmp_path / "notes" / "train"), CacheSplit(bare / "train"), IndexedDataset(tmp_path / "export")]
+    pickled = [pickle.dumps(indexed) for indexed in opened]
+    assert [len(pickle.loads(copy)) for copy in pickled] == [12_000] * 3
+    [shard], [bare_shard] = (list((folder / "train").glob("*.bin")) for folder in (tmp_path / "notes", bare))
+    for path in (shard, bare_shard, tmp_path / "export.bin"):
+        change_between_probes(path)
+    meta = read_meta(str(tmp_path / "notes" / "meta.json"))
+    meta["files"][f"train/{shard.name}"]["sha256"] = sha256_file(str(shard))
+    write_meta(str(tmp_path / "notes" / "meta.json"), meta)
+    assert CacheSplit(tmp_path / "notes" / "train").fingerprint == opened[0].fingerprint
+    for copy in pickled:
+        with pytest.raises(NielsCacheError, match="open it again in every process"):
+            pickle.loads(copy)
+
+
+def test_on_another_host_a_copy_of_the_same_content_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_indexed(tmp_path / "export", write_split(tmp_path / "notes"))
+    pickled = pickle.dumps(IndexedDataset(tmp_path / "export"))
+    os.utime(tmp_path / "export.bin", ns=(1, 1))
+    with pytest.raises(NielsCacheError, match="changed since it was opened"):
+        pickle.loads(pickled)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+    assert len(pickle.loads(pickled)) == 400
+
+
+def test_a_prefix_with_the_ending_of_a_file_says_so(tmp_path: Path) -> None:
+    write_indexed(tmp_path / "export", write_split(tmp_path / "notes"))
+    for ending in (".bin", ".idx"):
+        with pytest.raises(NielsCacheError, match=rf"export{ending}: leave out {ending}"):
+            open_indexed(tmp_path / f"export{ending}")
 
 
 def test_what_is_no_split_with_documents_is_refused(tmp_path: Path) -> None:

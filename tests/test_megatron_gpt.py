@@ -310,3 +310,16 @@ def test_progress_is_told_up_to_the_end() -> None:
     finished = {name: (done, total) for name, done, total in told}
     rows = len(indices.sample_index)
     assert finished == {"document_index": (1000, 1000), "sample_index": (rows, rows), "shuffle_index": (rows - 1, rows - 1)}
+
+
+def test_lengths_beyond_an_int32_and_documents_that_are_no_array_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    megatron_core.write_documents(tmp_path / "data", [20] * 30)
+    indexed, cache = IndexedDataset(tmp_path / "data"), IndexCache(tmp_path / "index")
+    for length in (50_000_000_000, 2**31 - 1):
+        with pytest.raises(NielsCacheError, match=f"sequence_length={length}: a sample and the token after it must be counted in an int32"):
+            MegatronGPTDataset(indexed, num_samples=5, sequence_length=length, seed=1, index_cache=cache)
+    wrong: list[Any] = [[0, 1, 2], np.array([0.0, 1.0]), np.array([[0, 1]]), np.array([True] * 30), 5]
+    for indices in wrong:
+        with pytest.raises(NielsCacheError, match=r"indices=.*give a range, or a numpy array"):
+            MegatronGPTDataset(indexed, indices, num_samples=5, sequence_length=16, seed=1, index_cache=cache)
+    assert not (tmp_path / "index").exists()

@@ -1,5 +1,6 @@
 """The index cache: one builds, all map; nothing stale, nothing half, nobody waits for the dead."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache
+from niels_cache_runtime.errors import NotWrittenError
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache, open_blend
 from niels_cache_runtime.megatron.index_cache import index_hash
 from tests import megatron_core
 
@@ -88,6 +91,118 @@ def test_a_failed_build_leaves_nothing_and_a_damaged_index_is_built_again(tmp_pa
     with open(cache.directory("test", {}) / "numbers.npy", "ab") as file:
         file.write(b"more")
     assert cache.open("test", {}, lambda allocate: fill(allocate, value=8))["numbers"].tolist() == [8] * 4
+
+
+def test_numbers_of_numpy_are_settings_like_any_other(tmp_path: Path) -> None:
+    cache, prefix = IndexCache(tmp_path / "index"), tmp_path / "data"
+    megatron_core.write_documents(prefix, [20] * 30)
+    for _ in range(2):
+        blend = open_blend([prefix] * 2, num_samples=np.int64(5), sequence_length=4, seed=1, index_cache=cache)
+        assert len(blend) == 5
+    numbers = {"num_samples": np.int64(50), "sequence_length": np.int32(16), "seed": np.uint8(1)}
+    of_numpy = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **numbers)
+    plain = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **SETTINGS)
+    assert of_numpy.index_directory == plain.index_directory
+    assert torch.equal(of_numpy[3]["tokens"], plain[3]["tokens"])
+    shape = (np.int64(4),)
+    made = cache.open("test", {}, lambda allocate: allocate("numbers", shape, np.dtype(np.int64)).fill(7))
+    assert made["numbers"].tolist() == [7] * 4
+
+
+def test_an_index_whose_header_cannot_be_read_is_built_again_and_never_put_in_place(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path / "index")
+    cache.open("test", {}, fill)
+    path = cache.directory("test", {}) / "numbers.npy"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"(4,)", b"(4?)"))
+    assert len(path.read_bytes()) == len(content)
+    assert cache.open("test", {}, lambda allocate: fill(allocate, value=8))["numbers"].tolist() == [8] * 4
+    assert [path.name for path in (tmp_path / "index").iterdir() if path.is_dir()] == [cache.directory("test", {}).name]
+
+    with pytest.raises(NielsCacheError, match="cannot be read again"):
+        cache.open("test", {"spoiled": True}, lambda allocate: spoil(tmp_path / "index", allocate))
+    assert not cache.directory("test", {"spoiled": True}).exists()
+
+
+def spoil(folder: Path, allocate: Any) -> None:
+    fill(allocate)
+    [path] = folder.glob(".*.partial/numbers.npy")
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def test_a_damaged_index_is_renamed_aside_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, removed = IndexCache(tmp_path / "index"), []
+    cache.open("test", {}, fill)
+    directory = cache.directory("test", {})
+    (directory / "numbers.npy").write_bytes(b"")
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path), remove(path)))
+    cache.open("test", {}, fill)
+    assert removed
+    assert directory not in removed
+    (tmp_path / "index" / ".0123.damaged").mkdir()
+    cache.open("test", {"another": True}, fill)
+    assert list((tmp_path / "index").glob(".*.damaged")) == [], "left by a process that was killed in between"
+
+
+def test_what_another_host_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    """As if its lock did not reach this one."""
+    cache, other = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other")
+
+    def build(allocate: Any) -> None:
+        fill(allocate, value=8)
+        other.open("test", {}, fill)
+        os.rename(other.directory("test", {}), cache.directory("test", {}))
+
+    assert cache.open("test", {}, build)["numbers"].tolist() == [7] * 4
+    assert list((tmp_path / "index").glob(".*.partial")) == []
+
+
+def test_the_parent_is_listed_again_once_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file system on a network needs it: without that, what was not there before the wait is remembered as not there."""
+    cache, other, listed = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other"), []
+    other.open("test", {}, fill)
+    list_folder = os.listdir
+
+    def list_and_find(folder: Any) -> list[str]:
+        if Path(folder) == cache.folder and not listed:
+            listed.append(folder)
+            os.rename(other.directory("test", {}), cache.directory("test", {}))
+        return list_folder(folder)
+
+    monkeypatch.setattr(os, "listdir", list_and_find)
+    built: list[int] = []
+    assert cache.open("test", {}, lambda allocate: (fill(allocate), built.append(1)))["numbers"].tolist() == [7] * 4
+    assert listed
+    assert built == []
+
+
+def test_room_on_the_disk_is_taken_before_an_array_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        pytest.skip("this system reserves no room")
+    cache, blocks = IndexCache(tmp_path / "index"), []
+
+    def build(allocate: Any) -> None:
+        allocate("numbers", (1 << 20,), np.dtype(np.int64))
+        [path] = (tmp_path / "index").glob(".*.partial/numbers.npy")
+        blocks.append(path.stat().st_blocks * 512)
+
+    cache.open("test", {}, build)
+    assert blocks[0] >= 8 << 20
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NotWrittenError, match="No space left on device: the index cannot be written"):
+        cache.open("test", {"more": True}, build)
+    assert len([path for path in (tmp_path / "index").iterdir() if path.is_dir()]) == 1
+
+    def unknown(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", unknown)
+    assert len(cache.open("test", {"more": True}, build)["numbers"]) == 1 << 20
 
 
 def test_a_finished_index_opens_where_nothing_can_be_written(tmp_path: Path) -> None:

@@ -198,6 +198,19 @@ def test_wrong_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str],
     assert printed.out == ""
 
 
+@pytest.mark.parametrize("long", [1_000_000, 60], ids=["here", "in a child"])
+def test_a_folder_that_cannot_be_written_is_no_wrong_use(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, long: int
+) -> None:
+    monkeypatch.setattr(prebuilding, "_LONG", long)
+    Path("cache/index").write_text("")
+    assert main(["prebuild-index", "mix"]) == 1
+    printed = capsys.readouterr()
+    assert "the index cannot be written" in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
 def test_a_member_that_is_not_built_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure("[blend.mix]\nweights = { notes = 1, roam = 1 }\nsequence_length = 16\nnum_samples = 9\n")
     assert main(["prebuild-index", "mix"]) == 2

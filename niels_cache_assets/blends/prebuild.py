@@ -21,7 +21,7 @@ import numpy as np
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
 _POLL_SECONDS = 0.1
+_ERRORS = {"error": NielsCacheError, "not written": NotWrittenError}  # what a child tells of
 
 Progress = Callable[[str, int, int], None]
 Part = Literal["train", "valid", "test"]
@@ -124,7 +125,8 @@ def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
     """Build what is not there yet, under `root`; a long blend in a child process. progress: told (name of the array, done, total).
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, if the folder cannot be written, or if the child dies.
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
+    cannot be written.
     """
     if plan.num_samples is not None and plan.num_samples < _LONG:
         return prebuild_here(plan, root=root, progress=progress)
@@ -141,8 +143,8 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
             if kind == "outcome":
                 outcome: IndexOutcome = told
                 return outcome
-            if kind == "error":
-                raise NielsCacheError(told)
+            if kind in _ERRORS:
+                raise _ERRORS[kind](told)
             if progress is not None:
                 progress(*told)
     except EOFError as error:
@@ -161,7 +163,7 @@ def _prebuild_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
     try:
         sender.send(("outcome", prebuild_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
     except NielsCacheError as error:
-        sender.send(("error", str(error)))
+        sender.send(("not written" if isinstance(error, NotWrittenError) else "error", str(error)))
     except BrokenPipeError:
         pass  # the caller is gone
 

@@ -13,25 +13,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output
+from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output, print_error
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.defaults import PROGRESS_SECONDS
 from niels_cache_assets.registry import Registry, refuse_choice
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
+EXIT_FAILED = 1
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 OnArray = Callable[[str, int, int], None]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build what is not there and print all of it."""
+    """Build what is not there and print all of it. Returns 1 where the blend was good and its folder cannot be written."""
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
-    with stop_on_signals(), array_progress() as progress:
-        outcome = prebuild(plan, root=root, progress=progress)
+    try:
+        with stop_on_signals(), array_progress() as progress:
+            outcome = prebuild(plan, root=root, progress=progress)
+    except NotWrittenError as error:
+        print_error(f"error: {error}")
+        return EXIT_FAILED
     _print(outcome, plan)
     return 0
 

@@ -3,7 +3,7 @@
     for i = 0, 1, ...   d = argmax of w_d * max(i, 1) - c_d, the first of equals;   dataset_index[i] = d, dataset_sample_index[i] = c_d++
 
 in 64-bit floats, each product and difference rounded, as `build_blending_indices` of megatron-core 0.16.1 (compiled without fused
-multiply-add, as its wheels for x86-64 are); the arrays are the same. With more than 32,766 data sets, which Megatron refuses,
+multiply-add, as its wheels for x86-64 are); the arrays are the same. With 32,767 data sets or more, which Megatron refuses,
 dataset_index is int32.
 
 The rule is sequential, but it forgets: from counts that are a little off it falls into the one sequence that it has for these weights
@@ -13,7 +13,8 @@ all; then every lane whose guess was not where the lane before it ended is done 
 comes out is checked, not hoped for: every lane starts from the counts at which the lane before it ended.
 
 Cost: for a sample some 20 ns and 2 ns per data set, on one core, which is two to three times what Megatron's compiled helper takes; a
-compiled `advance`, given as an argument, is ahead of it. Beside the output, memory is that of a round of at most 2^15 counts.
+compiled `advance`, given as an argument, is ahead of it. Lanes pay from some eight of them on; fewer samples than that (2,048, and more
+of more than 32 data sets) are done one by one, at some 3 us. Beside the output, memory is that of a round of at most 2^15 counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,13 +38,22 @@ _FEWEST_STEPS = 256
 _MOST_STEPS = 4096
 _STEPS_AT_ONCE = 64
 _BLOCK = 1 << 20
+_FEWEST_LANES = 8  # with fewer, numpy's calls take longer than a plain loop: measured with 2 to 1,000 data sets
 _MANY = 64  # data sets, from here on a row of them is long enough
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Weights with sum 1, rounded as Megatron rounds."""
-    given = np.array(weights, dtype=np.float64)
-    return (given / np.sum(given)).tolist()
+    """Weights with sum 1, rounded as Megatron rounds. Raises NielsCacheError for one that is not above 0 or nothing beside the others."""
+    given = _checked(weights)
+    with np.errstate(over="ignore"):
+        total = np.sum(given)
+    if not np.isfinite(total):
+        raise NielsCacheError(f"weights {list(weights)[:5]}: add up to more than a 64-bit float holds; give smaller ones")
+    shares = given / total
+    if not shares.all():
+        wrong = int(np.argmin(shares))
+        raise NielsCacheError(f"weight {wrong} is {weights[wrong]}: no share of a sum of {total:g} that a 64-bit float holds; leave it out")
+    return shares.tolist()
 
 
 def index_dtype(datasets: int) -> np.dtype[Any]:
@@ -56,12 +66,13 @@ def build_blending_indices(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
 
-    advance: does the steps, see `advance_lanes`. Raises NielsCacheError for a weight that is not above 0.
+    advance: does the steps, see `advance_lanes`, which is taken by default where there are enough of them. Raises NielsCacheError for a
+    weight that is not above 0.
     """
     known = _checked(weights)
     dataset_index = allocate("dataset_index", (size,), index_dtype(len(known)))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
-    _fill(known, dataset_index, sample_index, advance=advance or advance_lanes, progress=progress)
+    _fill(known, dataset_index, sample_index, advance=advance, progress=progress)
     return dataset_index, sample_index
 
 
@@ -80,7 +91,7 @@ def build_exhaustive_blending_indices(
     weights = sizes / float(total)
     dataset_index = allocate("dataset_index", (total,), index_dtype(len(sizes)))
     sample_index = allocate("dataset_sample_index", (total,), np.dtype(np.int64))
-    _fill(weights, dataset_index, sample_index, advance=advance or advance_lanes, progress=progress)
+    _fill(weights, dataset_index, sample_index, advance=advance, progress=progress)
     # Until the first data set would give more than it has, nobody is missed who is left out.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
@@ -170,30 +181,56 @@ def _choose_of_many(
 
 def _checked(weights: Sequence[float]) -> Floats:
     known = np.array(weights, dtype=np.float64)
-    if not len(known) or not np.isfinite(known).all() or (known <= 0).any():
-        raise NielsCacheError(f"weights {list(weights)[:5]}: each must be a number above 0")
+    wrong = ~(np.isfinite(known) & (known > 0))
+    if not len(known) or wrong.any():
+        which = f"weight {int(np.argmax(wrong))} is {weights[int(np.argmax(wrong))]}" if len(known) else "weights: none given"
+        raise NielsCacheError(f"{which}: each must be a number above 0; leave out what is never read")
     return known
 
 
 def _fill(
-    weights: Floats, dataset_index: NDArray[Any], sample_index: NDArray[np.int64], *, advance: Advance, progress: Progress | None
+    weights: Floats, dataset_index: NDArray[Any], sample_index: NDArray[np.int64], *, advance: Advance | None, progress: Progress | None
 ) -> None:
-    """Round by round: as many lanes as there are, of equal length; the next round begins where the last lane ended."""
+    """Round by round: as many lanes as there are, of equal length; the next round begins where the last lane ended. Too few: one by one."""
     size, done = len(dataset_index), 0
     most_lanes = min(max(_LANE_COUNTS // len(weights), 8), _MOST_LANES)
     fewest_steps = max(_FEWEST_STEPS, 8 * len(weights))  # a lane forgets a wrong guess well before it ends
     counts = np.zeros(len(weights))
     while done < size:
+        if advance is None and size - done < _FEWEST_LANES * fewest_steps:
+            _fill_one_by_one(weights, counts, done, dataset_index, sample_index)
+            if progress is not None:
+                progress("dataset_index", size, size)
+            return
         lanes = min(max((size - done) // fewest_steps, 1), most_lanes)
         steps = min((size - done) // lanes, max(2 * fewest_steps, _MOST_STEPS))
         stop = done + lanes * steps
         shape = (lanes, steps)
         counts = _fill_round(
-            weights, counts, done, dataset_index[done:stop].reshape(shape), sample_index[done:stop].reshape(shape), advance=advance
+            weights,
+            counts,
+            done,
+            dataset_index[done:stop].reshape(shape),
+            sample_index[done:stop].reshape(shape),
+            advance=advance or advance_lanes,
         )
         done = stop
         if progress is not None:
             progress("dataset_index", done, size)
+
+
+def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index: NDArray[Any], sample_index: NDArray[np.int64]) -> None:
+    """The rule as it stands, from sample `first` on, where `counts` is known."""
+    given, errors, chosen, numbers = counts.copy(), np.empty(len(weights)), [], []
+    for sample in range(first, len(dataset_index)):
+        np.multiply(weights, max(float(sample), 1.0), out=errors)
+        np.subtract(errors, given, out=errors)
+        dataset = int(errors.argmax())
+        number = given.item(dataset)
+        chosen.append(dataset)
+        numbers.append(number)
+        given[dataset] = number + 1.0
+    dataset_index[first:], sample_index[first:] = chosen, numbers
 
 
 def _fill_round(

@@ -23,7 +23,7 @@ from niels_cache_runtime.megatron.blend_indices import (
 )
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
-from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges
+from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges, tokens_of
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
@@ -61,13 +61,14 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self.datasets = list(datasets)
         counts: list[int] = []
         if size is None:
-            if any(weight != int(weight) for weight in weights):
+            if any(not math.isfinite(weight) or weight != int(weight) for weight in weights):
                 raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, whole numbers")
             counts = [int(weight) for weight in weights]
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
         else:
             shares = normalized(weights)
-            self.parameters = {"weights": shares, "size": check_positive("size", size)}
+            size = check_positive("size", size)  # of Python's: numpy's is no JSON
+            self.parameters = {"weights": shares, "size": size}
 
         def build(allocate: Allocate) -> object:
             if size is None:
@@ -165,8 +166,8 @@ def open_blend(
     read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend.
     settings: of every `MegatronGPTDataset`.
 
-    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, and for weights without
-    num_samples.
+    Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set that has no
+    sample to blend, and for weights without num_samples.
     """
     if part not in SPLITS:
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
@@ -179,7 +180,7 @@ def open_blend(
         sequences = split_ranges(split, len(indexed))[SPLITS.index(part)]
         if not len(sequences):
             raise NielsCacheError(f"{prefix}: split={split!r} leaves no sequence of {len(indexed)} to {part}")
-        return MegatronGPTDataset(
+        found = MegatronGPTDataset(
             indexed,
             sequences,
             num_samples=samples,
@@ -189,7 +190,15 @@ def open_blend(
             progress=progress,
             **settings,
         )
+        if not len(found) and len(prefixes) > 1:
+            tokens = tokens_of(indexed.sequence_lengths, sequences)
+            raise NielsCacheError(
+                f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or take less"
+            )
+        return found
 
+    if num_samples is not None:
+        num_samples = check_positive("num_samples", num_samples)
     if len(prefixes) == 1 and shares is None:
         return dataset(prefixes[0], num_samples)
     built_of: list[int | None] = [None] * len(prefixes)

@@ -27,8 +27,10 @@ from niels_cache_runtime.megatron.indexed import (
     PROBE_BYTES,
     VERSION,
     IndexedDataset,
+    differ,
     fingerprint_of,
     probe,
+    states_here,
 )
 from niels_cache_runtime.opening import open_split
 
@@ -39,7 +41,8 @@ class CacheSplit:
     """The documents of a split's folder, such as `cache/pretrain/NAME/train`, each a sequence with its EOT.
 
     `sequence_lengths` (S,) int32 and `sequence_pointers` (S,) int64, `tokens`, `dtype`, `fingerprint`: as of an `IndexedDataset`, as much
-    as MegatronGPTDataset reads. Picklable: a copy opens the folder again and refuses another build.
+    as MegatronGPTDataset reads. Picklable: a copy opens the folder again and refuses another build, told by its meta.json (without one,
+    by its files, see `IndexedDataset`).
 
     Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or a document that an int32 cannot count.
     """
@@ -58,6 +61,8 @@ class CacheSplit:
         if not len(split.doc_ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
         self._mapped, self._ends = split.tokens, split.doc_ends
+        # meta.json has the sha256 of every file; a bare folder has nothing but its files.
+        self._build = {"meta_sha256": split.meta["meta_sha256"]} if split.meta else states_here([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: NDArray[np.int32] = np.empty(len(self._ends), dtype=LENGTHS_DTYPE)
         for start in range(0, len(self._ends), BLOCK):
             block = self._ends[start : start + BLOCK]
@@ -111,12 +116,12 @@ class CacheSplit:
         return b"".join(pieces)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "fingerprint": self.fingerprint}
+        return {"folder": self.folder, "fingerprint": self.fingerprint, "build": self._build}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.folder = state["folder"]
         self._open()
-        if self.fingerprint != state["fingerprint"]:
+        if self.fingerprint != state["fingerprint"] or differ(self._build, state["build"]):
             raise NielsCacheError(f"{self.folder}: was rebuilt since it was opened; open it again in every process")
 
 
@@ -129,4 +134,7 @@ def open_indexed(path: str | Path) -> Indexed:
         return IndexedDataset(path)
     if Path(path).is_dir():
         return CacheSplit(path)
+    prefix, ending = os.path.splitext(path)
+    if ending in (".bin", ".idx") and Path(f"{prefix}.idx").exists():
+        raise NielsCacheError(f"{path}: leave out {ending}: a prefix is that of both files, {prefix}")
     raise NielsCacheError(f"{path}: no such folder of a split, and no {path}.idx; build this data set first, or check the path")

@@ -19,10 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.batches import as_int
+from niels_cache_runtime.batches import as_int, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.cache_split import Indexed
-from niels_cache_runtime.megatron.gpt_indices import Allocate, Documents, GPTIndices, Progress, build_gpt_indices
+from niels_cache_runtime.megatron.gpt_indices import (
+    Allocate,
+    Documents,
+    GPTIndices,
+    Progress,
+    build_gpt_indices,
+    check_seed,
+    check_sequence_length,
+)
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
 Sample = dict[str, torch.Tensor]
@@ -65,11 +73,15 @@ class MegatronGPTDataset(Dataset[Sample]):
     ) -> None:
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
+        # Whole numbers of Python's: numpy's are no JSON, and their products overflow.
+        num_samples = None if num_samples is None else check_positive("num_samples", num_samples)
+        sequence_length = check_sequence_length(sequence_length)
+        seed = check_seed(seed)
         self.indexed = indexed
         self.sequence_length, self.add_extra_token = sequence_length, add_extra_token
         self.pad_token, self.eod_token = pad_token, eod_token
         self.eod_mask_loss, self.reset_position_ids = eod_mask_loss, reset_position_ids
-        documents = range(len(indexed)) if indices is None else indices
+        documents = range(len(indexed)) if indices is None else _checked_documents(indices)
         self.parameters = {
             "data": indexed.fingerprint,
             "documents": _describe(documents),
@@ -193,6 +205,13 @@ def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
     begins = np.zeros(ends.shape, dtype=np.int64)
     begins[:, 1:] = np.where(ends[:, :-1], places[1:], 0)
     return places - np.maximum.accumulate(begins, axis=1)
+
+
+def _checked_documents(indices: Any) -> Documents:
+    if isinstance(indices, range) or (isinstance(indices, np.ndarray) and indices.ndim == 1 and np.issubdtype(indices.dtype, np.integer)):
+        return indices
+    shown = f"{indices!r:.60}"
+    raise NielsCacheError(f"indices={shown}: give a range, or a numpy array (n,) of integers, such as numpy.array([0, 1, 2])")
 
 
 def _describe(documents: Documents) -> list[int] | str:

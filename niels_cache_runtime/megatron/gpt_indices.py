@@ -63,6 +63,22 @@ def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArra
     return np.empty(shape, dtype=dtype)
 
 
+def check_sequence_length(sequence_length: int) -> int:
+    """As an int, or a NielsCacheError: Megatron counts the tokens of a sample in an int32."""
+    known = check_positive("sequence_length", sequence_length)
+    if known >= _INT32_MAX:
+        raise NielsCacheError(f"sequence_length={known}: a sample and the token after it must be counted in an int32; take less")
+    return known
+
+
+def check_seed(seed: int) -> int:
+    """As an int that numpy's RandomState takes, or a NielsCacheError."""
+    known = as_int(seed)
+    if known is None or not 0 <= known < 2**32:
+        raise NielsCacheError(f"seed={seed!r}: must be a whole number from 0 to {2**32 - 1}, as numpy's RandomState takes it")
+    return known
+
+
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
     """Megatron's "99,1,0": the sequences of train, valid and test, contiguous, in that order; an empty range for a part of weight 0.
 
@@ -93,13 +109,14 @@ def plan_epochs(
 
     drop_last: leave out what is left when whole samples are taken. Raises NielsCacheError where there is no token to read.
     """
-    sequence_length = check_positive("sequence_length", sequence_length)
+    sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
     if tokens_per_epoch < 1 + extra:
         raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
     epochs = 1
     if num_samples is not None:
-        epochs = max(1, -(-(check_positive("num_samples", num_samples) * sequence_length + extra) // tokens_per_epoch))
+        num_samples = check_positive("num_samples", num_samples)
+        epochs = max(1, -(-(num_samples * sequence_length + extra) // tokens_per_epoch))
     usable = epochs * tokens_per_epoch - extra
     samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
     shuffled_apart = None
@@ -129,9 +146,7 @@ def build_gpt_indices(
     where drop_last_partial_validation_sequence is off. allocate: gives the memory of each array, such as a file. progress: told
     (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token to read.
     """
-    known_seed = as_int(seed)
-    if known_seed is None or not 0 <= known_seed < 2**32:
-        raise NielsCacheError(f"seed={seed!r}: must be a whole number from 0 to {2**32 - 1}, as numpy's RandomState takes it")
+    known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
     plan = plan_epochs(
         tokens_of(sequence_lengths, documents),

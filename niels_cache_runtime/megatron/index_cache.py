@@ -2,14 +2,16 @@
 
     hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
 
-A folder under its hash is complete: it is built beside, `.HASH.partial`, under a lock, and renamed. Of many processes that ask at once
-one builds, the others wait; a builder that dies gives its lock back to the system, and the next begins anew. Finished indices are found
-without a lock, so a prebuilt folder may lie on a read-only file system or on one without locks.
+A folder under its hash is complete: it is built beside, `.HASH.partial`, under a lock, opened once, and renamed. Of many processes that
+ask at once one builds, the others wait; a builder that dies gives its lock back to the system, and the next begins anew. Finished indices
+are found without a lock, so a prebuilt folder may lie on a read-only file system or on one without locks. One that is damaged is renamed
+aside and built again; whoever has it mapped keeps it.
 
 What the arrays are is the business of their builders (`gpt_indices`, `blended`). Asking for a finished index costs a small read and a
 map for each array.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -23,7 +25,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_file, sha256_text, write_meta
@@ -31,6 +33,7 @@ from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_fil
 INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
 _HASH_DIGITS = 32
 _POLL_SECONDS = 0.2
+_DAMAGED = ".damaged"
 _QUIET_SECONDS = 2.0  # nobody is told of a shorter wait
 
 Arrays = dict[str, NDArray[Any]]
@@ -57,52 +60,51 @@ class IndexCache:
         """The arrays of an index by name, mapped read-only; built here first where nobody has.
 
         parameters: all that decides the arrays, as JSON can hold it. build: is given an `Allocate` and fills what it gets from it.
-        Raises NielsCacheError where the folder cannot be written, or after waiting for another builder in vain.
+        Raises NotWrittenError where the folder cannot be written, NielsCacheError after waiting for another builder in vain.
         """
         directory = self.directory(kind, parameters)
-        meta = _finished(directory)
-        if meta is None:
-            meta = self._build(directory, kind, parameters, build)
-        return open_arrays(directory, meta)
+        arrays = _finished(directory)
+        return self._build(directory, kind, parameters, build) if arrays is None else arrays
 
-    def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Meta:
+    def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
             with self._locked(directory):
-                meta = _finished(directory)  # built by another while this process waited
-                if meta is not None:
-                    return meta
+                os.listdir(self.folder)  # a file system on a network may remember from before the wait that it was not there
+                arrays = _finished(directory)
+                if arrays is not None:
+                    return arrays
                 partial = directory.parent / f".{directory.name}.partial"
                 _remove(partial)
                 partial.mkdir()
                 try:
                     build(_files_in(partial))
                     write_meta(str(partial / META_NAME), _description(partial, kind, parameters))
-                    _remove(directory)  # damaged: a finished one was found above
-                    os.rename(partial, directory)
-                    _sync(directory.parent)
+                    if _finished(partial) is None:
+                        raise NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
+                    _exchange(partial, directory)
                 finally:
                     _remove(partial)
         except OSError as error:
-            raise NielsCacheError(
+            raise NotWrittenError(
                 f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
                 "choose another folder, or build it ahead where it can"
             ) from error
-        meta = _finished(directory)
-        if meta is None:
+        arrays = _finished(directory)
+        if arrays is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
-        return meta
+        return arrays
 
     def _clear_abandoned(self) -> None:
         """Remove what builders left that were killed: their locks are free."""
-        for partial in self.folder.glob(".*.partial"):
-            with open(partial.with_suffix(".lock"), "a+", encoding="utf-8") as lock:
+        for left in (*self.folder.glob(".*.partial"), *self.folder.glob(f".*{_DAMAGED}")):
+            with open(left.with_suffix(".lock"), "a+", encoding="utf-8") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:  # at work, or a file system without locks
                     continue
-                _remove(partial)
+                _remove(left)
 
     @contextmanager
     def _locked(self, directory: Path) -> Iterator[None]:
@@ -123,7 +125,7 @@ class IndexCache:
             except BlockingIOError:
                 waited = time.monotonic() - began
             except OSError as error:
-                raise NielsCacheError(
+                raise NotWrittenError(
                     f"{directory.parent}: its file system has no locks ({error.strerror}), so nothing can be built there; "
                     "build the index ahead elsewhere and copy it"
                 ) from error
@@ -145,38 +147,68 @@ def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
     return sha256_text(canonical_json({"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters)}))[:_HASH_DIGITS]
 
 
-def open_arrays(directory: str | Path, meta: Meta | None = None) -> Arrays:
+def open_arrays(directory: str | Path) -> Arrays:
     """The arrays of a finished index by name, mapped read-only. Raises NielsCacheError if it is not there or not whole."""
-    directory = Path(directory)
-    meta = meta or _finished(directory)
-    if meta is None:
+    arrays = _finished(Path(directory))
+    if arrays is None:
         raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
+    return arrays
+
+
+def _finished(directory: Path) -> Arrays | None:
+    """Its arrays, if every file has the size that its description says and can be read; None if it is damaged or not there."""
+    try:
+        meta = read_meta(str(directory / META_NAME))
+        if any((directory / name).stat().st_size != entry["bytes"] for name, entry in meta["files"].items()):
+            return None
+    except (NielsCacheError, OSError, KeyError):
+        return None
     try:
         # As plain arrays: every access to a np.memmap costs more.
         return {Path(name).stem: np.asarray(np.load(directory / name, mmap_mode="r")) for name in sorted(meta["files"])}
-    except (OSError, ValueError) as error:
-        raise NielsCacheError(f"{directory}: cannot be mapped: {error}; remove it, and it will be built again") from error
-
-
-def _finished(directory: Path) -> Meta | None:
-    """Its description, if every file has the size that it says."""
-    try:
-        meta = read_meta(str(directory / META_NAME))
-        whole = all((directory / name).stat().st_size == entry["bytes"] for name, entry in meta["files"].items())
-    except (NielsCacheError, OSError, KeyError):
+    except (ValueError, FileNotFoundError):  # no header of numpy's; gone meanwhile
         return None
-    return meta if whole else None
+    except OSError as error:  # too many maps, no permission: the index is not to blame
+        raise NielsCacheError(f"{directory}: cannot be mapped: {error.strerror or error}") from error
+
+
+def _exchange(partial: Path, directory: Path) -> None:
+    """Put what was built into its place, unless another process did first, whom a lock did not reach."""
+    if _finished(directory) is not None:
+        return
+    damaged = directory.parent / f".{directory.name}{_DAMAGED}"
+    _remove(damaged)
+    if directory.exists():
+        os.rename(directory, damaged)  # in one step: nobody finds it half removed
+    os.rename(partial, directory)
+    _sync(directory.parent)
+    _remove(damaged)
 
 
 def _files_in(folder: Path) -> Allocate:
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        shape = tuple(int(extent) for extent in shape)  # numpy writes its own integers into the header so that it cannot read them
         if 0 in shape:  # cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
             return np.empty(shape, dtype=dtype)
+        mapped = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        _reserve(folder / f"{name}.npy")
         # A plain array: numpy shuffles a subclass item by item, through Python.
-        return np.asarray(np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape))
+        return np.asarray(mapped)
 
     return allocate
+
+
+def _reserve(path: Path) -> None:
+    """Take the file's room on the disk now: a full disk is an OSError here, and a signal that ends the process when a map is written."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with open(path, "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                raise
 
 
 def _description(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:

@@ -13,7 +13,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class IndexedDataset:
     `document_indices` (D + 1,) int64: document i is sequences document_indices[i] to document_indices[i + 1] - 1. `sequence_modes`
     (S,) int8, None unless the data set is multimodal. `[i]` gives tokens alone, also where there are modes.
 
-    Picklable: a copy maps the files again and refuses others. Raises NielsCacheError that names the field if a file is missing, cut short
+    Picklable: a copy maps the files again and refuses others, told by inode, size and time of change on the same host, and on any by blocks
+    of their content. Raises NielsCacheError that names the field if a file is missing, cut short
     or too long, or if header, lengths, pointers and document indices do not fit together.
     """
 
@@ -61,7 +62,7 @@ class IndexedDataset:
         self._check()
 
     def _open(self) -> None:
-        index = _map_bytes(self.idx_path)
+        index, index_state = _map_bytes(self.idx_path)
         self._index = index
         self.dtype, sequences, entries = _read_header(self.idx_path, index)
         sections: list[tuple[np.dtype[Any], int]] = [(LENGTHS_DTYPE, sequences), (POINTERS_DTYPE, sequences), (DOCUMENTS_DTYPE, entries)]
@@ -80,7 +81,8 @@ class IndexedDataset:
         self.document_indices: NDArray[np.int64] = arrays[2]
         multimodal = len(index) > expected
         self.sequence_modes: NDArray[np.int8] | None = np.frombuffer(index, dtype=MODES_DTYPE, offset=offset) if multimodal else None
-        content = _map_bytes(self.bin_path)
+        content, content_state = _map_bytes(self.bin_path)
+        self._files = states_here([content_state, index_state])
         tokens = int(self.sequence_pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize if sequences else 0
         if len(content) != tokens:
             raise NielsCacheError(
@@ -165,13 +167,13 @@ class IndexedDataset:
         return hashlib.sha256(_probe(np.frombuffer(self._index, dtype=np.uint8)) + _probe(self.tokens)).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"prefix": self.prefix, "idx_path": self.idx_path, "identity": self._identity}
+        return {"prefix": self.prefix, "idx_path": self.idx_path, "identity": self._identity, "files": self._files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.prefix, self.idx_path = state["prefix"], state["idx_path"]
         self.bin_path = f"{self.prefix}.bin"
         self._open()  # the pass over the index is not repeated: the same files were checked when they were first opened
-        if self._identity != state["identity"]:
+        if self._identity != state["identity"] or differ(self._files, state["files"]):
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
 
 
@@ -214,11 +216,22 @@ def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]
     return DTYPES[code], sequences, entries
 
 
-def _map_bytes(path: str) -> memoryview:
+def states_here(files: Sequence[os.stat_result]) -> dict[str, Any]:
+    """What tells these files from others on this host; on another, numbers of the same file may differ."""
+    return {"host": os.uname().nodename, "files": [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]}
+
+
+def differ(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Whether two `states_here` are of other files, as far as can be told."""
+    return here != there and here.get("host") == there.get("host")
+
+
+def _map_bytes(path: str) -> tuple[memoryview, os.stat_result]:
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+            state = os.fstat(file.fileno())
+            mapped = mmap.mmap(file.fileno(), state.st_size, access=mmap.ACCESS_READ) if state.st_size else b""
+            return memoryview(mapped), state
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; give the prefix of a .bin and an .idx, without either ending") from error
     except OSError as error:

@@ -1,7 +1,8 @@
 """`index/gpt`: the indices of a blend in Megatron-LM's order, one partition per [blend.NAME]. Without any such table there is none.
 
 A partition depends on the train shards of its members. It is stale where one of these was built anew to other tokens, and materializing
-it again is a cache hit where nothing changed: an index lies under the hash of all that decides it.
+it again is a cache hit where nothing changed: an index lies under the hash of all that decides it. Dagster has one code version for all
+partitions of an asset, so changed settings of one blend show all of them as unsynced; those that did not change are hits.
 """
 
 import dagster as dg
