@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_runtime.formats import FAMILIES
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
 
@@ -17,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples"),
 ]
 
-NAMES = ["tokenizer", "fineweb_edu", "roam", "wikitext", "gutenberg", "notes", "bulk", "mixture", "dolly15k", "oasst1"]
+NAMES = ["tokenizer", "fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia", "notes", "bulk", "mixture", "dolly15k", "oasst1"]
 
 
 def build_all(folder: Path) -> dict[str, str]:
@@ -35,11 +36,15 @@ def build_all(folder: Path) -> dict[str, str]:
 def test_every_real_sample_is_built_and_verified_and_built_once(tmp_path: Path) -> None:
     assert build_all(tmp_path) == dict.fromkeys(NAMES, "built")
     assert verify_cache(tmp_path / "cache") == []
-    metas = {path.parent.name: read_meta(str(path)) for path in (tmp_path / "cache").glob("*/*/meta.json")}
+    metas = {path.parent.name: read_meta(str(path)) for family in FAMILIES for path in (tmp_path / "cache" / family).glob("*/meta.json")}
     assert sorted(metas) == sorted(NAMES[1:])
     assert metas["fineweb_edu"]["val_tokens"] == 1000
     assert metas["wikitext"]["documents"] == {"train": 29, "val": 60}
     assert metas["gutenberg"]["documents"] == {"train": 6, "val": 1}
+    assert metas["wikipedia"]["dropped"]["redirect"] == 84
+    corpus = read_meta(str(tmp_path / "cache" / "corpus" / "wikipedia" / "meta.json"))
+    assert corpus["documents"]["read"] == 147
+    assert sum(metas["wikipedia"]["documents"].values()) == corpus["documents"]["kept"] > 50
     assert metas["bulk"]["train_tokens"] == 6_000_000
     assert metas["oasst1"]["facts"]["straddling_groups"] == 0
     assert metas["dolly15k"]["train_examples"] + metas["dolly15k"]["val_examples"] == 2511

@@ -326,9 +326,8 @@ def _line_text(line: str) -> str:
     line = _QUOTES.sub(lambda match: "'" * ((0, 0, 0, 0, 1)[len(match[0])] if len(match[0]) < 5 else len(match[0]) - 5), line)
     if _NEEDS_PARSER.search(line):
         line = line.translate(_LITERALS).replace(_LINK, "[[").replace(_LINK_END, "]]")
-        pieces = list(_pieces(line))
-        line = "".join(_nodes_text(_parse(piece)) for piece in pieces)
-        line = _DOUBLE_MARK.sub("", line) if len(pieces) > 1 else line  # of links that a cut went through
+        line = "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
+        line = _DOUBLE_MARK.sub("", line)  # of what the parser takes for no link, and of links that a cut went through
     line = _BLANKS.sub(" ", line)
     if _GONE in line:
         if "(" in line:
