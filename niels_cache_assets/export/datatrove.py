@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_assets.export.splits import ExportSplit, document_cuts
+from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.doc_ends import cut_documents
 from niels_cache_runtime.formats import TOKEN_BYTES
 
 MAX_BYTES = 200 * 1000**3  # its 100 billion tokens in a file
@@ -25,7 +26,7 @@ _ENTRIES = 1 << 18  # of an index that are written at a time
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     """Three files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
-    cuts = document_cuts(split, max_bytes // TOKEN_BYTES)
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
 
 

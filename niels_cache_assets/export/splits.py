@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.doc_ends import require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split, doc_ends_name
+from niels_cache_runtime.formats import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.opening import OpenedSplit, open_split
 
@@ -32,9 +33,7 @@ class ExportSplit:
     @property
     def doc_ends(self) -> NDArray[np.uint64]:
         """(documents,) exclusive ends, in tokens."""
-        if self.opened.doc_ends is None:
-            raise NielsCacheError(f"{self.folder}: {doc_ends_name(self.split)} is not beside it, so its documents are unknown; rebuild it")
-        return self.opened.doc_ends
+        return require_doc_ends(self.folder, self.opened.doc_ends)
 
     def blocks(self, first: int, end: int) -> Iterator[bytes]:
         """Tokens `first` to `end` - 1 of the split, little-endian uint16."""
@@ -89,16 +88,3 @@ def _eot_of(meta: Meta) -> int | None:
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
     """A stream cut into ranges of `largest` tokens, the last one shorter."""
     return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]
-
-
-def document_cuts(split: ExportSplit, largest: int) -> list[tuple[int, int, int, int]]:
-    """A split cut into ranges of whole documents with at most `largest` tokens each: first and end document, first and end token."""
-    ends, cuts, document, token = split.doc_ends, [], 0, 0
-    while document < len(ends):
-        stop = int(ends.searchsorted(np.uint64(token + largest), side="right"))
-        if stop == document:
-            size = int(ends[document]) - token
-            raise NielsCacheError(f"{split.folder}: document {document} has {size} tokens, {size * TOKEN_BYTES} bytes: raise max_bytes")
-        cuts.append((document, stop, token, int(ends[stop - 1])))
-        document, token = stop, int(ends[stop - 1])
-    return cuts

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import check_positive
+from niels_cache_runtime.doc_ends import cut_documents, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name
+from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import BLOCK, DOCUMENTS_DTYPE, HEADER, LENGTHS_DTYPE, POINTERS_DTYPE
 from niels_cache_runtime.megatron.indexed_builder import MAX_SEQUENCE_TOKENS, Output, refuse_existing, write_index
 from niels_cache_runtime.opening import OpenedSplit, open_split
@@ -111,34 +112,28 @@ def write_indexed(
 
 def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
     split = open_split(folder, doc_ends=True)
-    if split.doc_ends is None:
-        raise NielsCacheError(f"{folder}: {doc_ends_name(Path(folder).name)} is not beside it, so its documents are unknown; rebuild it")
-    if not len(split.doc_ends):
+    ends = require_doc_ends(folder, split.doc_ends)
+    if not len(ends):
         raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to export")
-    return split, split.doc_ends
+    return split, ends
 
 
 def _plan(prefix: str | Path, folder: str | Path, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None) -> list[Part]:
     max_tokens = check_positive("max_bytes", max_bytes) // TOKEN_BYTES
-    bounds = [(0, 0)]  # documents and tokens before each part
     for longest, document in _longest(ends):
-        if longest > min(max_tokens, MAX_SEQUENCE_TOKENS):
-            reason = "raise max_bytes" if longest <= MAX_SEQUENCE_TOKENS else "Megatron counts the tokens of a sequence in an int32"
-            raise NielsCacheError(f"{folder}: document {document} has {longest} tokens, {longest * TOKEN_BYTES} bytes: {reason}")
-    while bounds[-1][0] < len(ends):
-        document = int(ends.searchsorted(np.uint64(bounds[-1][1] + max_tokens), side="right"))
-        bounds.append((document, int(ends[document - 1])))
+        if longest > MAX_SEQUENCE_TOKENS:
+            raise NielsCacheError(f"{folder}: document {document} has {longest} tokens; Megatron counts those of a sequence in an int32")
+    cuts = cut_documents(folder, ends, max_tokens)
     ending = "" if key is None else f"_{key}_document"
-    count = len(bounds) - 1
     return [
         Part(
-            prefix=f"{prefix}{f'_{number:05d}' if count > 1 else ''}{ending}",
-            first_document=bounds[number][0],
-            end_document=bounds[number + 1][0],
-            first_token=bounds[number][1],
-            end_token=bounds[number + 1][1],
+            prefix=f"{prefix}{f'_{number:05d}' if len(cuts) > 1 else ''}{ending}",
+            first_document=first_document,
+            end_document=end_document,
+            first_token=first_token,
+            end_token=end_token,
         )
-        for number in range(count)
+        for number, (first_document, end_document, first_token, end_token) in enumerate(cuts)
     ]
 
 
