@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.doc_ends import require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name
+from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,
@@ -55,12 +56,10 @@ class CacheSplit:
 
     def _open(self) -> None:
         split = open_split(self.folder, doc_ends=True)
-        if split.doc_ends is None:
-            ends_name = doc_ends_name(Path(self.folder).name)
-            raise NielsCacheError(f"{self.folder}: {ends_name} is not beside it, so its documents are unknown; rebuild it")
-        if not len(split.doc_ends):
+        ends = require_doc_ends(self.folder, split.doc_ends)
+        if not len(ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
-        self._mapped, self._ends = split.tokens, split.doc_ends
+        self._mapped, self._ends = split.tokens, ends
         # meta.json has the sha256 of every file; a bare folder has nothing but its files.
         self._build = {"meta_sha256": split.meta["meta_sha256"]} if split.meta else states_here([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: NDArray[np.int32] = np.empty(len(self._ends), dtype=LENGTHS_DTYPE)
