@@ -1,5 +1,6 @@
 """Blends: the helper's two arrays for any weights and sizes, megatron-core's samples, and data sets beyond what an int16 counts."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,12 @@ def test_short_blends_are_the_helpers_without_lanes(monkeypatch: pytest.MonkeyPa
     assert laned == []
     assert_same(build_blending_indices([0.3, 0.7], 10_001), helper_blend([0.3, 0.7], 10_001), "lanes, and what is left")
     assert laned
+
+
+def test_compiled_steps_go_where_a_process_has_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    shares = normalized([5.0, 3.0, 2.0])
+    assert_same(build_blending_indices(shares, 5000, advance=blend_kernel.advance_lanes), helper_blend(shares, 5000), shares)
 
 
 def test_more_data_sets_than_an_int16_counts() -> None:
