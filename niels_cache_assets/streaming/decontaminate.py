@@ -5,7 +5,7 @@
 
 Val is complete where the first document of train comes: from then on the index (val_index.py) does not change. The threads screen once
 val's budget is met as well, since only then they can tell train from val as the builder's thread does; so it does not show in the result
-which of them asked, and when. Cost of tokenization: 5% exact, 10-20% near; val that is given ahead is tokenized once more. Memory:
+which of them asked, and when. Cost of a build: some 10% exact, 20-40% near; val that is given ahead is tokenized once more. Memory:
 bounded by val. Splitting is splits.py's.
 """
 
