@@ -228,19 +228,17 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
             return stream
         return split_by_fraction(stream, count=count, val_frac=source.seeded_val_frac, seed=run.build.seed)
 
-    def unreported() -> StreamContext:
-        return replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
-
     count = None
     if prepared is not None:
         count = prepared.kept if source.train_tokens is None else None
     elif source.seeded_val_frac is not None:
         run.context.log("counting documents, to split them by val_frac")
-        count = sum(document.split is None for document in documents(unreported()))
+        count = source.count_unsplit(run.context)
     val_texts = None
     if source.decontaminate != "off" and _val_may_come_late(source):
         run.context.log("reading val, to keep its documents out of train")
-        val_texts = (document for document in documents(unreported()) if document.split == "val")
+        unreported = replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
+        val_texts = (document for document in documents(unreported) if document.split == "val")
     build_pretrain_cache(
         documents(run.context),
         str(run.directory),

@@ -23,8 +23,6 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
-EXCERPT_CHARACTERS = 500
-
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
@@ -80,6 +78,8 @@ def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int]
 
 def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
     """`count` examples of each reason, or of one, spread over those there are."""
+    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # what is kept of a document: all of it is shown
+
     for name, rows in sorted(examples.items(), key=lambda item: item[0]):
         if reason is not None and name != reason:
             continue

@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -151,6 +151,11 @@ class PretrainSource(Source):
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+
+    def count_unsplit(self, context: StreamContext) -> int:
+        """How many documents come without a split of their own, which val_frac has to know first. One pass; it reports nothing."""
+        unreported = replace(context, report=SourceReport())
+        return sum(document.split is None for batch in self.documents(unreported) for document in batch)
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """The documents before `convert`, in batches: `documents` is the one after the other."""

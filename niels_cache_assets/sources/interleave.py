@@ -134,6 +134,5 @@ class _Member:
             return stream
         if self._unsplit is None:
             context.log(f"counting documents of {self._name}, to leave out what it keeps for val")
-            counting = replace(context, report=SourceReport())
-            self._unsplit = sum(document.split is None for document in chain.from_iterable(self._source.documents(counting)))
+            self._unsplit = self._source.count_unsplit(context)
         return split_by_fraction(stream, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)
