@@ -4,7 +4,7 @@
 
 The same data in memory or page cache for both, in turns, so that a busy machine slows both; a time is the best of the rounds. Arrays and
 samples are compared on the way. megatron-core's helpers are compiled C++ on one core; ours are numpy on one core, but where a line says
-`compiled` (`niels_cache_assets.blend_kernel`, numba, all cores). Needs the extra `megatron`, 2 GB of disk and memory.
+`compiled` (`niels_cache_assets.megatron_kernels`, numba, blends on all cores). Needs the extra `megatron`, 2 GB of disk and memory.
 """
 
 import argparse
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_assets import blend_kernel
+from niels_cache_assets import megatron_kernels
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, normalized
-from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, plan_epochs
+from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # where `megatron` would be this file
 with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def best(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def line(what: str, ours: float, theirs: float, unit: str) -> str:
-    return f"{what:<66} {ours:>9.2f} {theirs:>9.2f} {unit:<10} {theirs / ours:>6.2f}x"
+    return f"{what:<72} {ours:>9.2f} {theirs:>9.2f} {unit:<10} {theirs / ours:>6.2f}x"
 
 
 def lengths_of(documents: int, mean: float) -> np.ndarray:
@@ -82,32 +82,40 @@ def index(scale: Scale) -> Iterator[str]:
     order = build_gpt_indices(lengths, range(scale.documents), num_samples=None, sequence_length=1024, seed=1).document_index
     for length in (1024, 2048, 4096, 8192):
         samples = plan_epochs(tokens, num_samples=None, sequence_length=length).samples
-        found = best(
-            {
-                "ours": lambda length=length, samples=samples: build_sample_index(lengths, order, samples=samples, sequence_length=length),
-                "theirs": lambda length=length: helpers_cpp.build_sample_idx_int32(lengths, order, length, 1, tokens, True, 1),
-            },
-            scale.rounds,
-        )
-        yield line(
-            f"sample index, {scale.documents:,} documents, {tokens:,} tokens, S={length}", found["ours"] * 1e3, found["theirs"] * 1e3, "ms"
-        )
 
-    def theirs() -> object:
+        def theirs(length: int = length) -> np.ndarray:
+            made: np.ndarray = helpers_cpp.build_sample_idx_int32(lengths, order, length, 1, tokens, True, 1)
+            return made
+
+        ways: dict[str, Callable[[], Any]] = {
+            name: lambda length=length, samples=samples, place=place: build_sample_index(
+                lengths, order, samples=samples, sequence_length=length, place=place
+            )
+            for name, place in (("numpy", place_samples), ("compiled", megatron_kernels.place_samples))
+        }
+        assert all(np.array_equal(way(), theirs()) for way in ways.values())
+        found = best({**ways, "theirs": theirs}, scale.rounds)
+        what = f"sample index, {scale.documents:,} documents, {tokens:,} tokens, S={length}"
+        for name in ways:
+            yield line(f"{what}, {name}", found[name] * 1e3, found["theirs"] * 1e3, "ms")
+
+    def all_theirs() -> object:
         random_state = np.random.RandomState(1)
         document_index = gpt_dataset._build_document_index(documents, 3, random_state, True)
         sample_index = helpers_cpp.build_sample_idx_int32(lengths.copy(), document_index, 2048, 3, tokens, True, 1)
         before = (2 * tokens - 1) // 2048
         return document_index, sample_index, gpt_dataset._build_shuffle_index(before, len(sample_index) - 1, random_state)
 
-    def ours() -> object:
+    def all_ours() -> object:
         wanted = (2 * tokens - 1) // 2048 + 100
-        made = build_gpt_indices(lengths, range(scale.documents), num_samples=wanted, sequence_length=2048, seed=1)
+        made = build_gpt_indices(
+            lengths, range(scale.documents), num_samples=wanted, sequence_length=2048, seed=1, place=megatron_kernels.place_samples
+        )
         return made.document_index, made.sample_index, made.shuffle_index
 
-    assert all(np.array_equal(mine, its) for mine, its in zip(ours(), theirs(), strict=True))  # type: ignore[call-overload]
-    found = best({"ours": ours, "theirs": theirs}, scale.rounds)
-    yield line("all three indices, 3 epochs of them, S=2048", found["ours"] * 1e3, found["theirs"] * 1e3, "ms")
+    assert all(np.array_equal(mine, its) for mine, its in zip(all_ours(), all_theirs(), strict=True))  # type: ignore[call-overload]
+    found = best({"ours": all_ours, "theirs": all_theirs}, scale.rounds)
+    yield line("all three indices, 3 epochs of them, S=2048, compiled", found["ours"] * 1e3, found["theirs"] * 1e3, "ms")
 
 
 def blend(scale: Scale) -> Iterator[str]:
@@ -123,7 +131,7 @@ def blend(scale: Scale) -> Iterator[str]:
 
         ways: dict[str, Callable[[], Any]] = {
             "numpy": lambda weights=weights, size=size: build_blending_indices(weights, size),
-            "compiled": lambda weights=weights, size=size: build_blending_indices(weights, size, advance=blend_kernel.advance_lanes),
+            "compiled": lambda weights=weights, size=size: build_blending_indices(weights, size, advance=megatron_kernels.advance_lanes),
         }
         for way in ways.values():
             assert all(np.array_equal(mine, its) for mine, its in zip(way(), theirs(), strict=True))
@@ -185,7 +193,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["index", "blend", "reads"], default=["index", "blend", "reads"])
     arguments = parser.parse_args()
     scale = QUICK if arguments.quick else FULL
-    print(f"{'':<66} {'ours':>9} {'theirs':>9} {'':<10} {'ratio':>7}")
+    print(f"{'':<72} {'ours':>9} {'theirs':>9} {'':<10} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as folder:
         sections = {"index": lambda: index(scale), "blend": lambda: blend(scale), "reads": lambda: reads(scale, Path(folder))}
         for name in arguments.only:

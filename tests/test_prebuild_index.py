@@ -260,13 +260,14 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.C
 
 
 def test_steps_are_compiled_for_long_blends_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(registry(), "mix", root=Path("cache"))
-    assert prebuilding._advance(plan) is None
-    monkeypatch.setattr(prebuilding, "_LONG", 60)
     pytest.importorskip("numba", reason="compiled steps need numba")
-    assert prebuilding._advance(plan) is not None
+    plan = plan_of(registry(), "mix", root=Path("cache"))
+    assert not prebuilding._compiled(plan)
+    assert set(prebuilding._compiled(replace(plan, num_samples=None))) == {"advance", "place"}
+    monkeypatch.setattr(prebuilding, "_LONG", 60)
+    assert set(prebuilding._compiled(plan)) == {"advance", "place"}
     monkeypatch.setattr(prebuilding, "find_spec", lambda name: None)
-    assert prebuilding._advance(plan) is None
+    assert not prebuilding._compiled(plan)
 
 
 def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
-
-if TYPE_CHECKING:
-    from niels_cache_runtime.megatron.blend_indices import Advance
 
 _LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
 _POLL_SECONDS = 0.1
@@ -128,7 +125,7 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
     Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
     cannot be written.
     """
-    if plan.num_samples is not None and plan.num_samples < _LONG:
+    if not _is_long(plan):
         return prebuild_here(plan, root=root, progress=progress)
     context = multiprocessing.get_context("spawn")
     messages, sender = context.Pipe(duplex=False)
@@ -190,12 +187,16 @@ def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = No
         seed=plan.seed,
         split=plan.split,
         part=plan.part,
-        advance=_advance(plan),
         progress=tell,
+        **_compiled(plan),
     )
     labels = [*plan.labels, "blend"]
     indices = tuple(_index(label, directory) for label, directory in zip(labels, directories, strict=False))
     return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
+
+
+def _is_long(plan: BlendPlan) -> bool:
+    return plan.num_samples is None or plan.num_samples >= _LONG
 
 
 def _number(word: str) -> float | None:
@@ -205,12 +206,13 @@ def _number(word: str) -> float | None:
         return None
 
 
-def _advance(plan: BlendPlan) -> "Advance | None":
-    if (plan.num_samples or 0) < _LONG or find_spec("numba") is None:
-        return None
-    from niels_cache_assets.blend_kernel import advance_lanes
+def _compiled(plan: BlendPlan) -> dict[str, Any]:
+    """Arguments of `prebuild_blend`."""
+    if not _is_long(plan) or find_spec("numba") is None:
+        return {}
+    from niels_cache_assets.megatron_kernels import advance_lanes, place_samples
 
-    return advance_lanes
+    return {"advance": advance_lanes, "place": place_samples}
 
 
 def _index(label: str, directory: Path) -> Index:

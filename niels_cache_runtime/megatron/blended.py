@@ -219,7 +219,7 @@ def prebuild_blend(
 ) -> list[Path]:
     """Build ahead what `open_blend` with these arguments and this cache then only maps; returns where each index lies, the blend's last.
 
-    A directory's name is the index's hash. progress: told (name of the array, done, total). advance: `niels_cache_assets.blend_kernel`
+    A directory's name is the index's hash. progress: told (name of the array, done, total). advance: `niels_cache_assets.megatron_kernels`
     has a compiled one.
     """
     opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)

@@ -26,6 +26,7 @@ from niels_cache_runtime.megatron.gpt_indices import (
     Allocate,
     Documents,
     GPTIndices,
+    Place,
     Progress,
     build_gpt_indices,
     check_seed,
@@ -48,6 +49,7 @@ class MegatronGPTDataset(Dataset[Sample]):
     pad_token: fills the last partial sample; padding, and any token of that id, is 0 in tokens and labels and not in the loss.
     eod_token: needed for eod_mask_loss (the document's end is not in the loss, as an input) and reset_position_ids (positions begin anew
     after it).
+    place: the sample index's steps, compiled, from `niels_cache_assets.megatron_kernels`; the same numbers.
     index_cache: where the indices are kept and looked for; without it they are built here, in memory, and pickled whole.
     progress: told (name of the array, done, total) while indices are built.
 
@@ -68,6 +70,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         eod_token: int | None = None,
         eod_mask_loss: bool = False,
         reset_position_ids: bool = False,
+        place: Place | None = None,
         index_cache: IndexCache | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class MegatronGPTDataset(Dataset[Sample]):
                 seed=seed,
                 add_extra_token=add_extra_token,
                 drop_last=drop_last,
+                place=place,
                 allocate=allocate,
                 progress=progress,
             )

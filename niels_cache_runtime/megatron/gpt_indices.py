@@ -9,9 +9,10 @@ of epochs, dtypes and numpy's legacy RandomState included: the one place in this
 partial sample is kept, Megatron counts samples in 32-bit floats, which beyond 2^24 tokens gives a count that is off; here it is whole
 numbers.
 
-Cost: shuffling takes most of it; the sample index takes some 10 ns per document and 5 per sample, about what Megatron's compiled helper
-takes: less where there are as many samples as documents or more, more where there are far fewer. Its memory beside the output is that of
-a block. Where the arrays are kept is the business of `index_cache`, what is read by them that of `gpt_dataset`.
+Cost: shuffling takes most of it; the sample index takes some 10 ns per document and 5 per sample, less than Megatron's compiled helper
+where there are as many samples as documents or more, and more where there are far fewer: there a compiled `place` is ahead of it. Its
+memory beside the output is that of a block. Where the arrays are kept is the business of `index_cache`, what is read by them that of
+`gpt_dataset`.
 """
 
 import re
@@ -28,6 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 Progress = Callable[[str, int, int], None]
+Place = Callable[..., tuple[int, int]]  # as `place_samples`
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
@@ -137,14 +139,16 @@ def build_gpt_indices(
     seed: int,
     add_extra_token: bool = True,
     drop_last: bool = True,
+    place: Place | None = None,
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> GPTIndices:
     """The indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
 
     num_samples: at least so many samples; None for one epoch. drop_last: False keeps the last partial sample, as Megatron does for valid
-    where drop_last_partial_validation_sequence is off. allocate: gives the memory of each array, such as a file. progress: told
-    (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token to read.
+    where drop_last_partial_validation_sequence is off. place: see `build_sample_index`. allocate: gives the memory of each array, such as
+    a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token
+    to read.
     """
     known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
@@ -163,6 +167,7 @@ def build_gpt_indices(
         samples=plan.samples,
         sequence_length=sequence_length,
         add_extra_token=add_extra_token,
+        place=place,
         allocate=allocate,
         progress=tell,
     )
@@ -224,6 +229,7 @@ def build_sample_index(
     samples: int,
     sequence_length: int,
     add_extra_token: bool = True,
+    place: Place | None = None,
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
@@ -233,44 +239,15 @@ def build_sample_index(
     Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order (L: sequence_length, a: 1 with the extra token), and
     row i + 1 names the document of the last of them; an empty document is never named, but in row 0. Where the tokens end before the last
     sample does, the last row is the last document's end less a.
-
-    Document by document, k = ceil((end - a + 1) / L) is how many samples begin before it ends, so counting the documents that share a k
-    gives the document of every sample: no search. 32 bits wide within a block, as long as its tokens can be counted so.
+    place: takes each block of documents, see `place_samples`, which is the default.
     """
     extra = int(add_extra_token)
     rows = samples + 1
     index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
     done, tokens = 0, 0  # rows written, tokens of the documents before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
-        lengths = sequence_lengths.take(document_index[start : start + _DOCUMENTS_PER_BLOCK])
-        # What is left of a sample that began before the block, counted from the end: 0 to sequence_length.
-        lead = tokens + sequence_length - extra - done * sequence_length
-        narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
-        word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
-        widened = lengths.view(word) if narrow else lengths.astype(word)
-        ends = widened.cumsum(dtype=word)
-        in_block = int(ends[-1])
-        starts = ends - widened
-        ends += word(lead)
-        begun = np.floor_divide(ends, word(sequence_length), out=ends)
-        last = min(int(begun[-1]), rows - done)
-        for first in range(0, last, _SAMPLES_PER_BLOCK):
-            stop = min(first + _SAMPLES_PER_BLOCK, last)
-            low, high = begun.searchsorted(np.array([first, stop], dtype=word)).tolist()
-            begun_here = begun[low:high].astype(np.intp)
-            if first:
-                begun_here -= first
-            documents = np.bincount(begun_here, minlength=stop - first).cumsum()
-            if low:
-                documents += low
-            # Of the first of these samples, from the block's first token. With starts taken off, what is left fits, even if this wraps.
-            place = (first + 1) * sequence_length - extra - lead
-            offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
-            offsets -= starts.take(documents)
-            index[done + first : done + stop, 1] = offsets
-            np.add(documents, start, out=index[done + first : done + stop, 0], casting="same_kind")
-        done += max(last, 0)
-        tokens += in_block
+        block = document_index[start : start + _DOCUMENTS_PER_BLOCK]
+        done, tokens = (place or place_samples)(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
         if progress is not None:
             progress("sample_index", done, rows)
         if done == rows:
@@ -280,3 +257,50 @@ def build_sample_index(
         index[done:, 1] = sequence_lengths[document_index[-1]] - extra
     index[0] = 0
     return index
+
+
+def place_samples(
+    sequence_lengths: NDArray[np.int32],
+    block: NDArray[np.int32],
+    index: NDArray[Any],
+    start: int,
+    tokens: int,
+    done: int,
+    sequence_length: int,
+    extra: int,
+) -> tuple[int, int]:
+    """Write the rows of `index` whose samples begin in `block`, a part of the document index; return (rows written, tokens) with it.
+
+    start, tokens: documents, and their tokens, before the block. done: rows written before it. extra: 1 with the extra token.
+
+    Document by document, k = ceil((end - a + 1) / L) is how many samples begin before it ends, so counting the documents that share a k
+    gives the document of every sample: no search. 32 bits wide within a block, as long as its tokens can be counted so.
+    """
+    lengths = sequence_lengths.take(block)
+    # What is left of a sample that began before the block, counted from the end: 0 to sequence_length.
+    lead = tokens + sequence_length - extra - done * sequence_length
+    narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
+    word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
+    widened = lengths.view(word) if narrow else lengths.astype(word)
+    ends = widened.cumsum(dtype=word)
+    in_block = int(ends[-1])
+    starts = ends - widened
+    ends += word(lead)
+    begun = np.floor_divide(ends, word(sequence_length), out=ends)
+    last = max(min(int(begun[-1]), len(index) - done), 0)
+    for first in range(0, last, _SAMPLES_PER_BLOCK):
+        stop = min(first + _SAMPLES_PER_BLOCK, last)
+        low, high = begun.searchsorted(np.array([first, stop], dtype=word)).tolist()
+        begun_here = begun[low:high].astype(np.intp)
+        if first:
+            begun_here -= first
+        documents = np.bincount(begun_here, minlength=stop - first).cumsum()
+        if low:
+            documents += low
+        # Of the first of these samples, from the block's first token. With starts taken off, what is left fits, even if this wraps.
+        place = (first + 1) * sequence_length - extra - lead
+        offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
+        offsets -= starts.take(documents)
+        index[done + first : done + stop, 1] = offsets
+        np.add(documents, start, out=index[done + first : done + stop, 0], casting="same_kind")
+    return done + last, tokens + in_block

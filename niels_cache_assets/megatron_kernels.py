@@ -1,8 +1,9 @@
-"""The steps of a blend, compiled: what building an index ahead takes instead of `niels_cache_runtime.megatron.blend_indices.advance_lanes`.
+"""What building Megatron's indices ahead takes, compiled, instead of numpy: the steps of a blend, the rows of a sample index.
 
-The same numbers: products and differences are rounded one by one (no fast-math, so nothing is fused), the first of equals wins. Lanes
-are taken in blocks that stay in a core's first cache, their innermost loop without a branch, so that it becomes vector instructions;
-threads share the lanes. Needs numba, which the runtime does not; compiling takes a second or two, once per machine.
+The same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples` of `niels_cache_runtime.megatron`. In a blend products
+and differences are rounded one by one (no fast-math, so nothing is fused), the first of equals wins; lanes are taken in blocks that stay
+in a core's first cache, their innermost loop without a branch, so that it becomes vector instructions; threads share the lanes. Needs
+numba, which the runtime does not; compiling takes a second or two, once per machine.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -72,3 +73,32 @@ def advance_lanes(
         shares = [pool.submit(_advance, weights, counts, samples, chosen, numbers, first, stop) for first, stop in pairwise(bounds)]
         for share in shares:
             share.result()
+
+
+@numba.njit(nogil=True, cache=True)
+def place_samples(
+    sequence_lengths: NDArray[np.int32],
+    block: NDArray[np.int32],
+    index: NDArray[Any],
+    start: int,
+    tokens: int,
+    done: int,
+    sequence_length: int,
+    extra: int,
+) -> tuple[int, int]:
+    """As `gpt_indices.place_samples`. Unsigned indices: no test whether one counts from the end."""
+    rows = len(index)
+    begins = tokens
+    due = done * sequence_length + extra  # tokens that must be there for the sample of row `done` to begin
+    for number in range(len(block)):
+        ends = begins + sequence_lengths[np.uint32(block[number])]
+        while due <= ends:
+            if done == rows:
+                return done, ends
+            row = np.uint64(done)
+            index[row, np.uint64(0)] = start + number
+            index[row, np.uint64(1)] = due - extra - begins
+            done += 1
+            due += sequence_length
+        begins = ends
+    return done, begins
