@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test lint format bench
+.PHONY: help cache ui test torture lint format bench
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,9 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 
 test: $(STAMP)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+
+torture: $(STAMP)  ## the long fault tests: hundreds of kills, faults and flips (an hour or more)
+	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile tests/faults $(TEST_ARGS)
 
 lint: $(STAMP)  ## formatting, lint and types, changing nothing
 	@$(BIN)/ruff format --check .
