@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming import directories
+from niels_cache_assets.streaming import directories, locks
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -174,10 +174,10 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path: Path, tokenizer: Sen
 
 
 def test_a_read_only_cache_directory(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path, *_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(directories, "open", refused, raising=False)  # a chmod would not keep root out
+    monkeypatch.setattr(locks.os, "open", refused)  # a chmod would not keep root out
     with pytest.raises(NielsCacheError, match="cannot write there"):
         build(tmp_path / "x", sentences(5), tokenizer)
 

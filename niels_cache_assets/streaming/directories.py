@@ -2,17 +2,18 @@
 
 A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on disk. On Linux that is
 one `renameat2(RENAME_EXCHANGE)`; elsewhere the old directory is renamed aside first, and for that instant a reader finds none.
+A build that keeps a journal leaves its partial directory to the next one; what the journal says is not known here.
 """
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -25,6 +26,8 @@ from niels_cache_runtime.formats import (
     tokens_name,
 )
 from niels_cache_runtime.meta import Meta, read_meta
+
+JOURNAL_NAME = "journal.json"
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -43,37 +46,77 @@ def finished_meta(directory: Path) -> Meta | None:
     return meta if whole else None
 
 
+def partial_directory(target: str | Path) -> Path:
+    """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
+    target = _real(target)
+    return target.parent / f".{target.name}.partial"
+
+
 @contextmanager
-def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = _CACHE_NAMES.__contains__) -> Iterator[Path]:
+def atomic_directory(
+    target: str | Path, *, is_ours: Callable[[str], bool] = _CACHE_NAMES.__contains__, resumable: bool = False
+) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `target` when the block ends well, and vanishes when it does not.
 
-    Raises NielsCacheError if another build of `target` runs, if the parent is not writable, or if `target` is a directory that is not
-    ours (`is_ours` says of a name in it whether we write such a thing). A partial directory left by a killed build is cleared by the next.
+    `resumable`: what the block leaves with a JOURNAL_NAME in it, however it was left, the next one is given as it is. The journal is
+    gone when the directory takes its place. Without a journal a directory left by a killed build is cleared by the next.
+
+    Raises Busy if another build of `target` runs, NielsCacheError if its file system has no locks, if the parent is not writable, if
+    `target` is a directory that is not ours (`is_ours` says of a name in it whether we write such a thing), and for what the disk refuses.
     """
-    target = Path(os.path.realpath(target))  # a link to a larger disk stays one
-    partial = target.parent / f".{target.name}.partial"
-    _refuse_foreign_directory(target, is_ours)
+    target, partial = _real(target), partial_directory(target)
+    placed = False
+    try:
+        _refuse_foreign_directory(target, is_ours)
+        _make_parents(target)
+        with writer_lock(target):
+            try:
+                _clear_leftovers(target, resumable=resumable)
+                partial.mkdir(exist_ok=True)
+                yield partial
+                _sync_tree(partial)
+                _take_place(partial, target)
+                placed = True
+                _sync_directory(target.parent)
+            finally:
+                if placed or not _is_resumable(partial, resumable):
+                    with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
+                        _remove(partial)
+                        _remove(_spare_journal(target))
+    except OSError as error:
+        where = error.filename or target
+        stands = "the new cache has taken its place, but a loss of power may undo that" if placed else "the last good cache is unchanged"
+        raise NielsCacheError(f"{where}: {error.strerror or error}; {stands}: {target}") from error
+
+
+def _real(target: str | Path) -> Path:
+    return Path(os.path.realpath(target))  # a link to a larger disk stays one
+
+
+def _make_parents(target: Path) -> None:
+    """Create the folder that `target` is to lie in, durably."""
+    missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115  (held for the whole block, closed below)
+        for parent in missing:
+            _sync_directory(parent.parent)
     except OSError as error:
         raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NielsCacheError(f"{target}: another build is writing it now; wait for it to end") from error
+
+
+def _is_resumable(partial: Path, wanted: bool) -> bool:
+    return wanted and not partial.is_symlink() and (partial / JOURNAL_NAME).is_file()
+
+
+def _clear_leftovers(target: Path, *, resumable: bool) -> None:
+    """What killed builds left, under the lock: nobody else is at work here."""
+    partial, aside = partial_directory(target), _aside(target)
+    if aside.exists() and not target.exists():
+        os.rename(aside, target)  # killed between the two renames of a system that cannot exchange
+    _remove(aside)
+    _remove(_spare_journal(target))
+    if not _is_resumable(partial, resumable):
         _remove(partial)
-        try:
-            partial.mkdir()
-            yield partial
-            _sync_tree(partial)
-            _take_place(partial, target)
-        except OSError as error:
-            where = error.filename or target
-            raise NielsCacheError(f"{where}: {error.strerror or error}; the last good cache in {target} is unchanged") from error
-        finally:
-            _remove(partial)  # after an exchange this is the old build
 
 
 def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> None:
@@ -99,15 +142,44 @@ def _sync_directory(folder: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> None:
-    if not target.exists():
+    """Without its journal. Where that fails the journal is put back; a build that is killed meanwhile starts afresh."""
+    journal, spare = partial / JOURNAL_NAME, _spare_journal(target)
+    for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
+        unfinished.unlink()
+    kept = journal.exists()
+    if kept:
+        os.rename(journal, spare)
+        _sync_directory(partial)
+        _sync_directory(partial.parent)
+    try:
+        if not target.exists():
+            os.rename(partial, target)
+        elif not _exchange(partial, target):
+            _rename_aside(partial, target)
+    except OSError:  # and nothing else: an interrupt may come after the exchange, and then the partial directory is the old cache
+        if kept:
+            os.rename(spare, journal)
+        raise
+
+
+def _rename_aside(partial: Path, target: Path) -> None:
+    aside = _aside(target)
+    os.rename(target, aside)
+    try:
         os.rename(partial, target)
-    elif not _exchange(partial, target):
-        aside = target.parent / f".{target.name}.old"
+    except OSError:
+        os.rename(aside, target)
+        raise
+    with suppress(OSError):
         _remove(aside)
-        os.rename(target, aside)
-        os.rename(partial, target)
-        _remove(aside)
-    _sync_directory(target.parent)
+
+
+def _aside(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
+
+
+def _spare_journal(target: Path) -> Path:
+    return target.parent / f".{target.name}.journal"
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -123,6 +195,8 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(code, os.strerror(code), str(second))
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
