@@ -45,9 +45,18 @@ class Conversation(NamedTuple):
     split: Split | None = None
 
 
+Place = dict[str, Any]
+"""Where a stream can be taken up again, in JSON values: {"file": name, "row": index of the next row, and what else the source needs}."""
+
+
 class SourceReport:
-    """What a source tells about one pass: `dropped` counts by reason, `facts` for metadata (for example straddling trees)."""
+    """What a source tells about one pass: `dropped` counts by reason, `facts` for metadata (for example straddling trees).
+
+    A source that can start in the middle (`Source.seeks`) sets `place` to a new dictionary immediately before it yields a batch: where
+    the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other.
+    """
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
         self.facts: dict[str, Any] = {}
+        self.place: Place | None = None

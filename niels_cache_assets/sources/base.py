@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
 from niels_cache_assets import defaults
-from niels_cache_assets.documents import Conversation, Document, SourceReport
+from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
 
@@ -50,7 +50,9 @@ class StreamContext:
     """What one pass over a source is given.
 
     `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
-    stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave).
+    stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
+    begin, a place that an earlier pass over the same revision reported (sources that `seeks`; None: the beginning). `report` then holds
+    what that pass had counted there, and the source adds to it.
     """
 
     seed: int
@@ -58,6 +60,7 @@ class StreamContext:
     report: SourceReport = field(default_factory=SourceReport)
     log: Callable[[str], None] = lambda message: None
     siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
+    start: Place | None = None
 
 
 class Source(BaseModel):
@@ -66,6 +69,9 @@ class Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
+    # Reports places (SourceReport.place) and starts at them (StreamContext.start): from there the same batches with the same counts as in
+    # an undisturbed pass. A source that does not is read from the beginning, and the builder skips what it has.
+    seeks: ClassVar[bool] = False
 
     source: str
     enabled: bool = Field(True, description="False writes an empty cache that says so instead of building")
@@ -154,7 +160,7 @@ class PretrainSource(Source):
 
     def count_unsplit(self, context: StreamContext) -> int:
         """How many documents come without a split of their own, which val_frac has to know first. One pass; it reports nothing."""
-        unreported = replace(context, report=SourceReport())
+        unreported = replace(context, report=SourceReport(), start=None)
         return sum(document.split is None for batch in self.documents(unreported) for document in batch)
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:

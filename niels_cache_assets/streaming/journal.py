@@ -1,0 +1,174 @@
+"""The journal of a build that can be taken up again: what is safely on the disk, and what the builder needs to go on from there.
+
+    Journal.open   what was recorded last, with every file cut back to what it was then; or an empty directory and `state` None
+    due, record    every 32 MiB that are written or 60 s, after the builder has put its files on the disk
+
+A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves the one or the other. It holds the
+fingerprint of everything that decides the bytes; a build with another one starts afresh. Cost of a record: an fsync of each unfinished
+file, of the journal and of the directories that have new files. What a state means is the builders' business; locks and the step in which
+a directory takes its place are directories.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+JOURNAL_NAME = "journal.json"
+BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
+
+_FORMAT = 1
+_MAX_BYTES = 1 << 28  # a damaged file may claim any size
+
+
+class Recorded(NamedTuple):
+    """One record: `files` are the bytes of each file on the disk by relative path, `share` (0 to 1, or None) is how far the build was."""
+
+    fingerprint: str
+    state: dict[str, Any]
+    files: dict[str, int]
+    share: float | None
+
+
+class Journal:
+    """What an unfinished build in a directory has done so far. `state` is what was recorded last, None at the beginning."""
+
+    BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
+    SECONDS = 60.0
+
+    def __init__(self, directory: Path, fingerprint: str, recorded: Recorded | None) -> None:
+        self._directory, self._fingerprint = directory, fingerprint
+        self.state = recorded.state if recorded else None
+        self._named = set(recorded.files) if recorded else set()
+        self._interval = int(os.environ.get(BYTES_VARIABLE) or self.BYTES)
+        self._bytes = 0 if recorded is None else None  # written at the last record; a build that goes on says with its first question
+        self._time = time.monotonic()
+
+    @classmethod
+    def open(cls, directory: Path, *, fingerprint: str, log: Callable[[str], None], afresh: bool = False) -> Journal:
+        """Take up what lies in `directory`, or clear it; `log` is told why where there was something. `afresh`: clear it in any case.
+
+        Files are cut back to what was recorded of them, and those that the record does not name are removed, so that the directory is as
+        it was then. Directories stay.
+        """
+        recorded = read_journal(directory)
+        reason = _unusable(directory, recorded, fingerprint) if not afresh else "a fresh build was asked for"
+        if reason is None:
+            assert recorded is not None
+            _restore(directory, recorded.files)
+            return cls(directory, fingerprint, recorded)
+        if any(directory.iterdir()):
+            log(f"starting afresh: {reason}")
+        _clear(directory)
+        return cls(directory, fingerprint, None)
+
+    def due(self, bytes_written: int) -> bool:
+        """Whether it is time for a record. `bytes_written`: to all files since the build began, what was there at `open` included."""
+        if self._bytes is None:
+            self._bytes = bytes_written
+        return bytes_written - self._bytes >= self._interval or time.monotonic() - self._time >= self.SECONDS
+
+    def record(self, state: dict[str, Any], *, files: Mapping[str, int], bytes_written: int = 0, share: float | None = None) -> None:
+        """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
+
+        `files` names every file that is to be there after the next `open`; a file may be longer than what is promised. `state` holds
+        JSON values; `bytes_written` is what `due` was last asked with.
+        """
+        for folder in {(self._directory / name).parent for name in files.keys() - self._named}:
+            sync_directory(folder)
+        path = self._directory / JOURNAL_NAME
+        temporary = path.with_name(f"{JOURNAL_NAME}.new")
+        content = {"format": _FORMAT, "fingerprint": self._fingerprint, "state": state, "files": dict(files), "share": share}
+        with open(temporary, "wb") as file:
+            file.write(_encode(content))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(self._directory)
+        self._named, self._bytes, self._time = set(files), bytes_written, time.monotonic()
+
+
+def read_journal(directory: Path) -> Recorded | None:
+    """What was recorded last in a directory; None where nothing was, or where it is damaged. Raises OSError for one not readable."""
+    try:
+        with open(directory / JOURNAL_NAME, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _decode(content)
+
+
+def sync_directory(folder: Path) -> None:
+    """Put the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, sort_keys=True, allow_nan=False).encode()
+    return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
+
+
+def _decode(content: bytes) -> Recorded | None:
+    """The record in a journal's bytes: a line of sha256 and a line of JSON. None for anything that we have not written so."""
+    sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != sha256:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or value.get("format") != _FORMAT:
+        return None
+    recorded = Recorded(**{key: value.get(key) for key in Recorded._fields})
+    sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict) and isinstance(recorded.files, dict)
+    sound = sound and isinstance(recorded.share, float | int | None) and all(_is_promise(*item) for item in recorded.files.items())
+    return recorded if sound else None
+
+
+def _is_promise(name: str, size: Any) -> bool:
+    return isinstance(size, int) and size >= 0 and not os.path.isabs(name) and ".." not in Path(name).parts
+
+
+def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> str | None:
+    """Why a record cannot be gone on from."""
+    if recorded is None:
+        return "what an unfinished build left has no journal that can be read"
+    if recorded.fingerprint != fingerprint:
+        return "the unfinished build was of other settings, other data or another version"
+    for name, size in recorded.files.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
+            return f"{name} of the unfinished build is missing or shorter than its journal says"
+    return None
+
+
+def _restore(directory: Path, files: Mapping[str, int]) -> None:
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            relative = path.relative_to(directory).as_posix()
+            if relative in files:
+                if path.stat().st_size > files[relative]:
+                    os.truncate(path, files[relative])
+            elif relative != JOURNAL_NAME:
+                path.unlink()
+
+
+def _clear(directory: Path) -> None:
+    """Empty the directory, its journal first: what is half removed must not be taken for a build to go on with."""
+    (directory / JOURNAL_NAME).unlink(missing_ok=True)
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
