@@ -129,7 +129,8 @@ def _decode(content: bytes) -> Recorded | None:
         return None
     if not isinstance(value, dict) or value.get("format") != _FORMAT:
         return None
-    recorded = Recorded(**{key: value.get(key) for key in Recorded._fields})
+    fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
+    recorded = Recorded(**fields)
     sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict) and isinstance(recorded.files, dict)
     sound = sound and isinstance(recorded.share, float | int | None) and all(_is_promise(*item) for item in recorded.files.items())
     return recorded if sound else None
