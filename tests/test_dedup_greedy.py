@@ -1,5 +1,6 @@
 """Bands and the greedy pass: the same documents go as with one index that is asked and filled document by document."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import greedy
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
+from niels_cache_assets.dedup.buckets import Steps
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
@@ -140,6 +142,30 @@ def test_plain_python_drops_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(greedy, "compiled", lambda function: function)
     assert triples(keep_first([signatures], bands=8, rows=16, scratch=tmp_path)) == triples(dropped)
     assert len(dropped) > 100
+
+
+def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path) -> None:
+    signatures = Signer().sign(clustered_texts(400, bases=40, edits=3))
+    verify = Verify(similarity=lambda _: lambda earlier, later: 0.9, threshold=0.8)
+    steps: list[Steps] = []
+
+    def record(done: Steps, files: list[Path]) -> bool:
+        kept = tmp_path / str(len(steps))
+        kept.mkdir()
+        for file in files:
+            shutil.copy(file, kept)
+        steps.append(done)
+        return True
+
+    (tmp_path / "whole").mkdir()
+    expected = keep_first([signatures], bands=8, rows=16, scratch=tmp_path / "whole", verify=verify, record=record)
+    assert len(expected) > 100
+    assert [done["bands"] for done in steps] == list(range(10))
+    assert not list((tmp_path / "whole").glob("hashes_*"))
+    for number, done in enumerate(steps):
+        for kind in (verify, None):
+            again = keep_first([], bands=8, rows=16, scratch=tmp_path / str(number), verify=kind, done=done)
+            assert triples(again) == triples(expected)
 
 
 def test_what_is_dropped_draws_nobody_after_it(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What cleaning did, as counts and examples: how many documents each reason took, and a seeded sample of them.
 
 Reports of consecutive chunks of an input merge into the report of the whole, whoever made them: an example is chosen by a keyed hash of its
-place in the input, so neither the number of processes nor the cut into chunks shows. Memory: 50 excerpts per reason.
+place in the input, so neither the number of processes nor the cut into chunks shows. A report goes into a journal and comes back the same.
+Memory: 50 excerpts per reason.
 """
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,6 +71,20 @@ class CleaningReport:
         known = [reason for reason in REASONS if reason in self._examples]
         others = sorted(self._examples.keys() - set(REASONS))  # a caller's own
         return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
+
+    def state(self) -> dict[str, Any]:
+        """All that was counted, as JSON values, for `from_state`."""
+        counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
+        return {"seed": self.seed, "first": self._first, **counts, "examples": self._examples}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """A report that goes on where that one was."""
+        report = cls(state["seed"], state["first"])
+        report.documents, report.kept = state["documents"], state["kept"]
+        report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
+        report._examples = {reason: [(key, ordinal, row) for key, ordinal, row in heap] for reason, heap in state["examples"].items()}
+        return report
 
     @staticmethod
     def _keep_example(heap: list[tuple[int, int, dict[str, Any]]], example: tuple[int, int, dict[str, Any]]) -> None:

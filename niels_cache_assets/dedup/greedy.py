@@ -1,19 +1,16 @@
 """Who goes, because of whom: documents in order, each dropped if a kept earlier one shares a band (or, for exact duplicates, the digest).
 
-The rule of inserting one document after the other into an index, computed without one:
+The rule of inserting one document after the other into an index, computed without one: buckets.py tells which documents share a hash, in
+files; then one pass in order over the bucket numbers of all bands. A bucket remembers the first kept document in it (with `verify`, the
+first 64). `signatures` come in the order that decides who is first.
 
-1. `signatures` come in blocks, once, in the order that decides who is first; their band hashes and digests go to files in `scratch`.
-2. Each band alone: sort its hashes, number the buckets that hold more than one document, write (documents,) uint32 bucket numbers.
-3. One pass in order over the bucket numbers of all bands. A bucket remembers the first kept document in it (with `verify`, the first 64).
-
-Cost: sorting, n log n, and one pass; no step is quadratic, whatever share of the documents is the same. Memory: about 50 bytes a document
-while a band is sorted, then 4 bytes a bucket and 13 for each document that goes; `verify` takes 17 bytes a bucket and 4 for each document
-that may be compared, the members of the buckets, which are a mapped file, and what the similarity reads. Disk: 32 + 8 x bands bytes a
-document at most, in `scratch`, those members included. No texts here: what similarity means is the caller's.
+Cost: that of the buckets and one pass; no step is quadratic, whatever share of the documents is the same. Memory: what buckets.py takes,
+then 4 bytes a bucket and 13 for each document that goes; `verify` takes 17 bytes a bucket and 4 for each document that may be compared, the
+members of the buckets, which are a mapped file in `scratch` (4 bytes a document and band at most), and what the similarity reads. No texts
+here: what similarity means is the caller's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,10 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
+from niels_cache_assets.dedup.buckets import Record, Steps, number_buckets
 from niels_cache_assets.dedup.compiled import compiled
-from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_assets.dedup.signatures import Signatures
 
 MEMBERS_COMPARED = 64  # of a bucket, by `verify`
 _NOBODY = 0xFFFFFFFF
@@ -62,71 +58,28 @@ class Dropped:
         return len(self.ordinals)
 
 
-def keep_first(signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, verify: Verify | None = None) -> Dropped:
+def keep_first(
+    signatures: Iterable[Signatures],
+    *,
+    bands: int,
+    rows: int,
+    scratch: Path,
+    verify: Verify | None = None,
+    done: Steps | None = None,
+    record: Record = lambda steps, files: False,
+) -> Dropped:
     """Which of the documents go, given in the order in which the first one wins; `ordinals` count from 0 in that order.
 
     `scratch` is a folder that exists; what is left in it is the caller's to remove. A document with the digest of an earlier kept one goes
-    without `verify`. Raises NielsCacheError where bands and rows do not fit the signatures, or from 2^32 / (bands + 1) documents on.
+    without `verify`. `done` and `record`: as in `number_buckets`, what is behind it is done again. Raises NielsCacheError as that does.
     """
-    documents = _write_hashes(signatures, bands, rows, scratch)
-    if documents * (bands + 1) >= _NOBODY:
-        raise NielsCacheError(f"{documents:,} documents in {bands} bands are more than deduplication can number: prepare fewer data sets")
-    if documents == 0:
+    buckets = number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record)
+    if buckets.documents == 0:
         return _dropped(0, [])
-    digests = np.memmap(scratch / "digests", dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
-    sizes = [np.zeros(1, dtype=np.uint32)]  # bucket 0 is none
-    for band in range(bands + 1):
-        hashes_file, buckets_file = scratch / f"hashes_{band}", scratch / f"buckets_{band}"
-        sizes.append(_number_buckets(hashes_file, buckets_file, first=sum(map(len, sizes)), every=band == 0))
-        hashes_file.unlink()
-    with ExitStack() as stack:
-        files = [stack.enter_context(open(scratch / f"buckets_{band}", "rb")) for band in range(bands + 1)]
+    with buckets.files() as files:
         if verify is None:
-            return _dropped(documents, _drop(files, digests, sum(map(len, sizes))))
-        return _dropped(documents, _drop_verified(files, digests, np.concatenate(sizes), verify, scratch))
-
-
-def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scratch: Path) -> int:
-    """Spread blocks over the files of `scratch`: digests, and hashes of digests (band 0) and bands; return how many documents there are."""
-    documents = 0
-    with ExitStack() as stack:
-        digests_file, *hash_files = (
-            stack.enter_context(open(scratch / name, "wb")) for name in ["digests", *(f"hashes_{band}" for band in range(bands + 1))]
-        )
-        for block in signatures:
-            for start in range(0, len(block), _AT_ONCE):
-                digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
-                digests_file.write(digests.data)
-                # Eight bytes tell digests apart, but for a collision made on purpose: the pass compares all twenty.
-                hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
-                hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
-                for file, column in zip(hash_files[1:], hashes.T, strict=True):
-                    file.write(np.ascontiguousarray(column).data)
-            documents += len(block)
-    return documents
-
-
-def _number_buckets(hashes_file: Path, buckets_file: Path, *, first: int, every: bool) -> NDArray[np.uint32]:
-    """Read (documents,) uint64 hashes, write the bucket of each, (documents,) uint32; return the buckets' sizes.
-
-    Buckets are numbered from `first`, 0 is none. A bucket is a hash that more than one document has; NO_BUCKET has none, but where `every`
-    hash counts.
-    """
-    hashes = np.fromfile(hashes_file, dtype=np.uint64)
-    order = np.argsort(hashes)  # not stable: which number a bucket gets depends on its hash alone
-    hashes = hashes[order]
-    starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
-    sizes = np.diff(starts, append=len(hashes))
-    shared = sizes > 1
-    if not every:
-        shared &= hashes[starts] != NO_BUCKET
-    del hashes
-    bucket_of_run = np.zeros(len(starts), dtype=np.uint32)
-    bucket_of_run[shared] = np.arange(first, first + np.count_nonzero(shared), dtype=np.uint32)
-    buckets = np.empty(len(order), dtype=np.uint32)
-    buckets[order] = np.repeat(bucket_of_run, sizes)
-    buckets.tofile(buckets_file)
-    return sizes[shared].astype(np.uint32)
+            return _dropped(buckets.documents, _drop(files, buckets.digests(), buckets.count))
+        return _dropped(buckets.documents, _drop_verified(files, buckets.digests(), buckets.sizes(), verify, scratch))
 
 
 def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]]]:

@@ -1,0 +1,159 @@
+"""Buckets: which documents share the hash of a band, or of the digest. Made band by band, in files, so that a kill loses little.
+
+1. `signatures` come in blocks, once; their band hashes and digests go to files in `scratch`.
+2. Each band alone: sort its hashes, number the buckets that hold more than one document, write (documents,) uint32 bucket numbers.
+
+`record` is told after each step, and what it was told last comes back as `done`. Cost: sorting, n log n. Memory: about 50 bytes a document
+while a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 for each band that was not recorded. Who stays is greedy.py's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
+from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
+from niels_cache_runtime.errors import NielsCacheError
+
+MAX_BUCKETS = 0xFFFFFFFF
+_AT_ONCE = 1 << 16
+_DIGESTS = "digests"  # (documents, 20) uint8
+_BUCKET_BYTES = 4
+
+
+class Steps(TypedDict):
+    """How far it is: `documents` are in the files of `scratch`; `bands` have their buckets, that of the digests, the first, included."""
+
+    documents: int
+    bands: int
+
+
+Record = Callable[[Steps, list[Path]], bool]
+"""Told the steps, and the files that they need; True where it has put these on the disk, and the steps with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """Of `documents` in the bands 0 (the digests) to `bands`. `count`: of all bands together, bucket 0, which is none, included."""
+
+    scratch: Path
+    documents: int
+    bands: int
+    count: int
+
+    def digests(self) -> NDArray[np.uint8]:
+        """(documents, 20), mapped."""
+        return np.memmap(self.scratch / _DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
+
+    def sizes(self) -> NDArray[np.uint32]:
+        """(count,): how many documents are in each."""
+        return np.concatenate(
+            [np.zeros(1, np.uint32), *(np.fromfile(self.scratch / _sizes(band), np.uint32) for band in range(self.bands + 1))]
+        )
+
+    @contextmanager
+    def files(self) -> Iterator[list[BinaryIO]]:
+        """One of each band, (documents,) uint32, open for reading: the bucket of each document, 0 for none."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(open(self.scratch / _numbers(band), "rb")) for band in range(self.bands + 1)]
+
+
+def number_buckets(
+    signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record
+) -> Buckets:
+    """Both steps. `done`: the last steps that `record` has put on the disk; signatures are not read then.
+
+    Raises NielsCacheError where bands and rows do not fit the signatures, or from 2^32 / (bands + 1) documents on.
+    """
+
+    def after(steps: Steps) -> bool:
+        return record(steps, _left_by(scratch, steps, bands=bands))
+
+    if done is None:
+        done = Steps(documents=_write_hashes(signatures, bands, rows, scratch), bands=0)
+        after(done)
+    documents = done["documents"]
+    if documents * (bands + 1) >= MAX_BUCKETS:
+        raise NielsCacheError(f"{documents:,} documents in {bands} bands are more than deduplication can number: prepare fewer data sets")
+    if documents == 0:
+        return Buckets(scratch=scratch, documents=0, bands=bands, count=1)
+    count = 1 + sum((scratch / _sizes(band)).stat().st_size // _BUCKET_BYTES for band in range(done["bands"]))
+    for band in range(done["bands"], bands + 1):
+        count += _number_band(scratch, band, first=count)
+        if after(Steps(documents=documents, bands=band + 1)):
+            for older in range(band + 1):
+                (scratch / _hashes(older)).unlink(missing_ok=True)
+    return Buckets(scratch=scratch, documents=documents, bands=bands, count=count)
+
+
+def _left_by(scratch: Path, steps: Steps, *, bands: int) -> list[Path]:
+    """The files that `steps` need to be gone on with."""
+    done = range(steps["bands"])
+    names = [_DIGESTS, *(name(band) for name in (_numbers, _sizes) for band in done), *map(_hashes, range(len(done), bands + 1))]
+    return [scratch / name for name in names]
+
+
+def _hashes(band: int) -> str:
+    return f"hashes_{band}"
+
+
+def _numbers(band: int) -> str:
+    return f"buckets_{band}"
+
+
+def _sizes(band: int) -> str:
+    return f"sizes_{band}"
+
+
+def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scratch: Path) -> int:
+    """Spread blocks over the files of `scratch`: digests, and hashes of digests (band 0) and bands; return how many documents there are."""
+    documents = 0
+    with ExitStack() as stack:
+        digests_file, *hash_files = (
+            stack.enter_context(open(scratch / name, "wb")) for name in [_DIGESTS, *(_hashes(band) for band in range(bands + 1))]
+        )
+        for block in signatures:
+            for start in range(0, len(block), _AT_ONCE):
+                digests = np.ascontiguousarray(block.digests[start : start + _AT_ONCE])
+                digests_file.write(digests.data)
+                # Eight bytes tell digests apart, but for a collision made on purpose: the pass compares all twenty.
+                hash_files[0].write(np.ascontiguousarray(digests[:, :8]).data)
+                hashes = band_hashes(block.slots[start : start + _AT_ONCE], bands, rows)
+                for file, column in zip(hash_files[1:], hashes.T, strict=True):
+                    file.write(np.ascontiguousarray(column).data)
+            documents += len(block)
+    return documents
+
+
+def _number_band(scratch: Path, band: int, *, first: int) -> int:
+    """Read (documents,) uint64 hashes, write the bucket of each and the buckets' sizes; return how many buckets there are.
+
+    Buckets are numbered from `first`, 0 is none. A bucket is a hash that more than one document has; NO_BUCKET has none, but among the
+    digests every hash counts.
+    """
+    hashes = np.fromfile(scratch / _hashes(band), dtype=np.uint64)
+    order = np.argsort(hashes)  # not stable: which number a bucket gets depends on its hash alone
+    hashes = hashes[order]
+    starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
+    sizes = np.diff(starts, append=len(hashes))
+    shared = sizes > 1
+    if band > 0:
+        shared &= hashes[starts] != NO_BUCKET
+    del hashes
+    bucket_of_run = np.zeros(len(starts), dtype=np.uint32)
+    bucket_of_run[shared] = np.arange(first, first + np.count_nonzero(shared), dtype=np.uint32)
+    buckets = np.empty(len(order), dtype=np.uint32)
+    buckets[order] = np.repeat(bucket_of_run, sizes)
+    _write_array(scratch / _numbers(band), buckets)
+    _write_array(scratch / _sizes(band), sizes[shared].astype(np.uint32))
+    return int(np.count_nonzero(shared))
+
+
+def _write_array(path: Path, values: NDArray[Any]) -> None:
+    with open(path, "wb") as file:
+        file.write(values.data)
