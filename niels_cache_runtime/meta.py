@@ -6,15 +6,19 @@ No clock, host or absolute path belongs in it: identical inputs give identical b
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SCHEMA_VERSION
+from niels_cache_runtime.hostile_paths import read_regular
 
 Meta = dict[str, Any]
+_NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # what we never write, but for text that says so
+MOST_META_BYTES = 1 << 25  # two hundred thousand files: thirty terabytes of full shards
 
 
 def canonical_json(value: Any) -> str:
@@ -52,9 +56,14 @@ def write_meta(path: str, meta: Meta) -> None:
     """
     record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
+    content = canonical_json(record).encode()
+    if len(content) > MOST_META_BYTES:
+        raise NielsCacheError(
+            f"{path}: would have {len(content)} bytes, more than {MOST_META_BYTES}; make fewer files, with larger shard_bytes"
+        )
     temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.write(canonical_json(record))
+    with open(temporary, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -63,17 +72,19 @@ def write_meta(path: str, meta: Meta) -> None:
 def read_meta(path: str) -> Meta:
     """Read and check a meta.json. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema."""
     try:
-        content = Path(path).read_bytes()
-        meta = json.loads(content)
+        content = read_regular(path, most_bytes=MOST_META_BYTES)
+        meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; build this data set first") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except NielsCacheError:
+        raise
     except ValueError as error:
         raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("schema_version"), int):
+    if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
     if meta["schema_version"] > SCHEMA_VERSION:
         raise NielsCacheError(
@@ -93,5 +104,22 @@ def read_meta(path: str) -> Meta:
 
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
     """Whether canonical `content` has that hash with its field empty: so found, thousands of files need not be serialized again."""
+    if _NEVER_WRITTEN.search(content):
+        return False
     field = f'"meta_sha256": "{meta_sha256}"'.encode()
     return content.count(field) == 1 and hashlib.sha256(content.replace(field, b'"meta_sha256": ""')).hexdigest() == meta_sha256
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, as json makes it of its pairs, but not of two with one key: programs differ in which of them they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a key twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"no float holds {text[:40]}")
+    return number

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.hostile_paths import open_regular
+from niels_cache_runtime.npy_files import map_npy
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
@@ -77,7 +79,7 @@ def _tokens_size(path: str | Path) -> int:
 def _open_tokens(path: str | Path, size: int) -> int:
     """File descriptor of a file that must still have that size: another file may have taken its place."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        descriptor = open_regular(path)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
     found = os.fstat(descriptor).st_size
@@ -149,16 +151,16 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
 def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a 1-D .npy file of offsets, read-only. Raises NielsCacheError if it is missing, unreadable, or of another dtype or shape."""
     try:
-        offsets = np.lib.format.open_memmap(path, mode="r")
+        offsets = map_npy(path)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; build this data set first") from error
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise NielsCacheError(f"{path}: not a readable .npy file (cut short?): {error}; rebuild this data set") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
     if offsets.dtype != dtype or offsets.ndim != 1:
         raise NielsCacheError(
             f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
         )
-    return np.asarray(offsets)
+    return offsets
 
 
 def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKEN_BYTES, doc_ends_name, list_shards, shard_name, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
+from niels_cache_runtime.meta import MOST_META_BYTES, Meta, read_meta
+from niels_cache_runtime.meta_form import check_form, is_count
 from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
 
 FileEntries = dict[str, dict[str, Any]]
@@ -89,8 +91,8 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
 def _read_build(folder: str | Path) -> bytes | None:
     """The bytes of meta.json, which hold its meta_sha256 and with it the sha256 of every file; None where there is none to read."""
     try:
-        return (Path(folder) / META_NAME).read_bytes()
-    except OSError:
+        return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
+    except (NielsCacheError, OSError):
         return None
 
 
@@ -103,7 +105,7 @@ def open_meta(folder: str | Path) -> Meta | None:
     path = Path(folder) / META_NAME
     if not path.exists():
         return None
-    meta = read_meta(str(path))
+    meta = check_form(read_meta(str(path)), path)
     if meta.get("built") is False:
         raise NielsCacheError(f'{path}: this data set was never built ("built": false); turn it on and build it')
     problem = tokenizer_problem(meta, current_tokenizer_sha256(folder))
@@ -137,10 +139,13 @@ def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
     """The `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if it is not of that form."""
     files = meta.get("files")
     well_formed = isinstance(files, dict) and all(
-        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str) for entry in files.values()
+        isinstance(entry, dict) and is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str) for entry in files.values()
     )
     if not isinstance(files, dict) or not well_formed:
         raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` does not map paths to bytes and sha256; rebuild this data set")
+    for name in files:
+        if problem := name_problem(name):
+            raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` lists {name!r:.80}, which {problem}; rebuild this data set")
     return files
 
 
@@ -158,6 +163,8 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
+    if leaves := link_problem(folder, sorted(found)):
+        raise NielsCacheError(f"{Path(folder) / leaves[0]}: {leaves[1]}")
     for path, size in sorted(found.items()):
         if size != listed[path]["bytes"]:
             raise NielsCacheError(f"{Path(folder) / path}: has {size} bytes, meta.json says {listed[path]['bytes']}; rebuild this data set")

@@ -25,6 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
+from niels_cache_runtime.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.opening import check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
 
 STATE_VERSION = 1
@@ -206,7 +207,10 @@ class DatasetLoader:
             return file.shard[start:end].copy()
         if self._mapped is None or self._mapped[0] is not file:
             # One at a time: every map of numpy holds a file descriptor, and there may be more files than a process may open.
-            self._mapped = file, _map_array(file.path)
+            try:
+                self._mapped = file, map_npy(file.path)
+            except OSError as error:
+                raise _unreadable(file.path, error) from error
             if len(self._mapped[1]) != file.length:
                 raise NielsCacheError(f"{file.path}: changed since this loader opened it; open the folder again")
         tokens = self._mapped[1]
@@ -232,34 +236,19 @@ def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
         if path.suffix != ".npy" or path.name.startswith(".") or path.name in _OFFSET_FILES or not path.is_file():
             ignored.append(path.name)
             continue
-        dtype, shape = _read_header(path)
-        if dtype.kind in "iu" and len(shape) == 1:
-            arrays[path] = len(_map_array(path))  # mapped once already, so that a file cut short is an error now
+        try:
+            header = read_npy_header(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if header.dtype is not None and header.dtype.kind in "iu" and len(header.shape) == 1:
+            arrays[path] = header.shape[0]
         else:
-            ignored.append(f"{path.name} ({dtype} of shape {shape})")
+            ignored.append(f"{path.name} ({header.dtype or header.descr} of shape {header.shape})")
     return arrays, ignored
 
 
-def _read_header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    try:
-        with open(path, "rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-    except (OSError, ValueError, TypeError) as error:
-        raise _damaged(path, error) from error
-    return dtype, shape
-
-
-def _map_array(path: Path) -> NDArray[Any]:
-    try:
-        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> NielsCacheError:
-    return NielsCacheError(f"{path}: not a readable .npy file (cut short?): {error}; restore it or move it out of the folder")
+def _unreadable(path: Path, error: OSError) -> NielsCacheError:
+    return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; restore it or move it out of the folder")
 
 
 def _hint(folder: Path, ignored: list[str]) -> str:
