@@ -2,7 +2,8 @@
 
 Documents are taken in a defined order, in which the first one wins: data sets by [dedup] priority, then in table order; in a data set val
 before train, so that a twin leaves train; then input order. Cost and memory: dedup/greedy.py; signatures are read from disk in blocks.
-Texts are read again only for `verify = "jaccard"`, each once, those of documents that share a band with another.
+Texts are read again only for `verify = "jaccard"`, each once, those of documents that share a band with another. A search that was ended
+goes on behind the last band that is on the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,14 +23,18 @@ from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
-from niels_cache_assets.corpus.store import TableFile, closing_table
+from niels_cache_assets.corpus.store import TableFile, closing_table, sync_file
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
+from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS
 from niels_cache_runtime.meta import Meta, read_meta, sha256_text, write_meta
+
+if TYPE_CHECKING:
+    from niels_cache_assets.dedup.buckets import Steps
 
 _ROWS_PER_GROUP = 65_536
 _SCRATCH = "scratch"
@@ -73,19 +78,38 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
     if old is not None and old.get("fingerprint") == wanted.fingerprint:
         return outcome("cache_hit", old, warning)
     log(f"looking for duplicates in {', '.join(wanted.corpora)}")
-    _write(registry, root, directory, wanted, log)
+    _write(registry, root, directory, wanted, force, log)
     return outcome("built", read_meta(str(directory / META_NAME)), warning)
 
 
-def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, log: Log) -> None:
+def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, force: bool, log: Log) -> None:
     from niels_cache_assets.dedup.greedy import Verify, keep_first
 
     dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
     files: Files = {}
-    with atomic_directory(directory, is_ours=_is_duplicates_file) as partial, _unchanged(root, wanted.corpora), ExitStack() as opened:
+    with (
+        atomic_directory(directory, is_ours=_is_duplicates_file, resumable=True) as partial,
+        _unchanged(root, wanted.corpora) as require_same,
+        ExitStack() as opened,
+    ):
+        journal = Journal.open(partial, fingerprint=wanted.fingerprint, log=log, afresh=force)
+        done = _steps(journal, bands, log)
         inputs = Inputs(registry, root, wanted.corpora)
         scratch = partial / _SCRATCH
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
+        written: dict[str, int] = {}
+
+        def record(steps: Steps, needed: list[Path]) -> bool:
+            sizes = {file.relative_to(partial).as_posix(): file.stat().st_size for file in needed}
+            written.update(sizes)
+            if not journal.due(sum(written.values())):
+                return False
+            require_same()  # what was read is what the fingerprint says
+            for file in needed:
+                sync_file(file)
+            share = (steps["bands"] + 1) / (bands + 3)  # reading signatures and the pass at the end take about as long as a band
+            journal.record(dict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
+            return True
 
         def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
             log(f"comparing the texts of {len(compared):,} documents")
@@ -94,8 +118,7 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
 
         verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
         blocks = (block for each in inputs.all for block in each.signatures())
-        drops = inputs.drops(keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify))
-        rmtree(scratch)
+        drops = inputs.drops(keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify, done=done, record=record))
         datasets = {}
         for corpus, each in enumerate(inputs.all):
             own = drops.of(corpus)
@@ -111,22 +134,35 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
             "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
         }
         write_meta(str(partial / META_NAME), meta)
+        rmtree(scratch)
+
+
+def _steps(journal: Journal, bands: int, log: Log) -> Steps | None:
+    """What an unfinished search has done, None where there is none."""
+    if journal.state is None:
+        return None
+    done: Steps = {"documents": journal.state["documents"], "bands": journal.state["bands"]}
+    log(f"resuming duplicates: {done['documents']:,} documents read, {done['bands']} of {bands + 1} bands done")
+    return done
 
 
 @contextmanager
-def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[None]:
-    """The block reads these corpora: where one was replaced meanwhile, the error says so, whatever came of it in the block."""
+def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[], None]]:
+    """The block reads these corpora: where one was replaced meanwhile, the error says so, whatever came of it in the block.
 
-    def check() -> None:
+    Yields the same question, for before something is relied on.
+    """
+
+    def require_same() -> None:
         for name, meta in corpora.items():
             require_unchanged(corpus_dir(root, name), meta)
 
     try:
-        yield
+        yield require_same
     except Exception:
-        check()
+        require_same()
         raise
-    check()
+    require_same()
 
 
 def _is_duplicates_file(name: str) -> bool:

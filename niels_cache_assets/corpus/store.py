@@ -84,8 +84,7 @@ class TableFile:
 
     def seal(self) -> None:
         self._writer.close()
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
+        sync_file(self._path)
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
@@ -184,6 +183,12 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
         table.abandon()
         raise
     table.seal()
+
+
+def sync_file(path: Path) -> None:
+    """Put the bytes of a closed file on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def document_hash(row: DocumentRow) -> bytes:
