@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.streaming.locks import writer_lock
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, sync_directory
+from niels_cache_assets.streaming.locks import Busy, writer_lock
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -26,8 +27,6 @@ from niels_cache_runtime.formats import (
     tokens_name,
 )
 from niels_cache_runtime.meta import Meta, read_meta
-
-JOURNAL_NAME = "journal.json"
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -73,11 +72,13 @@ def atomic_directory(
             try:
                 _clear_leftovers(target, resumable=resumable)
                 partial.mkdir(exist_ok=True)
+                if resumable:
+                    sync_directory(target.parent)  # a journal is of no use in a directory that a loss of power takes away
                 yield partial
                 _sync_tree(partial)
                 _take_place(partial, target)
                 placed = True
-                _sync_directory(target.parent)
+                sync_directory(target.parent)
             finally:
                 if placed or not _is_resumable(partial, resumable):
                     with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
@@ -87,6 +88,22 @@ def atomic_directory(
         where = error.filename or target
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else "the last good cache is unchanged"
         raise NielsCacheError(f"{where}: {error.strerror or error}; {stands}: {target}") from error
+
+
+def sweep_leftovers(target: str | Path) -> None:
+    """Remove what killed builds of `target` left that cannot be gone on with, unless somebody is building it now."""
+    target = _real(target)
+    if not any(os.path.lexists(path) for path in (partial_directory(target), _aside(target), _spare_journal(target))):
+        return
+    try:
+        with writer_lock(target):
+            _clear_leftovers(target, resumable=True)
+    except Busy:
+        return
+    except OSError as error:
+        raise NielsCacheError(
+            f"{error.filename or target}: {error.strerror or error}; what a killed build left cannot be removed"
+        ) from error
 
 
 def _real(target: str | Path) -> Path:
@@ -99,7 +116,7 @@ def _make_parents(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for parent in missing:
-            _sync_directory(parent.parent)
+            sync_directory(parent.parent)
     except OSError as error:
         raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
 
@@ -130,15 +147,7 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 def _sync_tree(root: Path) -> None:
     """fsync every directory below `root` (the files were synced when they were closed)."""
     for folder, _, _ in os.walk(root, topdown=False):
-        _sync_directory(Path(folder))
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(Path(folder))
 
 
 def _take_place(partial: Path, target: Path) -> None:
@@ -149,9 +158,10 @@ def _take_place(partial: Path, target: Path) -> None:
     kept = journal.exists()
     if kept:
         os.rename(journal, spare)
-        _sync_directory(partial)
-        _sync_directory(partial.parent)
     try:
+        if kept:
+            sync_directory(partial)
+            sync_directory(partial.parent)
         if not target.exists():
             os.rename(partial, target)
         elif not _exchange(partial, target):

@@ -18,8 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
+
+Result = TypeVar("Result")
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _PATIENCE_SECONDS = 0.5  # for an owner that has not written its name yet, and for those who only look
@@ -29,7 +32,11 @@ _COMMAND_WIDTH = 80
 
 
 class Busy(NielsCacheError):
-    """Another build of the same directory holds its lock."""
+    """Another build of `target` holds its lock."""
+
+    def __init__(self, target: Path, writer: Writer) -> None:
+        super().__init__(f"{target}: another build is writing it now: {writer}; wait for it to end (build-all --wait does), or stop it")
+        self.target = target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,8 @@ class Writer:
     command: str
 
     def __str__(self) -> str:
+        if self == UNKNOWN:
+            return "a process that has not said which it is"
         return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
 
     @classmethod
@@ -94,19 +103,27 @@ def writer_of(target: Path) -> Writer | None:
         os.close(descriptor)
 
 
-def wait_until_free(target: Path, log: Callable[[str], None]) -> None:
-    """Return when nobody writes `target`, which may be taken again by then. `log` is told for whom it waits."""
+def when_free(attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
+    """What `attempt` returns. Where another build is in its way it is made again when that has ended, if `wait`; else that is an error.
+
+    The other one may have made what was wanted: for `attempt` to see. `log` is told for whom it waits.
+    """
+    while True:
+        try:
+            return attempt()
+        except Busy as busy:
+            if not wait:
+                raise
+            _wait_until_free(busy.target, log)
+
+
+def _wait_until_free(target: Path, log: Callable[[str], None]) -> None:
     told: Writer | None = None
     while (writer := writer_of(target)) is not None:
-        if writer not in (told, UNKNOWN):
+        if writer != told:
             log(f"waiting for the other build of {target}: {writer}")
             told = writer
         time.sleep(_WAIT_SECONDS)
-
-
-def busy_message(target: Path, writer: Writer) -> str:
-    who = "it does not say which" if writer is UNKNOWN else str(writer)
-    return f"{target}: another build is writing it now: {who}; wait for it to end (build-all --wait does), or stop it"
 
 
 def _acquire(target: Path) -> int:
@@ -127,7 +144,7 @@ def _acquire(target: Path) -> int:
             if descriptor >= 0:
                 os.close(descriptor)
         if writer is not None or time.monotonic() > deadline:
-            raise Busy(busy_message(target, writer or UNKNOWN))
+            raise Busy(target, writer or UNKNOWN)
         time.sleep(_POLL_SECONDS)
 
 

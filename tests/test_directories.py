@@ -1,0 +1,335 @@
+"""Directories that appear whole or not at all, partial ones that are gone on with, and the lock that lets one build at a time write."""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.streaming import directories, locks
+from niels_cache_assets.streaming.directories import atomic_directory, partial_directory, sweep_leftovers
+from niels_cache_assets.streaming.journal import JOURNAL_NAME
+from niels_cache_assets.streaming.locks import Busy, Writer, lock_path, when_free, writer_lock, writer_of
+from niels_cache_runtime.errors import NielsCacheError
+from tests.faults import children
+from tests.faults.disk import Disk
+
+
+class Stopped(BaseException):
+    """What interrupts raise is no Exception."""
+
+
+def build(target: Path, content: str) -> None:
+    """A resumable build with a file in a folder; it looks at nothing that an earlier one left."""
+    with atomic_directory(target, resumable=True) as partial:
+        for path in (partial / "train", partial / "train/shard_00000.bin", partial / "meta.json"):
+            directories._remove(path)
+        (partial / "train").mkdir()
+        write(partial / JOURNAL_NAME, "{}")
+        write(partial / "train/shard_00000.bin", content)
+        write(partial / "meta.json", content)
+
+
+def write(path: Path, content: str) -> None:
+    with open(path, "w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def whole(content: str) -> dict[str, str]:
+    return {"meta.json": content, "train/shard_00000.bin": content}
+
+
+def leave(target: Path, error: BaseException, *, journal: bool) -> None:
+    """A build that ends by `error`."""
+
+    def begin() -> None:
+        with atomic_directory(target, resumable=True) as partial:
+            write(partial / "begun", "half")
+            if journal:
+                write(partial / JOURNAL_NAME, "{}")
+            raise error
+
+    with pytest.raises(type(error)):
+        begin()
+
+
+@pytest.mark.parametrize("error", [NielsCacheError("no"), KeyboardInterrupt(), Stopped(), ZeroDivisionError()])
+def test_a_build_with_a_journal_is_kept_for_the_next_whatever_ended_it(tmp_path: Path, error: BaseException) -> None:
+    leave(tmp_path / "x", error, journal=True)
+    assert files(partial_directory(tmp_path / "x")) == {"begun": "half", JOURNAL_NAME: "{}"}
+    with atomic_directory(tmp_path / "x", resumable=True) as partial:
+        assert files(partial) == {"begun": "half", JOURNAL_NAME: "{}"}
+        write(partial / f"{JOURNAL_NAME}.new", "half a record")
+    assert files(tmp_path / "x") == {"begun": "half"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
+
+
+def test_a_build_without_a_journal_or_that_none_goes_on_with_vanishes(tmp_path: Path) -> None:
+    leave(tmp_path / "x", KeyboardInterrupt(), journal=False)
+    assert not partial_directory(tmp_path / "x").exists()
+    leave(tmp_path / "x", KeyboardInterrupt(), journal=True)
+    with atomic_directory(tmp_path / "x") as partial:
+        assert files(partial) == {}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
+
+
+def test_a_link_in_the_place_of_a_partial_build_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere / JOURNAL_NAME, "{}")
+    partial_directory(tmp_path / "x").symlink_to(elsewhere)
+    build(tmp_path / "x", "one")
+    assert files(elsewhere) == {JOURNAL_NAME: "{}"}
+    assert files(tmp_path / "x") == whole("one")
+
+
+def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_interrupt_there_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(first: Path, second: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(second))
+
+    def interrupted(first: Path, second: Path) -> bool:
+        exchange(first, second)
+        raise KeyboardInterrupt
+
+    exchange = directories._exchange
+    build(tmp_path / "x", "one")
+    monkeypatch.setattr(directories, "_exchange", failing)
+    with pytest.raises(NielsCacheError, match="/x: Input/output error; the last good cache is unchanged"):
+        build(tmp_path / "x", "two")
+    assert files(tmp_path / "x") == whole("one")
+    assert files(partial_directory(tmp_path / "x")) == {**whole("two"), JOURNAL_NAME: "{}"}
+    monkeypatch.setattr(directories, "_exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "x", "three")
+    assert files(tmp_path / "x") == whole("three")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
+
+
+def calls_of_a_rebuild(folder: Path) -> list[str]:
+    build(folder / "x", "old")
+    with Disk(folder).installed() as disk:
+        build(folder / "x", "new")
+    return disk.calls
+
+
+def rebuild_or_die(folder: Path, at: int, aside: bool) -> None:
+    with Disk(folder, at=at).installed() as disk:
+        if aside:
+            directories._exchange = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
+        build(folder / "x", "new")
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_killed_at_any_call_there_is_a_whole_cache_and_the_next_build_ends_well(tmp_path: Path, aside: bool) -> None:
+    (tmp_path / "calls").mkdir()
+    end = next(number for number, call in enumerate(calls_of_a_rebuild(tmp_path / "calls")) if call.endswith(".x.journal"))
+    killed, without = 0, 0
+    for number in range(end, end + 40):  # the end of the build, from when its journal goes
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        build(folder / "x", "old")
+        code = children.run(rebuild_or_die, folder, number, aside)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        killed += 1
+        if (folder / "x").exists():
+            assert files(folder / "x") in (whole("old"), whole("new"))
+        else:
+            assert aside, "only a system that cannot exchange has an instant without"
+            without += 1
+            assert files(folder / ".x.old") == whole("old")
+        sweep_leftovers(folder / "x")
+        assert files(folder / "x") in (whole("old"), whole("new"))
+        assert not list(folder.glob(".x.old")) + list(folder.glob(".x.journal"))
+        build(folder / "x", "new")
+        assert files(folder / "x") == whole("new")
+        assert sorted(path.name for path in folder.iterdir()) == [".x.lock", "x"]
+    assert code == 0
+    assert killed >= 8
+    assert without == aside
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_whichever_call_the_disk_refuses_the_cache_is_whole_and_the_failure_names_a_path(tmp_path: Path, code: int) -> None:
+    (tmp_path / "calls").mkdir()
+    calls = calls_of_a_rebuild(tmp_path / "calls")
+    refused = 0
+    for number, call in enumerate(calls):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        build(folder / "x", "old")
+        with Disk(folder, at=number, fault=code).installed():
+            problem = problem_of(folder / "x")
+        if problem is not None:
+            refused += 1
+            assert str(folder) in problem, call
+            assert os.strerror(code) in problem, call
+        assert files(folder / "x") in (whole("old"), whole("new")), call
+        assert writer_of(folder / "x") is None
+        build(folder / "x", "new")
+        assert sorted(path.name for path in folder.iterdir()) == [".x.lock", "x"], call
+    assert refused > len(calls) / 2
+
+
+def problem_of(target: Path) -> str | None:
+    """What a build says that fails."""
+    try:
+        build(target, "new")
+    except NielsCacheError as error:
+        return str(error)
+    return None
+
+
+def test_leftovers_are_swept_only_where_nobody_builds(tmp_path: Path) -> None:
+    build(tmp_path / "x", "one")
+    partial = partial_directory(tmp_path / "x")
+    partial.mkdir()
+    with writer_lock(tmp_path / "x"):
+        sweep_leftovers(tmp_path / "x")
+        assert partial.exists()
+    sweep_leftovers(tmp_path / "x")
+    assert not partial.exists()
+    leave(tmp_path / "x", KeyboardInterrupt(), journal=True)
+    sweep_leftovers(tmp_path / "x")
+    assert files(partial) == {"begun": "half", JOURNAL_NAME: "{}"}
+
+
+def hold(target: Path, ready: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:
+    with writer_lock(target):
+        ready.set()
+        end.wait()
+
+
+def test_a_second_build_says_who_holds_the_lock_and_a_killed_owner_holds_it_no_more(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    ready, end = context.Event(), context.Event()
+    child = context.Process(target=hold, args=(tmp_path / "x", ready, end))
+    child.start()
+    assert ready.wait(60)
+    writer = writer_of(tmp_path / "x")
+    assert writer is not None
+    assert (writer.pid, writer.host) == (child.pid, os.uname().nodename)
+    with pytest.raises(Busy, match=rf"/x: another build is writing it now: process {child.pid} on \S+ since \d+-\S+Z \(.+\); wait"):
+        build(tmp_path / "x", "one")
+    child.kill()
+    child.join()
+    assert lock_path(tmp_path / "x").read_bytes()  # it could not take its name away
+    assert writer_of(tmp_path / "x") is None
+    build(tmp_path / "x", "one")
+    assert lock_path(tmp_path / "x").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        b"",
+        b"not JSON",
+        b"[" * 4000,
+        b'{"pid": 1}',
+        json.dumps({"pid": 2**40, "host": os.uname().nodename, "since": "then", "command": "niels-cache"}).encode(),
+        json.dumps({"pid": "1", "host": "", "since": "", "command": ""}).encode(),
+        json.dumps({"pid": 1, "host": "\x1b[31m", "since": "", "command": ""}).encode(),
+    ],
+)
+def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_path: Path, stale: bytes) -> None:
+    lock_path(tmp_path / "x").write_bytes(stale)
+    assert writer_of(tmp_path / "x") is None
+    with open(lock_path(tmp_path / "x")) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert writer_of(tmp_path / "x") == locks.UNKNOWN
+        with pytest.raises(Busy, match="writing it now: a process that has not said which it is;"):
+            build(tmp_path / "x", "one")
+    build(tmp_path / "x", "one")
+
+
+def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(tmp_path: Path) -> None:
+    said: list[str] = []
+    waiting, entered = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with atomic_directory(tmp_path / "x") as partial:
+            entered.set()
+            waiting.wait(60)
+            write(partial / "meta.json", "theirs")
+
+    def log(message: str) -> None:
+        said.append(message)
+        waiting.set()
+
+    def attempt() -> str:
+        if (tmp_path / "x").exists():
+            return "cache hit"
+        build(tmp_path / "x", "ours")
+        return "built"
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(60)
+    assert when_free(attempt, wait=True, log=log) == "cache hit"
+    thread.join()
+    [line] = said
+    assert line.startswith(f"waiting for the other build of {tmp_path / 'x'}: process {os.getpid()} on ")
+
+
+def test_a_build_that_does_not_wait_fails_at_once(tmp_path: Path) -> None:
+    with writer_lock(tmp_path / "x"), pytest.raises(Busy):
+        when_free(lambda: build(tmp_path / "x", "one"), wait=False, log=print)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    build(tmp_path / "x", "one")
+    with monkeypatch.context() as patched:
+        patched.setattr(locks.fcntl, "flock", refused)
+        with pytest.raises(NielsCacheError, match=rf"{tmp_path}: its file system has no locks .* build on a local disk and copy"):
+            build(tmp_path / "x", "two")
+    assert files(tmp_path / "x") == whole("one")
+
+
+def test_a_lock_that_someone_deleted_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+
+    def deleted_once(path: Path) -> int:
+        descriptor = open_lock(path)
+        if not opened:
+            path.unlink()
+        opened.append(path)
+        return descriptor
+
+    open_lock = locks._open
+    monkeypatch.setattr(locks, "_open", deleted_once)
+    with writer_lock(tmp_path / "x"):
+        assert len(opened) == 2
+        assert writer_of(tmp_path / "x") == Writer(**json.loads(lock_path(tmp_path / "x").read_bytes()))
+
+
+def test_a_lock_is_given_back_though_a_fork_has_its_descriptor(tmp_path: Path) -> None:
+    with writer_lock(tmp_path / "x"):
+        [held] = [int(name) for name in os.listdir("/proc/self/fd") if _leads_to(name, lock_path(tmp_path / "x"))]
+        copy = os.dup(held)
+    assert writer_of(tmp_path / "x") is None
+    os.close(copy)
+
+
+def _leads_to(descriptor: str, path: Path) -> bool:
+    try:
+        return os.path.samefile(f"/proc/self/fd/{descriptor}", path)
+    except OSError:
+        return False
