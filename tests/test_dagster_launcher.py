@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
@@ -18,6 +19,7 @@ from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta
@@ -203,6 +205,29 @@ def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.
 
     launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
     assert freed == ["waiting for the pool source_stream: run another-run is streaming"]
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(project: Project) -> None:
+    launch(project, only=["tokenizer"])
+    target = project.root / "pretrain/notes"
+    target.parent.mkdir()
+    with writer_lock(target):
+        results, _ = launch(project, only=["notes"])
+        assert results["notes"].state == "failed"
+        assert f"{target}: another build is writing it now: process {os.getpid()} on " in (results["notes"].message or "")
+    lock, waited = ExitStack(), []
+    lock.enter_context(writer_lock(target))
+
+    class Freeing(Recorder):
+        def logged(self, name: str, message: str) -> None:
+            if message.startswith(f"waiting for the other build of {target}: process {os.getpid()} on "):
+                waited.append(name)
+                lock.close()
+
+    results = {result.name: result for result in launch_builds(project.registry, root=project.root, wait=True, listener=Freeing())}
+    assert waited == ["notes"]
+    assert results["notes"].state == "built"
 
 
 def test_runs_of_a_killed_launcher_are_ended_and_free_their_place(project: Project, instance: dg.DagsterInstance) -> None:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     with stop_on_signals(), build_listener(diagnostics()) as listener:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
-        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, listener=listener)
+        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
     console = output()
     print_results(console, results)
     print_next_steps(console, results, arguments)

@@ -228,6 +228,7 @@ def _where_options() -> argparse.ArgumentParser:
 def _add_build_options(parser: _Parser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build these data sets only (and the tokenizer where there is none)")
     parser.add_argument("--force", action="store_true", help="build again what is already there")
+    parser.add_argument("--wait", action="store_true", help="wait where another process is building the same, instead of failing")
     parser.add_argument(
         "--set",
         metavar="TABLE.KEY=VALUE",

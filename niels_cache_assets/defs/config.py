@@ -10,15 +10,19 @@ from niels_cache_assets import defaults
 _REGISTRY = "Empty: the value of niels_cache.toml or the profile"
 
 
-class TokenizerConfig(dg.Config):
+class _BuildConfig(dg.Config):
+    wait: bool = Field(False, description="Where another process is building the same: wait for it to end, instead of failing")
+
+
+class TokenizerConfig(_BuildConfig):
     force: bool = Field(False, description="Train or import again, even if the tokenizer is what the settings ask for")
 
 
-class CorpusConfig(dg.Config):
+class CorpusConfig(_BuildConfig):
     force: bool = Field(False, description="Make it again, even if what is there is what the settings ask for")
 
 
-class _FamilyConfig(dg.Config):
+class _FamilyConfig(_BuildConfig):
     force: bool = Field(False, description="Build again, even if the cache is what the settings ask for")
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")
     threads: int | None = Field(None, description=f"Encoding threads; never changes the bytes. {_REGISTRY}, else every core")
@@ -26,7 +30,7 @@ class _FamilyConfig(dg.Config):
 
     def run_settings(self) -> dict[str, Any]:
         """What this run asks for beside the registry."""
-        return {key: value for key, value in self.model_dump(exclude={"force"}).items() if value is not None}
+        return {key: value for key, value in self.model_dump(exclude={"force", "wait"}).items() if value is not None}
 
 
 class PretrainConfig(_FamilyConfig):

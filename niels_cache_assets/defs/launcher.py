@@ -85,20 +85,26 @@ class LaunchListener(Protocol):
 
 
 def launch_builds(
-    registry: Registry, *, root: Path, only: Sequence[str] | None = None, force: bool = False, listener: LaunchListener
+    registry: Registry,
+    *,
+    root: Path,
+    only: Sequence[str] | None = None,
+    force: bool = False,
+    wait: bool = False,
+    listener: LaunchListener,
 ) -> list[LaunchResult]:
     """Build the tokenizer, then every data set, or those named in `only`, in the registry's order; verify each.
 
     Corpora come first: those of the data sets that are prepared or mixed from prepared ones, then the duplicates over all, the reports,
     and only then the caches. What fails does not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is
-    always looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it). Raises
-    NielsCacheError for an unknown name, and KeyboardInterrupt when interrupted: the run then ends as canceled, and what is on disk is as
-    it was.
+    always looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it). What another process
+    is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when interrupted: the
+    run then ends as canceled, and what is on disk is as it was.
     """
     chosen = _chosen(registry, only)
     home = dagster_home()
     with ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, launcher_identity(instance, home) as identity:
-        launcher = _Launcher(registry, root, instance, listener, identity)
+        launcher = _Launcher(registry, root, instance, listener, identity, wait=wait)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results = [tokenizer]
         reasons: dict[str, str] = {}  # why a cache is not built
@@ -154,11 +160,14 @@ class _Step:
 
 
 class _Launcher:
-    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, identity: str) -> None:
+    def __init__(
+        self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, identity: str, *, wait: bool
+    ) -> None:
         self._registry = registry
         self._root = root
         self._instance = instance
         self._listener = listener
+        self._wait = wait
         self._tags = {**_REPOSITORY_TAG, LAUNCHER_TAG: identity}
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
@@ -208,7 +217,7 @@ class _Launcher:
         if step.family != "tokenizer":
             self._say_if_waiting(step.name)
         run = self._defs.resolve_job_def(step.job).execute_in_process(
-            run_config={"ops": {step.op: {"config": {"force": force}}}, **_QUIET},
+            run_config={"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}, **_QUIET},
             instance=self._instance,
             partition_key=step.partition,
             tags=self._tags,

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, sync_directory
-from niels_cache_assets.streaming.locks import Busy, writer_lock
+from niels_cache_assets.streaming.locks import Busy, Result, when_free, writer_lock
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -88,6 +88,12 @@ def atomic_directory(
         where = error.filename or target
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else "the last good cache is unchanged"
         raise NielsCacheError(f"{where}: {error.strerror or error}; {stands}: {target}") from error
+
+
+def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
+    """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there."""
+    sweep_leftovers(target)
+    return when_free(attempt, wait=wait, log=log)
 
 
 def sweep_leftovers(target: str | Path) -> None:

@@ -4,12 +4,15 @@
 `kept` stands between: per data set, its data version is that of what training will read, and nothing below moves while that stays.
 """
 
+from functools import partial
+
 import dagster as dg
 
 from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
 from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
@@ -32,6 +35,7 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming.directories import in_turn
 
 _GROUP = "corpus"
 
@@ -102,7 +106,8 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         reporter = BuildReporter(context, progress_sink, name=corpus_name(name), observed=DOCUMENTS, partition=name)
         with readable_failures():
-            outcome = prepare_corpus(
+            build = partial(
+                prepare_corpus,
                 registry,
                 name,
                 root=cache_root.path,
@@ -111,6 +116,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
                 progress=reporter.prepared,
                 log=reporter.log,
             )
+            outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
             metadata = documents_metadata(outcome)
@@ -138,7 +144,8 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=DUPLICATES.to_user_string())
         with readable_failures():
-            outcome = find_duplicates(registry, root=cache_root.path, force=config.force, log=reporter.log)
+            build = partial(find_duplicates, registry, root=cache_root.path, force=config.force, log=reporter.log)
+            outcome = in_turn(duplicates_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
         version = outcome.meta.get("content_sha256", "")  # none where no data set asks for dedup
@@ -178,7 +185,9 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
     )
     def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: CacheRoot) -> dg.MaterializeResult:
         with readable_failures():
-            outcome = write_report(registry, context.partition_key, root=cache_root.path, force=config.force)
+            name = context.partition_key
+            build = partial(write_report, registry, name, root=cache_root.path, force=config.force)
+            outcome = in_turn(reports_dir(cache_root.path, name), build, wait=config.wait, log=context.log.info)
             metadata = report_metadata(outcome)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.report["meta_sha256"]))
 

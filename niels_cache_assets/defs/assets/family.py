@@ -5,6 +5,7 @@ what was yielded before an error, and would record an asset that was forgotten a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -17,7 +18,8 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.pipeline import build_dataset, load_tokenizer
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
-from niels_cache_runtime.formats import Family
+from niels_cache_assets.streaming.directories import in_turn
+from niels_cache_runtime.formats import Family, dataset_dir
 
 
 def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequence[dg.AssetDep]) -> list[dg.AssetSpec]:
@@ -38,6 +40,7 @@ def stream_dataset(
     *,
     run_settings: Mapping[str, Any],
     force: bool,
+    wait: bool,
     cache_root: CacheRoot,
     sink: ProgressSink,
 ) -> Iterator[dg.MaterializeResult]:
@@ -47,7 +50,8 @@ def stream_dataset(
     with readable_failures():
         if name not in registry.datasets(family):  # Dagster launches a run for any partition key
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        outcome = build_dataset(
+        build = partial(
+            build_dataset,
             registry,
             name,
             root=cache_root.path,
@@ -56,6 +60,7 @@ def stream_dataset(
             progress=reporter.progress,
             log=reporter.log,
         )
+        outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}

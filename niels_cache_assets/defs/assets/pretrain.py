@@ -66,6 +66,7 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
             "pretrain",
             run_settings=config.run_settings(),
             force=config.force,
+            wait=config.wait,
             cache_root=cache_root,
             sink=progress_sink,
         )

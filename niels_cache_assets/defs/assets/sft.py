@@ -59,6 +59,7 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
             "sft",
             run_settings=config.run_settings(),
             force=config.force,
+            wait=config.wait,
             cache_root=cache_root,
             sink=progress_sink,
         )

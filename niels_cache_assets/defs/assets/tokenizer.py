@@ -1,5 +1,7 @@
 """`tokenizer`: the SentencePiece model that every cache below the root is made with."""
 
+from functools import partial
+
 import dagster as dg
 
 from niels_cache_assets.defs.assets.failure import readable_failures
@@ -9,7 +11,9 @@ from niels_cache_assets.defs.metadata import tokenizer_metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer
+from niels_cache_runtime.formats import tokenizer_dir
 
 _DESCRIPTION = """The SentencePiece model of all caches below the root: imported (`[tokenizer] model`), or trained on the data sets.
 
@@ -39,7 +43,8 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
         with readable_failures():
-            outcome = build_tokenizer(registry, root=cache_root.path, force=config.force, log=reporter.log)
+            build = partial(build_tokenizer, registry, root=cache_root.path, force=config.force, log=reporter.log)
+            outcome = in_turn(tokenizer_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
         return dg.MaterializeResult(metadata=tokenizer_metadata(outcome), data_version=dg.DataVersion(outcome.meta["sha256"]))
 
     return tokenizer
