@@ -1,115 +1,67 @@
 """What must hold inside a built data set, checked while its files are read once.
 
-`Reader` reads and hashes in blocks; the checks below look at the same blocks, so a file is read once and memory stays flat. Each check
-yields (path, problem) pairs; what stops a check raises NielsCacheError, which `verify` turns into a finding.
+    meta, folder --> parts --> looks: shown the blocks of their files, of several at once --> problems: (path, what is wrong)
+
+A part is a split, or what meta.json says by itself. Blocks are looked at for few things: special ids and ids outside the vocabulary, found
+in two passes over a block that was just hashed; the rest is arithmetic on their places. Memory stays flat, and nothing is mapped. What
+stops a part is one more problem of it.
 """
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
-    DOC_ENDS_DTYPE,
-    IDX_DTYPE,
     MAX_VOCAB_SIZE,
     META_NAME,
     SPLITS,
     TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
+    Split,
     doc_ends_name,
-    idx_name,
-    list_shards,
-    tokens_name,
+    shard_name,
 )
 from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.mmap import map_doc_ends, map_example_starts
+from niels_cache_runtime.offset_file import OffsetFile
+from niels_cache_runtime.reading import Look
 
 Problem = tuple[str, str]
-BLOCK_BYTES = 1 << 22
-_ROLES = ("sys", "usr", "asst")
+ROLES = ("sys", "usr", "asst")
 
 
-class Reader:
-    """Reads files of one folder in blocks, remembers sha256 and size of each file read whole, and counts bytes for a progress bar."""
+class ReadOffsets(Protocol):
+    """`OffsetFile.of_doc_ends` or `OffsetFile.of_example_starts`."""
 
-    def __init__(self, folder: Path, *, on_bytes: Callable[[int], None]) -> None:
-        self.folder = folder
-        self.sha256: dict[str, str] = {}
-        self._on_bytes = on_bytes
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        digest = hashlib.sha256()
-        try:
-            with open(self.folder / path, "rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    digest.update(block)
-                    self._on_bytes(len(block))
-                    yield block
-        except OSError as error:
-            raise NielsCacheError(f"{self.folder / path}: cannot be read: {error.strerror or error}") from error
-        self.sha256[path] = digest.hexdigest()
-
-    def tokens(self, path: str) -> Iterator[NDArray[np.uint16]]:
-        """The file's whole tokens; what an odd byte at the end is, its size says."""
-        for block in self.blocks(path):
-            yield np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
-
-    def hash(self, path: str) -> str:
-        if path not in self.sha256:
-            for _ in self.blocks(path):
-                pass
-        return self.sha256[path]
+    def __call__(self, path: Path, /, *, token_count: int) -> OffsetFile: ...
 
 
-def pretrain_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
-    """Shard sizes, totals, ids, and documents of both splits."""
+class Part(Protocol):
+    """inputs: relative paths of the files that its problems follow from. looks: what is shown which file's blocks, in order."""
+
+    inputs: frozenset[str]
+    looks: dict[str, Look]
+
+    def problems(self) -> Iterator[Problem]:
+        """Asked once every file has been shown."""
+
+
+def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Shard sizes, totals, ids, and documents of both splits. sizes: bytes of the listed files that are there.
+
+    Raises NielsCacheError where meta.json lacks what they need.
+    """
     vocab_size, eot = _known_or_not(meta)
-    yield from _meta_problems(meta, vocab_size)
-    if not isinstance(meta.get("append_eot"), bool):
-        yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
-    roles = [special_id(meta, role) for role in _ROLES if meta["special_token_ids"].get(role) is not None]
+    yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size))
+    roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
     for split in SPLITS:
-        shards = [f"{split}/{path.name}" for path in list_shards(reader.folder / split)]
-        sizes = [(reader.folder / path).stat().st_size for path in shards]
-        yield from _shard_size_problems(shards, sizes, number(meta, "shard_bytes"))
-        token_count = sum(sizes) // TOKEN_BYTES
-        ends_path = doc_ends_name(split)
-        documents = (meta.get("documents") or {}).get(split)
-        ends: NDArray[Any] = np.empty(0, dtype=DOC_ENDS_DTYPE)
-        if token_count or (reader.folder / ends_path).exists():
-            try:
-                ends = map_doc_ends(reader.folder / ends_path, token_count=token_count)
-                if documents != len(ends):
-                    yield ends_path, f"lists {len(ends)} documents, meta.json says {documents}"
-            except NielsCacheError as error:
-                yield as_problem(error, reader.folder)
-        append_eot = meta.get("append_eot") is True
-        count_eot = open_documents = position = 0
-        for path in shards:
-            too_large, sentinels = -1, 0
-            for tokens in reader.tokens(path):
-                too_large = max(too_large, _largest(tokens, vocab_size))
-                sentinels += sum(int(np.count_nonzero(tokens == role)) for role in roles)
-                if append_eot:
-                    count_eot += int(np.count_nonzero(tokens == eot))
-                    open_documents += int(np.count_nonzero(tokens[_within(ends, position + 1, len(tokens))] != eot))
-                position += len(tokens)
-            if too_large >= 0:
-                yield path, f"holds id {too_large}, the vocabulary has {vocab_size}"
-            if sentinels:
-                yield path, f"holds {sentinels} role sentinels, which belong into SFT data only"
-        yield from _total_problems(meta, f"{split}_tokens", token_count)
-        if append_eot and count_eot != documents:
-            yield f"{split}/", f"holds {count_eot} EOT tokens for {documents} documents"
-        if open_documents:
-            yield ends_path, f"{open_documents} documents do not end with EOT"
+        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles))
 
 
 def _known_or_not(meta: Meta) -> tuple[int, int | None]:
@@ -122,89 +74,122 @@ def _known_or_not(meta: Meta) -> tuple[int, int | None]:
     return MAX_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
-def sft_problems(meta: Meta, reader: Reader) -> Iterator[Problem]:
-    """Offsets, ids, totals, and that each example is a row of messages, of both splits."""
-    vocab_size, eot = number(meta, "vocab_size"), special_id(meta, "eot")
-    roles = [special_id(meta, role) for role in _ROLES]
-    yield from _meta_problems(meta, vocab_size)
-    for split in SPLITS:
-        tokens_path, idx_path = tokens_name(split), idx_name(split)
-        size = _size(reader.folder / tokens_path)
-        token_count = size // TOKEN_BYTES
-        if size % TOKEN_BYTES:
-            yield tokens_path, f"{size} bytes is no whole number of uint16 tokens"
-        starts: NDArray[np.int64] = np.empty(0, dtype=IDX_DTYPE)
-        try:
-            starts = map_example_starts(reader.folder / idx_path, token_count=token_count)
-            yield from _total_problems(meta, f"{split}_examples", len(starts))
-        except NielsCacheError as error:
-            yield as_problem(error, reader.folder)
-        ends = np.append(starts[1:], token_count) if len(starts) else starts
-        too_large = -1
-        messages, position = _Messages(starts, roles=roles, asst=roles[_ROLES.index("asst")], eot=eot), 0
-        unclosed = 0
-        for tokens in reader.tokens(tokens_path):
-            too_large = max(too_large, _largest(tokens, vocab_size))
-            unclosed += int(np.count_nonzero(tokens[_within(ends, position + 1, len(tokens))] != eot))
-            if len(starts):  # else there is a finding about the offsets, and nothing says where an example begins
-                messages.look_at(tokens, position)
-            position += len(tokens)
-        if too_large >= 0:
-            yield tokens_path, f"holds id {too_large}, the vocabulary has {vocab_size}"
-        if unclosed:
-            yield tokens_path, f"{unclosed} examples do not end with EOT"
-        for problem in messages.problems():
-            yield tokens_path, problem
-        if f"{split}_tokens" in meta:
-            yield from _total_problems(meta, f"{split}_tokens", token_count)
+class MetaPart:
+    """Of meta.json alone: nothing is read for it."""
+
+    def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
+        self.inputs: frozenset[str] = frozenset()
+        self.looks: dict[str, Look] = {}
+        self.problems = problems
 
 
-class _Messages:
-    """Counts what breaks the form of examples (sentinel, content, EOT for each message) in consecutive blocks of tokens.
+class SpecialIds:
+    """The ids that are looked for: special tokens, and what the vocabulary has not.
 
-    An offset that was moved to another message of its conversation cannot be told from a right one.
+    Found by two passes, a comparison and a maximum, because special ids lie at one end of nearly every vocabulary: ordinary ids are
+    those of the longest run without one, the few others are looked at one by one.
     """
 
-    def __init__(self, starts: NDArray[np.int64], *, roles: list[int], asst: int, eot: int) -> None:
-        self._starts, self._roles, self._asst, self._eot = starts, roles, asst, eot
-        self._last_is_eot = False  # whether the block before this one ended with EOT
-        self._last_answered = -1  # the last example in which an assistant was seen
-        self._answered = self._roleless = self._inside = self._after_eot = 0
+    def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int]) -> None:
+        self.vocab_size, self.eot, self.roles = vocab_size, eot, tuple(roles)
+        special = {token for token in (eot, *self.roles) if token is not None}
+        runs = pairwise(sorted({-1, vocab_size, *special}))
+        self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
 
-    def look_at(self, tokens: NDArray[np.uint16], position: int) -> None:
-        """`tokens`: the first of them at `position`, directly after those of the call before."""
-        if not len(tokens):
+    def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+        """Where ids stand that are not ordinary, in order, and these ids."""
+        unusual = tokens < self._begin
+        if len(tokens) and int(tokens.max()) >= self._end:
+            unusual |= tokens >= self._end
+        places = np.flatnonzero(unusual)
+        return places, tokens[places]
+
+    def too_large(self, ids: NDArray[np.uint16]) -> int:
+        """The largest of them if it is outside the vocabulary, else -1."""
+        largest = int(ids.max()) if len(ids) else -1
+        return largest if largest >= self.vocab_size else -1
+
+    def too_large_problems(self, path: str, largest: int) -> Iterator[Problem]:
+        if largest >= 0:
+            yield path, f"holds id {largest}, the vocabulary has {self.vocab_size}"
+
+
+class _PretrainSplit:
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds) -> None:
+        self._meta, self._split, self._ids = meta, split, ids
+        self._folder_exists = (folder / split).is_dir()
+        self._listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
+        self._numbered = [f"{split}/{shard_name(index)}" for index in range(len(self._listed))]
+        self._sizes = {path: sizes[path] for path in self._numbered if path in sizes}
+        self._token_count = sum(self._sizes.values()) // TOKEN_BYTES
+        self._ends_path = doc_ends_name(split)
+        self._ends, self._ends_problem = read_offsets(
+            folder, self._ends_path, OffsetFile.of_doc_ends, meta, sizes, token_count=self._token_count, needed=self._token_count > 0
+        )
+        position, self._shards = 0, {}
+        for path, size in self._sizes.items():
+            self._shards[path] = _Shard(ids, self._ends if meta.get("append_eot") is True else None, position)
+            position += size // TOKEN_BYTES
+        self.inputs = frozenset({*self._listed, self._ends_path})
+        self.looks: dict[str, Look] = {path: shard.look_at for path, shard in self._shards.items()}
+
+    def problems(self) -> Iterator[Problem]:
+        meta, split, shards = self._meta, self._split, self._shards.values()
+        documents = (meta.get("documents") or {}).get(split)
+        if not self._folder_exists:
+            yield f"{split}/", "no such folder; an empty split has an empty one"
+        if self._listed != set(self._numbered):
+            yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
+        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"))
+        if self._ends_problem is not None:
+            yield self._ends_problem
+        if self._ends is not None and documents != len(self._ends):
+            yield self._ends_path, f"lists {len(self._ends)} documents, meta.json says {documents}"
+        for path, shard in self._shards.items():
+            yield from self._ids.too_large_problems(path, shard.too_large)
+            if shard.sentinels:
+                yield path, f"holds {shard.sentinels} role sentinels, which belong into SFT data only"
+        yield from total_problems(meta, f"{split}_tokens", self._token_count)
+        if meta.get("append_eot") is not True:
             return
-        begins = np.zeros(len(tokens), dtype=np.bool_)
-        begins[_within(self._starts, position, len(tokens))] = True
-        is_role = np.zeros(len(tokens), dtype=np.bool_)
-        for role in self._roles:
-            is_role |= tokens == role
-        is_eot = tokens == self._eot
-        follows_eot = np.empty(len(tokens), dtype=np.bool_)
-        follows_eot[0], follows_eot[1:] = self._last_is_eot, is_eot[:-1]
-        self._last_is_eot = bool(is_eot[-1])
-        self._roleless += int(np.count_nonzero(begins & ~is_role))
-        self._inside += int(np.count_nonzero(is_role & ~begins & ~follows_eot))
-        self._after_eot += int(np.count_nonzero(follows_eot & ~begins & ~is_role))
-        answers = position + np.flatnonzero(tokens == self._asst)
-        answered = np.unique(self._starts.searchsorted(answers, side="right") - 1)
-        if len(answered):
-            self._answered += len(answered) - int(answered[0] == self._last_answered)
-            self._last_answered = int(answered[-1])
-
-    def problems(self) -> Iterator[str]:
-        if self._roleless:
-            yield f"{self._roleless} examples do not begin with a role sentinel"
-        if self._inside:
-            yield f"{self._inside} role sentinels stand inside a message, neither first in an example nor after EOT"
-        if self._after_eot:
-            yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
-        if unanswered := len(self._starts) - self._answered:
-            yield f"{unanswered} examples have no assistant message"
+        if (found := sum(shard.eot_tokens for shard in shards)) != documents:
+            yield f"{split}/", f"holds {found} EOT tokens for {documents} documents"
+        if unclosed := sum(shard.unclosed for shard in shards):
+            yield self._ends_path, f"{unclosed} documents do not end with EOT"
 
 
-def _meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+class _Shard:
+    """Counts in the blocks of one shard; `position`: its first token in the stream. ends: None where documents are not held to an EOT."""
+
+    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int) -> None:
+        self._ids, self._ends, self._position = ids, ends, position
+        self.too_large = -1
+        self.sentinels = self.eot_tokens = self.unclosed = 0
+
+    def look_at(self, block: memoryview) -> None:
+        tokens = tokens_of(block)
+        _, ids = self._ids.find(tokens)
+        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
+        self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
+        if self._ends is not None:
+            _, last_tokens = self._ends.within(self._position + 1, len(tokens))
+            self.unclosed += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
+        self._position += len(tokens)
+
+
+def tokens_of(block: memoryview) -> NDArray[np.uint16]:
+    """The block's whole tokens; what an odd byte at a file's end is, its size says."""
+    return np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
+
+
+def _pretrain_meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+    yield from meta_problems(meta, vocab_size)
+    if not isinstance(meta.get("append_eot"), bool):
+        yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
+
+
+def meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
     """What the metas of both families say about tokens."""
     if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
         yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
@@ -237,35 +222,28 @@ def as_problem(error: NielsCacheError, folder: Path) -> Problem:
     return path, problem
 
 
-def _shard_size_problems(shards: list[str], sizes: list[int], shard_bytes: int) -> Iterator[Problem]:
-    for path, size in zip(shards, sizes, strict=True):
+def _shard_size_problems(sizes: dict[str, int], shard_bytes: int) -> Iterator[Problem]:
+    for index, (path, size) in enumerate(sizes.items()):
         if size % TOKEN_BYTES:
             yield path, f"{size} bytes is no whole number of uint16 tokens"
-        elif path != shards[-1] and size != shard_bytes:
+        elif index < len(sizes) - 1 and size != shard_bytes:
             yield path, f"has {size} bytes; all shards but the last have shard_bytes={shard_bytes}"
         elif size > shard_bytes:
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 
 
-def _total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
+def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
     if meta.get(key) != found:
         yield META_NAME, f"{key} is {meta.get(key)}, the files hold {found}"
 
 
-def _largest(tokens: NDArray[np.uint16], vocab_size: int) -> int:
-    """The largest id if it is outside the vocabulary, else -1."""
-    largest = int(tokens.max()) if len(tokens) else -1
-    return largest if largest >= vocab_size else -1
-
-
-def _within(offsets: NDArray[Any], begin: int, count: int) -> NDArray[np.int64]:
-    """Those of the sorted `offsets` in [begin, begin + count), relative to `begin`."""
-    first, last = offsets.searchsorted(np.array([begin, begin + count], dtype=offsets.dtype))
-    return offsets[first:last].astype(np.int64) - begin
-
-
-def _size(path: Path) -> int:
+def read_offsets(
+    folder: Path, path: str, read: ReadOffsets, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
+) -> tuple[OffsetFile | None, Problem | None]:
+    """The offsets, or what is wrong with them; neither of a file that is missing, which is told where files are compared."""
+    if path not in sizes:
+        return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
     try:
-        return path.stat().st_size
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+        return read(folder / path, token_count=token_count), None
+    except NielsCacheError as error:
+        return None, as_problem(error, folder)

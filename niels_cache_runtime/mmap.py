@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,14 @@ from niels_cache_runtime.npy_files import map_npy
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_BLOCK_OFFSETS = 1 << 20
+
+
+class Offsets(Protocol):
+    """An array of offsets, mapped or read in pieces."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class MappedTokens:
@@ -156,11 +164,14 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise NielsCacheError(f"{path}: no such file; build this data set first") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
-    if offsets.dtype != dtype or offsets.ndim != 1:
-        raise NielsCacheError(
-            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
-        )
+    check_offsets_form(path, offsets.dtype, offsets.shape, wanted=dtype)
     return offsets
+
+
+def check_offsets_form(path: str | Path, dtype: object, shape: tuple[int, ...], *, wanted: np.dtype[Any]) -> None:
+    """Raise NielsCacheError unless an array of offsets is one dimension of `wanted`."""
+    if not isinstance(dtype, np.dtype) or dtype != wanted or len(shape) != 1:
+        raise NielsCacheError(f"{path}: holds {dtype} of shape {shape}, expected one dimension of {wanted}; rebuild this data set")
 
 
 def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
@@ -169,10 +180,16 @@ def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int6
     Raises NielsCacheError if the file breaks any of that.
     """
     starts = map_offsets(path, IDX_DTYPE)
+    check_example_starts(path, starts, token_count=token_count)
+    return starts
+
+
+def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int) -> None:
+    """Raise NielsCacheError unless they are what `map_example_starts` says."""
     if not len(starts):
         if token_count:
             raise NielsCacheError(f"{path}: lists no example for {token_count} tokens; rebuild this data set")
-        return starts
+        return
     if starts[0] != 0:
         raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
     _check_increasing(path, starts)
@@ -180,7 +197,6 @@ def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int6
         raise NielsCacheError(
             f"{path}: example {len(starts) - 1} starts at {starts[-1]}, out of range of {token_count} tokens; rebuild this data set"
         )
-    return starts
 
 
 def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
@@ -189,19 +205,26 @@ def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
     Raises NielsCacheError if the file breaks any of that.
     """
     ends = map_offsets(path, DOC_ENDS_DTYPE)
+    check_doc_ends(path, ends, token_count=token_count)
+    return ends
+
+
+def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None:
+    """Raise NielsCacheError unless they are what `map_doc_ends` says."""
     end = int(ends[-1]) if len(ends) else 0
     if end != token_count:
         raise NielsCacheError(f"{path}: the last document ends at {end}, the split has {token_count} tokens; rebuild this data set")
     if len(ends) and ends[0] == 0:
         raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
     _check_increasing(path, ends)
-    return ends
 
 
-def _check_increasing(path: str | Path, offsets: NDArray[Any]) -> None:
-    increases = offsets[1:] > offsets[:-1]
-    if not increases.all():
-        entry = int(np.argmin(increases)) + 1
-        raise NielsCacheError(
-            f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
-        )
+def _check_increasing(path: str | Path, offsets: Offsets) -> None:
+    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # in blocks, so that memory does not grow with the file
+        block = offsets[first : first + _BLOCK_OFFSETS + 1]
+        increases = block[1:] > block[:-1]
+        if not increases.all():
+            entry = first + int(np.argmin(increases)) + 1
+            raise NielsCacheError(
+                f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
+            )

@@ -1,15 +1,22 @@
 """`python -m niels_cache_runtime.verify`: a clean cache is clean, and each kind of damage is one finding in the right file."""
 
+import errno
+import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from niels_cache_runtime import NielsCacheError, invariants, verify
+from niels_cache_runtime import NielsCacheError, progress_bar, read_meta, reading, verify
 from niels_cache_runtime.formats import IDX_DTYPE
+from niels_cache_runtime.invariants import SpecialIds
 from niels_cache_runtime.verify import main, verify_cache, verify_dataset
 from tests.hand_made import (
     ASST,
@@ -52,6 +59,12 @@ def test_names_select_data_sets_and_unfinished_builds_are_ignored(tmp_path: Path
         verify_cache(root, names=["sft/notes"])
 
 
+def rehash(folder: Path, **fields: object) -> None:
+    """What somebody does who hides a change: every hash made anew, that of meta.json included."""
+    kept = {key: value for key, value in read_meta(str(folder / "meta.json")).items() if key not in ("files", "content_sha256")}
+    write_meta_of(folder, **{**kept, **fields})
+
+
 def damage_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -73,7 +86,8 @@ def damage_byte(path: Path) -> None:
         ("sft/chats/train_tokens.bin", damage_byte, "its sha256 is not the one in meta.json"),
         ("sft/chats/train_idx.npy", lambda path: path.write_text("hello"), "not a readable .npy file"),
         ("sft/chats/val_tokens.bin", Path.unlink, "missing, though meta.json lists it"),
-        ("tokenizer/spm.model", lambda path: path.write_text("another"), "its sha256 is not the one in meta.json"),
+        ("tokenizer/spm.model", lambda path: path.write_text("another"), "has 7 bytes, meta.json says 11"),
+        ("tokenizer/spm.model", damage_byte, "its sha256 is not the one in meta.json"),
         ("tokenizer/spm.model", Path.unlink, "missing, though meta.json lists it"),
     ],
 )
@@ -103,9 +117,8 @@ def test_any_cut_file_is_a_finding_and_never_an_exception(tmp_path: Path, name: 
 def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path) -> None:
     def found(spoil: Callable[[Path], object], **fields: object) -> list[tuple[str, str]]:
         folder = write_pretrain(tmp_path / f"data{len(list(tmp_path.iterdir()))}")
-        kept = {key: value for key, value in verify.read_meta(str(folder / "meta.json")).items() if key not in ("files", "content_sha256")}
         spoil(folder)
-        write_meta_of(folder, **{**kept, **fields})
+        rehash(folder, **fields)
         return problems(folder)
 
     def nothing(_: Path) -> None: ...
@@ -123,7 +136,7 @@ def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: P
         ("train/shard_00000.bin", "has 16 bytes; all shards but the last have shard_bytes=14"),
         ("train/shard_00001.bin", "has 16 bytes; all shards but the last have shard_bytes=14"),
     ]
-    assert found(nothing, kind="other") == [("meta.json", "kind is 'other', expected pretrain, sft or tokenizer")]
+    assert found(nothing, kind="other") == [("meta.json", "kind is 'other', expected tokenizer, pretrain, sft, corpus, duplicates, index")]
     assert found(nothing, vocab_size="many") == [("meta.json", "vocab_size is 'many', expected a whole number")]
     assert found(nothing, content_sha256="0") == [("meta.json", "content_sha256 does not follow from `files`")]
     assert found(nothing, documents=7)[0][1].startswith("cannot be checked: AttributeError")
@@ -175,7 +188,7 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, 
     ]:
         for examples in ([good[0], second], [second, good[0]], [good[0], second, good[1]]):
             for size in (2, 6, 1 << 22):
-                monkeypatch.setattr(invariants, "BLOCK_BYTES", size)
+                monkeypatch.setattr(reading, "BLOCK_BYTES", size)
                 assert found(examples) == [("train_tokens.bin", problem) for problem in expected]
     assert found([good[0][:-1], good[1][:-1]]) == [("train_tokens.bin", "2 examples do not end with EOT")]
     assert found(good, vocab_size=12) == [("train_tokens.bin", "holds id 13, the vocabulary has 12")]
@@ -253,10 +266,14 @@ def test_blocks_that_end_inside_documents_and_examples_change_nothing(tmp_path: 
     root = write_cache(tmp_path / "cache")
     damaged = write_cache(tmp_path / "damaged")
     damage_byte(damaged / "sft" / "chats" / "train_tokens.bin")
+    content = bytearray((damaged / "pretrain" / "notes" / "train" / "shard_00001.bin").read_bytes())
+    content[:2] = bytes([EOT, 0])
+    (damaged / "pretrain" / "notes" / "train" / "shard_00001.bin").write_bytes(content)
+    rehash(damaged / "pretrain" / "notes")
     whole = [finding.problem for finding in verify_cache(damaged)]
-    assert "1 examples do not end with EOT" in whole
+    assert {"1 examples do not end with EOT", "holds 5 EOT tokens for 4 documents"} <= set(whole)
     for size in (2, 4, 6):
-        monkeypatch.setattr(invariants, "BLOCK_BYTES", size)
+        monkeypatch.setattr(reading, "BLOCK_BYTES", size)
         assert verify_cache(root) == []
         assert [finding.problem for finding in verify_cache(damaged)] == whole
 
@@ -313,7 +330,7 @@ def test_on_a_terminal_the_progress_bar_uses_plain_characters_and_leaves_an_empt
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    bar = verify._ProgressBar()
+    bar = progress_bar.ProgressBar()
     bar(5_000_000, 10_000_000)
     bar(10_000_000, 10_000_000)
     bar.clear()
@@ -321,3 +338,166 @@ def test_on_a_terminal_the_progress_bar_uses_plain_characters_and_leaves_an_empt
     assert "50%  5/10 MB" in written
     assert "\x1b" not in written
     assert written.endswith("\r")
+
+
+def test_sizes_alone_are_compared_when_asked_and_no_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_cache(tmp_path / "cache")
+    damage_byte(root / "pretrain" / "notes" / "train" / "shard_00001.bin")
+    assert verify_cache(root)
+    assert verify_cache(root, quick=True) == []
+    monkeypatch.setattr(verify, "hash_files", lambda files, **_: dict.fromkeys(files, "read") and pytest.fail("read"))
+    (root / "pretrain" / "notes" / "val_doc_ends.npy").write_bytes(b"")
+    (root / "sft" / "chats" / "train_idx.npy").unlink()
+    (root / "sft" / "chats" / "more").touch()
+    found = [str(finding).removeprefix(f"{root}/") for finding in verify_cache(root, quick=True)]
+    assert found == [
+        "pretrain/notes/val_doc_ends.npy: has 0 bytes, meta.json says 136",
+        "sft/chats/train_idx.npy: missing, though meta.json lists it",
+        "sft/chats/more: not listed in meta.json",
+    ]
+    assert main([str(root), "--quick"]) == 1
+
+
+def test_every_finding_is_reported_and_what_follows_from_damage_is_none(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    damage_byte(folder / "train" / "shard_00000.bin")
+    (folder / "train" / "shard_00001.bin").unlink()
+    (folder / "val" / "shard_00001.bin").touch()
+    rewrite_meta(folder, val_tokens=4)
+    assert problems(folder) == [
+        ("meta.json", "val_tokens is 4, the files hold 3"),
+        ("train/shard_00001.bin", "missing, though meta.json lists it"),
+        ("val/shard_00001.bin", "not listed in meta.json"),
+        ("train/shard_00000.bin", "its sha256 is not the one in meta.json"),
+    ]
+
+
+def test_swapped_shards_and_a_shard_of_another_build_are_found_where_they_are(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    first, second = folder / "train" / "shard_00000.bin", folder / "train" / "shard_00001.bin"
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    wrong = "its sha256 is not the one in meta.json"
+    assert problems(folder) == [("train/shard_00000.bin", wrong), ("train/shard_00001.bin", wrong)]
+
+    other = write_pretrain(tmp_path / "other", vocab_size=49)
+    write_tokens(other / "train" / "shard_00000.bin", [10, 11, 12, 12, EOT, 14, EOT, 20])
+    rehash(other)
+    assert verify_dataset(other) == []
+    shutil.copy(other / "train" / "shard_00000.bin", first)
+    assert ("train/shard_00000.bin", wrong) in problems(folder)
+
+
+def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    path = folder / "meta.json"
+    written = path.read_text()
+    for old, new, expected in [
+        ('"train_tokens": 20', '"train_tokens": 21', "its content does not match its meta_sha256"),
+        ('"train_tokens": 20', '"train_tokens":  20', "is not as it was written"),
+        ("{", '{"train_tokens": 20,', "key twice"),
+    ]:
+        assert old in written
+        path.write_text(written.replace(old, new, 1))
+        ((found, problem),) = problems(folder)
+        assert found == "meta.json"
+        assert expected in problem
+
+
+def test_links_are_findings_and_nothing_is_read_through_them(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    folder = root / "pretrain" / "notes"
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "val").rename(elsewhere)
+    (folder / "val").symlink_to(elsewhere)
+    (folder / "train_doc_ends.npy").rename(elsewhere / "ends")
+    (folder / "train_doc_ends.npy").symlink_to(elsewhere / "ends")
+    os.mkfifo(folder / "pipe")
+    found = dict(problems(folder))
+    link = "is a link, which is not followed; put the file itself there"
+    assert found["val"] == found["train_doc_ends.npy"] == link
+    assert found["pipe"] == "is no regular file"
+    assert found["val/shard_00000.bin"] == "missing, though meta.json lists it"
+
+    chats = root / "sft" / "chats"
+    (chats / "meta.json").rename(elsewhere / "meta.json")
+    (chats / "meta.json").symlink_to(elsewhere / "meta.json")
+    assert ("meta.json", link) in problems(chats)
+    (root / "sft" / "linked").symlink_to(write_sft(tmp_path / "another disk", tokenizer_sha256=None))
+    assert verify_cache(root, names=["linked"]) == []  # where a data set lies is its owner's choice
+
+
+def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"ab")
+    for name in ("../secret.bin", str(secret), "train/../../secret.bin"):
+        rewrite_meta(folder, files={**read_meta(str(folder / "meta.json"))["files"], name: {"bytes": 2, "sha256": "0"}})
+        ((path, problem),) = problems(folder)
+        assert path == "meta.json"
+        assert "does not stay in its folder" in problem
+
+
+def test_corpora_drop_lists_and_indices_are_verified_by_their_files(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    for place, kind in [("corpus/notes", "corpus"), ("duplicates", "duplicates"), ("index/0123", "index/gpt")]:
+        (root / place).mkdir(parents=True)
+        (root / place / "part.parquet").write_bytes(b"rows")
+        write_meta_of(root / place, kind=kind)
+    assert verify_cache(root) == []
+    assert [path.name for path in verify.find_folders(root, names=["corpus/notes", "duplicates"])] == ["notes", "duplicates"]
+    for place in ("corpus/notes", "duplicates", "index/0123"):
+        damage_byte(root / place / "part.parquet")
+        (finding,) = verify_cache(root)
+        assert str(finding) == f"{root / place / 'part.parquet'}: its sha256 is not the one in meta.json"
+        damage_byte(root / place / "part.parquet")
+    (root / "duplicates").rename(root / "corpus" / "duplicates")
+    (finding,) = verify_cache(root)
+    assert finding.problem == "kind is 'duplicates', it lies in corpus/"
+
+
+def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    for path in (root / "pretrain" / "notes" / "train").iterdir():
+        damage_byte(path)
+    one = verify_cache(root, threads=1)
+    assert len(one) == 3
+    for threads in (2, 5, None):
+        assert verify_cache(root, threads=threads) == one
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        verify_cache(root, progress=interrupt)
+    assert threading.active_count() == before
+
+
+def test_a_disk_that_fails_while_it_is_read_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    for broken in ("train/shard_00001.bin", "val_doc_ends.npy"):
+        original = os.open
+
+        def fail(path: object, *args: Any, broken: str = broken, original: Any = original) -> int:
+            if str(path).endswith(broken):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return int(original(path, *args))
+
+        monkeypatch.setattr(os, "open", fail)
+        assert set(problems(folder)) == {(broken, "cannot be read: Input/output error")}
+        monkeypatch.setattr(os, "open", original)
+
+
+def test_special_ids_are_found_wherever_they_lie_in_the_vocabulary() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for special in ([3, 4, 5, 6], [0], [497, 498, 499], [100, 250], [0, 499], []):
+        ids = SpecialIds(500, special[0] if special else None, special[1:])
+        tokens = torch.randint(0, 510, (2000,), generator=generator).numpy().astype(np.uint16)
+        places, found = ids.find(tokens)
+        expected = [place for place, token in enumerate(tokens.tolist()) if token in special or token >= 500]
+        assert set(expected) <= set(places.tolist())
+        assert (tokens[places] == found).all()
+        assert ids.too_large(found) == tokens.max()
+        assert ids.too_large(found[found < 500]) == -1

@@ -1,0 +1,154 @@
+"""One folder of a cache under verification: looked at, its files planned to be read, and judged by what came of that.
+
+A finding is told where the damage is: what follows from a damaged file, such as a total that is wrong without it, is none of its own.
+What must hold inside is `invariants`' business, which folders there are and how they are read together is `verify`'s.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES, META_NAME, TOKENIZER_MODEL_NAME
+from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
+from niels_cache_runtime.invariants_sft import sft_parts
+from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, read_meta
+from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, tokenizer_problem
+from niels_cache_runtime.reading import Look, find_files
+
+# Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than is recorded elsewhere.
+Kind = Literal["content", "files", "tokenizer", "recorded"]
+_Item = TypeVar("_Item")
+Hashes = Mapping[Path, str | NielsCacheError]
+
+_PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
+_FILES_ALONE = ("corpus", "duplicates", "index")  # what is in those files is known to those who write them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing wrong: of which kind, in which folder, in which file of it (relative), and what."""
+
+    kind: Kind
+    folder: str
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return " ".join(f"{Path(self.folder) / self.path}: {self.problem}".splitlines())
+
+
+class VerifiedFolder:
+    """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found, strange = find_files(path)
+        self.found.pop(META_NAME, None)
+        self._damage: list[Problem] = [*strange.items()]
+        self._listed: FileEntries = {}
+        self._parts: list[Part] = []
+        self._stopped: dict[Part | None, Problem] = {}  # None: the making of parts
+        self.meta: Meta | None = None
+        if META_NAME in strange:
+            return
+        try:
+            meta = read_meta(str(path / META_NAME))
+            self._listed = listed_files(meta, path)
+            if (path / META_NAME).read_bytes() != canonical_json(meta).encode():
+                raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
+            self.meta = meta
+        except (NielsCacheError, OSError) as error:
+            self._damage.append(as_problem(NielsCacheError(error), path))
+
+    def plan(self) -> dict[Path, Look | None]:
+        """The files that are to be read, and who looks at each meanwhile."""
+        if self.meta is None or self.meta.get("built") is False:
+            return {}
+        listed = {path: size for path, size in self.found.items() if path in self._listed}
+        make_parts = _PARTS.get(str(self.meta.get("kind")))
+        if make_parts is not None:
+            for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
+                self._parts.append(part)
+        looks = {path: self._watched(part, look) for part in self._parts for path, look in part.looks.items()}
+        return {self.path / path: looks.get(path) for path in listed}
+
+    def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
+        """All of them. hashes: of the files in `plan`; None where nothing was read: then sizes alone are compared."""
+        problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
+        if self.meta is not None and self.meta.get("built") is False:
+            problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
+        elif self.meta is not None:
+            damage = [*self._damage, *self._file_problems(hashes)]
+            content = self._content_problems(self.meta, {path for path, _ in damage})
+            problems = {"content": content, "files": damage, "tokenizer": self._tokenizer_problems(self.meta)}
+        for kind, found in problems.items():
+            for path, problem in found:
+                yield Finding(kind=kind, folder=str(self.path), path=path, problem=problem)
+
+    def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
+        """Files on disk against those listed, by name, size and hash."""
+        for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
+            yield path, "missing, though meta.json lists it"
+        for path in sorted(self.found.keys() - self._listed.keys()):
+            yield path, "not listed in meta.json"
+        for path in sorted(self.found.keys() & self._listed.keys()):
+            listed, sha256 = self._listed[path], (hashes or {}).get(self.path / path)
+            if self.found[path] != listed["bytes"]:
+                yield path, f"has {self.found[path]} bytes, meta.json says {listed['bytes']}"
+            elif isinstance(sha256, NielsCacheError):
+                yield as_problem(sha256, self.path)
+            elif sha256 not in (None, listed["sha256"]):
+                yield path, "its sha256 is not the one in meta.json"
+
+    def _content_problems(self, meta: Meta, damaged: set[str]) -> Iterator[Problem]:
+        """What meta.json and intact files say that cannot be; of damaged ones what explains the damage."""
+        kind = meta.get("kind")
+        if kind == "tokenizer":
+            if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
+                yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"
+        elif kind in FAMILIES:
+            if content_sha256(self._listed) != meta.get("content_sha256"):
+                yield META_NAME, "content_sha256 does not follow from `files`"
+        elif str(kind).partition("/")[0] not in _FILES_ALONE:
+            yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_PARTS, *_FILES_ALONE])}"
+        if None in self._stopped:
+            yield self._stopped[None]
+        for part in self._parts:
+            problems = [*self._guarded(part, part.problems())] if part not in self._stopped else []
+            if part in self._stopped:
+                problems.append(self._stopped[part])
+            yield from (problem for problem in problems if problem[0] in damaged or not part.inputs & damaged)
+
+    def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
+        try:
+            problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
+        except NielsCacheError:  # the tokenizer's own meta.json is broken: a finding where the tokenizer is verified
+            return
+        if problem:
+            yield META_NAME, problem
+
+    def _watched(self, part: Part, look: Look) -> Look:
+        """`look`, until an exception stops the part."""
+
+        def watched(block: memoryview) -> None:
+            if part not in self._stopped:
+                try:
+                    look(block)
+                except Exception as error:
+                    self._stopped[part] = self._problem(error)
+
+        return watched
+
+    def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items, up to the exception that ends them: whatever a broken file makes numpy say is a problem of the part."""
+        try:
+            yield from items
+        except Exception as error:
+            self._stopped[part] = self._problem(error)
+
+    def _problem(self, error: Exception) -> Problem:
+        if isinstance(error, NielsCacheError):
+            return as_problem(error, self.path)
+        return META_NAME, f"cannot be checked: {type(error).__name__}: {error}"
