@@ -9,6 +9,7 @@
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
     exporting.py     export      importing.py   import     exchange_options.py  their options       transfers.py  bars of bytes
     prebuilding.py   prebuild-index, with prebuild_options.py
+    ui.py            ui, with ui_options.py
     corpora.py       where corpora and drop lists lie, and what to do where one is missing
     pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
 

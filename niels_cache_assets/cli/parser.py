@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options
+from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options, ui_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -201,6 +201,8 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
         prebuild_options.PREBUILD,
     )
     prebuild_options.add_prebuild_options(prebuild)
+    ui = command("ui", "ui", "", "serve the web UI on this machine", ui_options.UI_EPILOG, ui_options.UI, common=())
+    ui_options.add_ui_options(ui)
     trace = command(
         "trace",
         "tracing",

@@ -88,7 +88,7 @@ def _options(arguments: argparse.Namespace) -> str:
 
 
 def _ui_command(arguments: argparse.Namespace) -> str:
-    """`make ui` in a clone, else dagster's own command, with the environment that shows the same caches."""
+    """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     variables = {
         PROFILE_VARIABLE: arguments.profile,
@@ -97,7 +97,7 @@ def _ui_command(arguments: argparse.Namespace) -> str:
         HOME_VARIABLE: None if in_clone else os.environ.get(HOME_VARIABLE),  # the launcher has set it to the home it used
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
-    return environment + ("make ui" if in_clone else "dagster dev -m niels_cache_assets.definitions -h 127.0.0.1")
+    return environment + ("make ui" if in_clone else f"{_program()} ui")
 
 
 def _snippet(result: LaunchResult) -> str:

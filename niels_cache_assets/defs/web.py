@@ -1,0 +1,116 @@
+"""The web UI: Dagster's own web server behind web_guard.py, in this process, and the services behind it (services.py).
+
+Dagster offers no place for a layer in front of its server but the functions that its own command line is made of. Where an update changes
+them, or the guard no longer fits what they make, nothing is served: a NielsCacheError says so before the port answers.
+"""
+
+import asyncio
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import dagster as dg
+import uvicorn
+
+from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.services import Services
+from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
+from niels_cache_assets.web_self_test import check_guard
+from niels_cache_runtime.errors import NielsCacheError
+
+LOCK_NAME = ".ui.lock"
+
+_REFRESH_MILLISECONDS = 2_000  # how often the page asks for new states, as under `dagster dev`
+_DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; not for SQLite
+_CHECK_SECONDS = 1.0
+
+
+def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
+    """Serve the UI on a socket that is bound, until an exception (a signal's) ends it; call `ready` when it answers.
+
+    Read-only: it shows, and starts no daemon. Otherwise there is one UI per Dagster home. Raises NielsCacheError where there is another,
+    the home cannot be used, the guard does not fit the web server, or a service ends by itself.
+    """
+    port = listener.getsockname()[1]
+    with (
+        ensure_instance() as instance,
+        tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
+        _only_one(Path(instance.root_directory), port=port, shared=read_only),
+        Services(instance, Path(folder)) as services,
+        _guarded(instance, services, port=port, read_only=read_only) as guard,
+    ):
+        if not read_only:
+            services.start_daemon()
+        asyncio.run(_serve(guard, listener, services, ready))
+
+
+@contextmanager
+def _only_one(home: Path, *, port: int, shared: bool) -> Iterator[None]:
+    """Two daemons on one home would launch every queued run twice."""
+    if shared:
+        yield
+        return
+    with open(home / LOCK_NAME, "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            where = lock.read() or "elsewhere"
+            raise NielsCacheError(f"{home}: a UI runs on it already ({where}); open that one, or start a second one --read-only") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}, port {port}")
+        lock.flush()
+        yield
+
+
+@contextmanager
+def _guarded(instance: dg.DagsterInstance, services: Services, *, port: int, read_only: bool) -> Iterator[WebGuard]:
+    """The guard in front of the web server, tried."""
+    with _saying_what_does_not_fit():
+        from dagster._core.workspace.context import WorkspaceProcessContext
+        from dagster_webserver.app import create_app_from_workspace_process_context
+        from dagster_webserver.version import __version__
+
+        instance.optimize_for_webserver(**_DATABASE)
+        context = WorkspaceProcessContext(instance, version=__version__, read_only=read_only, workspace_load_target=services.target)
+    with context:
+        with _saying_what_does_not_fit():
+            app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
+            refuse_unknown_routes(app.routes)
+            guard = WebGuard(app, port=port, read_only=read_only)
+            asyncio.run(check_guard(guard, port=port, read_only=read_only))
+        yield guard
+
+
+@contextmanager
+def _saying_what_does_not_fit() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise NielsCacheError(
+            f"the UI does not start: its guard does not fit the installed Dagster {dg.__version__}: {error}; "
+            "install the tested version (constraints.txt)"
+        ) from error
+
+
+async def _serve(guard: WebGuard, listener: socket.socket, services: Services, ready: Callable[[], None]) -> None:
+    config = uvicorn.Config(
+        guard, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, server_header=False
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    ready()
+    try:
+        while not serving.done():
+            services.check()
+            await asyncio.wait([serving], timeout=_CHECK_SECONDS)
+    finally:
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
