@@ -17,3 +17,4 @@ SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in RO
 ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
 
 PROGRESS_SECONDS = 10.0
+NETWORK_PATIENCE = 600.0

@@ -1,7 +1,7 @@
 """The part of the Hugging Face hub's HTTP API that streaming a data set needs, on 127.0.0.1, so that tests run the real loading code.
 
 `HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` is
-about HTTP only; what the repositories hold is up to the test.)
+about HTTP only; what the repositories hold is up to the test, and what goes wrong up to `loopback_faults`.)
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import json
 import os
 import re
 import threading
+from email.utils import formatdate
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, Faults
 
 Repositories = dict[str, dict[str, bytes]]
 _API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
@@ -25,17 +28,23 @@ _RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 class LoopbackHub:
     """Serves {repository: {path: content}}. `requests` logs (method, path, Range header) of everything asked, `served` the bytes answered.
 
-    Replace `repositories[name]` to publish a new commit, add names to `gated`, set `down` to answer everything with HTTP 503.
+    Replace `repositories[name]` to publish a new commit, add names to `gated`, set `down` to answer everything with HTTP 503. Files whose
+    names end in one of `large` are answered with a redirect, as those of the hub's large file storage. `plain` files are served at
+    /files/NAME as any web server does, with ranges unless `ranges` is off. `faults` are asked before each answer.
     """
 
     def __init__(self, repositories: Repositories, hf_home: Path) -> None:
         self.repositories = repositories
         self.gated: set[str] = set()
         self.down = False
+        self.refused: dict[str, int] = {}  # repository -> HTTP status for its files
+        self.large: tuple[str, ...] = ()
+        self.plain: dict[str, bytes] = {}
+        self.ranges = True
+        self.faults = Faults()
         self.requests: list[tuple[str, str, str | None]] = []
         self.served: list[int] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
@@ -45,6 +54,7 @@ class LoopbackHub:
             "HF_HOME": str(hf_home),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NIELS_CACHE_NETWORK_PATIENCE": "0",
         }
 
     def commit(self, repository: str) -> str:
@@ -58,6 +68,7 @@ class LoopbackHub:
 
 class _Handler(BaseHTTPRequestHandler):
     hub: LoopbackHub
+    fault: str | None = None
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None: ...
@@ -67,8 +78,16 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(url.path)
-        if self.hub.down:
+        self.fault = self.hub.faults.next(self.command, path)
+        if self.fault in BEFORE_ANSWERS:
+            BEFORE_ANSWERS[self.fault](self)
+        elif self.hub.down:
             self._send(503, b"down")
+        elif path.startswith("/files/"):
+            self._plain(path.removeprefix("/files/"))
+        elif path.startswith("/large/"):  # <repository>/<commit>/<file>, signed
+            repository, name = re.fullmatch(r"/large/([^/]+/[^/]+)/[^/]+/(.+)", path).groups()  # type: ignore[union-attr]
+            self._content(self.hub.repositories[repository][name], {"ETag": '"of the store"'})
         elif match := _RESOLVE.fullmatch(path):
             self._resolve(*match.groups())
         elif match := _API.fullmatch(path):
@@ -110,15 +129,33 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if repository in self.hub.gated:
             return self._error(403, "GatedRepo")
+        if repository in self.hub.refused:
+            return self._error(self.hub.refused[repository], None, "refused")
         if name not in files:
             return self._error(404, "EntryNotFound")
-        content = files[name]
-        headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": self.hub.commit(repository), "Accept-Ranges": "bytes"}
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
-            start, stop = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1) + 1
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-            return self._send(206, content[start:stop], headers)
-        return self._send(200, content, headers)
+        content, commit = files[name], self.hub.commit(repository)
+        if name.endswith(self.hub.large):
+            linked = {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+            location = f"{self.hub.url}/large/{repository}/{commit}/{name}?Signature=hf_signaturesignature"
+            return self._send(302, b"", {"Location": location, "X-Repo-Commit": commit, **linked})
+        return self._content(content, {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": commit})
+
+    def _plain(self, name: str) -> None:
+        content = self.hub.plain.get(name)
+        if content is None:
+            return self._send(404, b"not here")
+        return self._content(content, {"Last-Modified": _time_of(content)}, ranges=self.hub.ranges)
+
+    def _content(self, content: bytes, headers: dict[str, str], *, ranges: bool = True) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        headers |= {"Accept-Ranges": "bytes"} if ranges else {}
+        if not ranges or asked is None or self.fault == "whole":
+            return self._send(200, content, headers)
+        start, stop = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1) + 1
+        if start >= len(content):
+            return self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        return self._send(206, content[start:stop], headers)
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -127,18 +164,36 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, b"{}", {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        all_headers = {**(headers or {}), "Content-Length": str(len(body))}
+        pieces = [body]
+        if self.fault in IN_ANSWERS and status < 400:
+            all_headers, pieces = IN_ANSWERS[self.fault](self, all_headers, body)
         self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+        for name, value in all_headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.hub.served.append(len(body))
-            self.wfile.write(body)
+            for piece in pieces:
+                self.hub.served.append(len(piece))
+                self.wfile.write(piece)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients that give up are what some tests are about
 
 
 @lru_cache
 def _oid(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+    """As git names a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@lru_cache
+def _time_of(content: bytes) -> str:
+    """A time of last change, another for other content."""
+    return formatdate(int(_oid(content)[:7], 16), usegmt=True)
 
 
 def _entries(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:

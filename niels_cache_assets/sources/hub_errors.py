@@ -27,6 +27,8 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
     """Turn any error of the hub libraries into a NielsCacheError; SourceUnavailable where trying again later may help."""
     try:
         yield
+    except SourceUnavailable as error:
+        raise _unreachable(dataset, str(error)) from error
     except NielsCacheError:
         raise
     except Exception as error:
@@ -46,6 +48,9 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     def caused_by(*types: type[BaseException]) -> bool:
         return any(isinstance(link, types) for link in chain)
 
+    for link in chain:
+        if isinstance(link, SourceUnavailable):  # what the transport gave up on, wrapped by a library
+            return _unreachable(dataset, str(link))
     statuses = {link.response.status_code for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None}
     page = f"https://huggingface.co/datasets/{dataset}"
     log_in = "log in with `hf auth login` or set HF_TOKEN"
@@ -60,7 +65,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     unreachable = caused_by(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or any(map(_is_transport_error, chain))
     if unreachable or statuses & _TRY_AGAIN:
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
-        return SourceUnavailable(f"{dataset}: the hub cannot be reached now ({detail}); try again, or set files to a local copy")
+        return _unreachable(dataset, detail)
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
         return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
@@ -73,10 +78,21 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {_without_secrets(lines[0])}")
 
 
+def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
+    return SourceUnavailable(
+        f"{dataset}: the hub cannot be reached now ({_without_secrets(detail)}); try again, or set files to a local copy"
+    )
+
+
 def _is_transport_error(error: BaseException) -> bool:
     """Whether the HTTP client of huggingface_hub could not talk to the server; which client that is (httpx, httpx2) is its own affair."""
     return any(base.__name__ == "TransportError" and base.__module__.startswith("httpx") for base in type(error).__mro__)
 
 
 def _without_secrets(text: str) -> str:
-    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+", "***", text)
+    """The text without tokens, this process's own among them, and without queries of addresses: signed ones are keys."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    text = text.replace(token, "***") if token else text
+    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+|(?<=\S)\?\S*=\S+|(?<=://)[^/\s]+@", "***", text)

@@ -1,0 +1,150 @@
+"""Patience with the network: how long a request that fails is asked again, and what is said meanwhile.
+
+`patience` sets it for what runs inside, `Tries` counts one request's failures and waits between them, ever longer, or ends them with
+SourceUnavailable. `install` gives the hub's library, and fsspec for http(s) addresses, a transport that works so (`transport`). The library
+has one HTTP client for the whole process, so the patience is the process's too. What an answer must look like is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+from niels_cache_assets import defaults
+from niels_cache_assets.sources.base import SourceUnavailable
+
+if TYPE_CHECKING:
+    import torch
+
+PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
+OTHER_THREADS_PATIENCE = 2.0  # seconds; who interrupts a library's own threads waits for them
+BRIEFLY = 10.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Patience:
+    def __init__(self, seconds: float, log: Callable[[str], None]) -> None:
+        self.seconds = seconds
+        self.log = log
+        self.ended = False  # a request was given up, and none has been answered since
+        self._thread = threading.get_ident()
+        self._jitter: torch.Generator | None = None
+
+    def in_this_thread(self) -> float:
+        return self.seconds if threading.get_ident() == self._thread else min(self.seconds, OTHER_THREADS_PATIENCE)
+
+    def jitter(self) -> float:
+        """From 0.5 to 1.5, another in each process, so that they do not come back all at once. It decides waits and nothing else."""
+        import torch
+
+        if self._jitter is None:
+            self._jitter = torch.Generator()
+            self._jitter.seed()
+        return 0.5 + float(torch.rand((), generator=self._jitter))
+
+
+def _silent(message: str) -> None: ...
+
+
+_patience = _Patience(float(os.environ.get(PATIENCE_VARIABLE) or defaults.NETWORK_PATIENCE), _silent)
+
+
+@contextmanager
+def _set(new: _Patience) -> Iterator[None]:
+    global _patience
+    outer, _patience = _patience, new
+    try:
+        yield
+    finally:
+        _patience = outer
+
+
+@contextmanager
+def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
+    """Requests of the process are asked again for so long; `log` gets a line at each wait. The environment variable goes before."""
+    with _set(_Patience(float(os.environ.get(PATIENCE_VARIABLE) or seconds), log)):
+        yield
+
+
+@contextmanager
+def briefly(only: bool = True) -> Iterator[None]:
+    """Ask for ten seconds at most, if `only`: where there is something to go on with when no answer comes."""
+    with _set(_Patience(min(_patience.seconds, BRIEFLY), _patience.log) if only else _patience):
+        yield
+
+
+def patient(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function with the patience of the registry that is its first argument, and with its keyword argument `log`."""
+
+    @wraps(function)
+    def with_patience(*args: P.args, **kwargs: P.kwargs) -> R:
+        registry: Any = args[0]
+        log: Any = kwargs.get("log") or _silent
+        with patience(registry.build.network_patience, log):
+            return function(*args, **kwargs)
+
+    return with_patience
+
+
+def shown(url: str) -> str:
+    """An address as messages may show it: user, password and query, which may be secrets, are left out."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class Tries:
+    """The failures of one request since it last got anywhere."""
+
+    def __init__(self, url: str) -> None:
+        self._url = shown(url)
+        self._failures = 0
+        self._since = 0.0
+
+    def failed(self, problem: str, retry_after: float | None = None) -> None:
+        """Wait until it is time to ask again, at least the seconds that the server names; SourceUnavailable where patience ends before."""
+        now = time.monotonic()
+        self._since = self._since if self._failures else now
+        self._failures += 1
+        left = self._since + _patience.in_this_thread() - now
+        if _patience.ended or left <= 0 or (retry_after or 0) > left:
+            _patience.ended = True
+            tries = f"{self._failures} tries in {now - self._since:.0f} s" if self._failures > 1 else "one try"
+            later = f", and asks to wait {retry_after:.0f} s" if retry_after else ""
+            raise SourceUnavailable(f"{self._url}: {problem}, {tries}{later}")
+        wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * _patience.jitter())
+        wait = min(wait, left)
+        if self._failures > 1 or wait > 2:
+            _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
+        time.sleep(wait)
+
+    def progressed(self) -> None:
+        """The request was answered, or enough of its body came."""
+        self._failures = 0
+        _patience.ended = False
+
+
+@lru_cache(maxsize=1)
+def install() -> None:
+    """Make the hub's library and fsspec's http(s) ask patiently. Costs the import of huggingface_hub the first time, then nothing.
+
+    Listings of the hub come page by page in the calling thread: threads of the library would hold up an interrupt.
+    """
+    import fsspec
+    from huggingface_hub.utils import _http, set_client_factory
+
+    from niels_cache_assets.sources.transport import made_patient
+
+    factory = _http._GLOBAL_CLIENT_FACTORY
+    set_client_factory(lambda: made_patient(factory()))
+    for scheme in ("http", "https"):
+        fsspec.register_implementation(scheme, "niels_cache_assets.sources.http_files.HttpFiles", clobber=True)
+    fsspec.config.conf.setdefault("hf", {}).setdefault("max_workers", 1)

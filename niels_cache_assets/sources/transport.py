@@ -1,0 +1,300 @@
+"""The HTTP transport below huggingface_hub and our http(s) files: asks again where that may help, and gives no byte that may be wrong.
+
+Asked again: connections that fail, end early, stall or drip; HTTP 408, 429 and 5xx (after Retry-After); answers that are not what was asked
+for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, JSON that is none). A body that
+breaks goes on at the byte where it broke; where the server gives no ranges it is read again up to there. All else (401, 403, 404,
+redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in memory until they are whole.
+Importing this imports huggingface_hub: `network.install` does that when it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import chain
+from typing import Any, NamedTuple
+
+from huggingface_hub.utils import httpx
+
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.network import Tries, shown
+from niels_cache_runtime.errors import NielsCacheError
+
+READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is asked for again
+WHOLE_BYTES = 32 << 20
+CHANGED_TRIES = 5  # a server that names another version so often means it
+
+_HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
+_RATE_LIMIT = re.compile(r"\br=0;\s*t=(\d+)")  # how the hub words it
+_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+
+
+class Validator(NamedTuple):
+    """What tells one version of a file from another: its ETag, or its time, and its size; None where the server does not say."""
+
+    tag: str | None
+    size: int | None
+
+    def differs(self, other: Validator) -> bool:
+        return any(mine != theirs for mine, theirs in zip(self, other, strict=True) if mine is not None and theirs is not None)
+
+
+class _Broken(Exception):
+    """An answer that is to be asked for again. `useful`: so much of it came that asking again gets somewhere."""
+
+    def __init__(self, problem: str, *, retry_after: float | None = None, useful: bool = False, changed: bool = False) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+        self.useful = useful
+        self.changed = changed
+
+
+def made_patient(client: httpx.Client) -> httpx.Client:
+    """The client, with its transports (the proxies' too) wrapped."""
+    client._transport = PatientTransport(client._transport)
+    client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
+    return client
+
+
+def validator_of(response: httpx.Response) -> Validator:
+    """Of the file that the answer is about, also where it holds a part of it or is the hub's redirect to it."""
+    headers = response.headers
+    tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
+    size = headers.get("X-Linked-Size")
+    if size is None and response.status_code == 200:
+        size = headers.get("Content-Length")
+    elif size is None:
+        size = headers.get("Content-Range", "").rpartition("/")[2]
+    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and size.isdigit() else None)
+
+
+class PatientTransport(httpx.BaseTransport):
+    """Understands request extensions: `validator`, which the answer must have; `headers_only`, where neither its body nor the Range
+    matters; `may_begin_again`, where the whole is as good as the Range.
+    """
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path, and whether two answers agreed on it
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        timeouts = request.extensions.get("timeout") or {}
+        timeouts = {kind: timeouts.get(kind) or READ_SECONDS for kind in ("connect", "read", "write", "pool")}
+        request.extensions = {**request.extensions, "timeout": timeouts}
+        request.headers["Accept-Encoding"] = "identity"  # lengths and offsets are those of the file
+        tries = Tries(str(request.url))
+        while True:
+            response = self._answer(request, tries)
+            if request.method == "HEAD" or response.status_code not in (200, 206) or "headers_only" in request.extensions:
+                tries.progressed()
+                return response
+            body = _Body(self, request, response, tries)
+            try:
+                body.wait_for_head()
+            except _Broken as error:
+                response.close()
+                tries.failed(str(error))
+                continue
+            return httpx.Response(response.status_code, headers=response.headers, stream=body, extensions=response.extensions)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
+        """An answer whose status and headers are those of what was asked for, or which the caller has to judge."""
+        changes = 0
+        while True:
+            try:
+                path = request.url.path
+                if request.method == "GET" and _HUB_FILE.search(path) and path not in self._hub_files:
+                    head = httpx.Request("HEAD", request.url, headers=_without_range(request), extensions=request.extensions)
+                    response = self._checked(head)
+                    response.close()
+                    if response.status_code < 400:
+                        self._hub_files[path] = validator_of(response), False
+                return self._checked(request)
+            except _Broken as error:
+                changes = changes + 1 if error.changed else 0
+                if changes >= CHANGED_TRIES:
+                    raise NielsCacheError(f"{shown(str(request.url))}: the file changed while it was read; run the build again") from error
+                tries.failed(str(error), error.retry_after)
+
+    def _checked(self, request: httpx.Request) -> httpx.Response:
+        try:
+            response = self._inner.handle_request(request)
+        except _FAILURES as error:
+            if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLCertVerificationError):
+                raise NielsCacheError(f"{shown(str(request.url))}: its certificate is not trusted ({error}); check the address") from error
+            raise _Broken(_words(error)) from error
+        try:
+            self._check(request, response)
+        except _Broken:
+            response.close()
+            raise
+        return response
+
+    def _check(self, request: httpx.Request, response: httpx.Response) -> None:
+        status, validator = response.status_code, validator_of(response)
+        if status in (408, 429) or status >= 500:
+            raise _Broken(f"HTTP {status}", retry_after=_retry_after(response))
+        if status >= 400:
+            return
+        path = request.url.path
+        if commit := _HUB_FILE.search(path):
+            if response.headers.get("X-Repo-Commit", commit[1]) != commit[1]:
+                raise _Broken("the answer is of another commit")
+            known, sure = self._hub_files.get(path, (validator, False))
+            if known.differs(validator):
+                if not sure:
+                    del self._hub_files[path]  # which of the two is wrong is for further answers to tell
+                raise _Broken("the answer is of another version of the file")
+            if request.method == "GET":
+                self._hub_files[path] = known, True
+        expected = request.extensions.get("validator")
+        if expected is not None and expected.differs(validator):
+            raise _Broken("the answer is of another version of the file", changed=True)
+        asked = _range_of(request)
+        if status == 206 and asked is not None:
+            given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+            first, last = (int(given[1]), int(given[2])) if given else (-1, -1)
+            length = response.headers.get("Content-Length", str(last - first + 1))
+            if first != asked[0] or last != (asked[1] or last) or length != str(last - first + 1):
+                raise _Broken("the answer holds other bytes than were asked for")
+        elif status == 200 and asked not in (None, (0, None)) and not {"headers_only", "may_begin_again"} & set(request.extensions):
+            raise _Broken("the answer holds the whole file instead of the bytes that were asked for")
+
+
+class _Body(httpx.SyncByteStream):
+    """The bytes of an answer, in order, from as many answers as that takes; `wait_for_head` alone may raise _Broken."""
+
+    def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
+        self._transport, self._request, self._response, self._tries = transport, request, response, tries
+        self._first = response
+        self._given = 0
+        self._chunks = self._all()
+        self._head: list[bytes] = []
+        self._restartable = True
+
+    def wait_for_head(self) -> None:
+        """Hold what comes up to 32 MiB. A body that is whole by then is checked as far as its answer allows."""
+        waiting = 0
+        for chunk in self._chunks:
+            self._head.append(chunk)
+            waiting += len(chunk)
+            if waiting > WHOLE_BYTES:
+                self._restartable = False
+                return
+        _check_content(self._first, b"".join(self._head))
+        self._tries.progressed()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain(self._head, self._chunks)
+
+    def close(self) -> None:
+        self._chunks.close()
+        self._response.close()
+
+    def _all(self) -> Any:
+        skip = 0
+        while True:
+            try:
+                for chunk in _chunks(self._response):
+                    passed_over = min(skip, len(chunk))
+                    skip -= passed_over
+                    if passed_over < len(chunk):
+                        self._given += len(chunk) - passed_over
+                        yield chunk[passed_over:]
+                return
+            except _Broken as error:
+                self._response.close()
+                ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
+                if self._restartable and not ranges:
+                    raise
+                if validator_of(self._first).tag is None and self._given:
+                    where = shown(str(self._request.url))
+                    raise SourceUnavailable(f"{where}: {error} in the middle, and the server names no version to go on with") from error
+                if error.useful:
+                    self._tries.progressed()
+                self._tries.failed(str(error))
+            self._response = self._transport._answer(self._rest(), self._tries)
+            if self._response.status_code not in (200, 206):
+                raise httpx.ReadError(f"HTTP {self._response.status_code} in the middle of the file")
+            skip = self._given if self._response.status_code == 200 else 0
+
+    def _rest(self) -> httpx.Request:
+        first, last = _range_of(self._request) or (0, None)
+        headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
+        extensions = {**self._request.extensions, "validator": validator_of(self._first)}
+        if _range_of(self._request) is None:
+            extensions["may_begin_again"] = True
+        return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
+
+
+def _chunks(response: httpx.Response) -> Iterator[bytes]:
+    total = in_window = 0
+    seconds = 0.0  # of waiting for the server: what the reader does in between is not its fault
+    stream = iter(response.stream)  # type: ignore[arg-type]
+    while True:
+        begin = time.monotonic()
+        try:
+            chunk = next(stream, None)
+        except _FAILURES as error:
+            raise _Broken(_words(error), useful=total >= STALL_BYTES) from error
+        if chunk is None:
+            response.close()
+            return
+        total += len(chunk)
+        in_window += len(chunk)
+        seconds += time.monotonic() - begin
+        yield chunk
+        if seconds >= STALL_SECONDS:
+            if in_window < STALL_BYTES:
+                raise _Broken(f"only {in_window} bytes in {seconds:.0f} s", useful=total >= STALL_BYTES + in_window)
+            in_window, seconds = 0, 0.0
+
+
+def _check_content(response: httpx.Response, content: bytes) -> None:
+    """What a whole body can be checked by: the hub's ETag of a file that git keeps is the blob's sha1; JSON must be JSON."""
+    tag = validator_of(response).tag or ""
+    if response.status_code == 200 and "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag):
+        if hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() != tag:
+            raise _Broken("the content is not that of its ETag")
+    elif response.headers.get("Content-Type", "").startswith("application/json") and "Content-Encoding" not in response.headers:
+        try:
+            json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise _Broken("the answer is cut") from error
+
+
+def _range_of(request: httpx.Request) -> tuple[int, int | None] | None:
+    """First and last byte (None: to the end) of a plain Range header."""
+    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+    return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
+
+
+def _without_range(request: httpx.Request) -> dict[str, str]:
+    return {name: value for name, value in request.headers.items() if name.lower() != "range"}
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except ValueError:
+        reset = _RATE_LIMIT.search(response.headers.get("RateLimit", "")) if response.status_code == 429 else None
+        return float(reset[1]) if reset else None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
