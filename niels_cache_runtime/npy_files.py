@@ -24,7 +24,7 @@ _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version, 
 _MOST_HEADER_BYTES = 10_000  # as numpy
 _MOST_DIMENSIONS = 64  # as numpy
 _VALUE = r"'(?P<dtype>[<>=|]?[A-Za-z?]\d{0,9}(?:\[\w+\])?)'|(?P<fields>\[[^{}]*\])|(?P<order>True|False)|\((?P<shape>(?:\d{1,19},? ?)*)\)"
-_ENTRY = re.compile(rf"\s*'(?P<key>descr|fortran_order|shape)': ?(?:{_VALUE})\s*,?")
+_ENTRY = re.compile(rf" *'(?P<key>descr|fortran_order|shape)': ?(?:{_VALUE}) *,?")
 _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
 
 
@@ -89,7 +89,7 @@ def _read_header(path: str | Path, descriptor: int) -> NpyHeader:
 
 
 def _parse(text: str, *, offset: int) -> NpyHeader | None:
-    text = text.strip()
+    text = text.strip(" \n")
     if not (text.startswith("{") and text.endswith("}")):
         return None
     found: dict[str, re.Match[str]] = {}
@@ -98,7 +98,7 @@ def _parse(text: str, *, offset: int) -> NpyHeader | None:
         if entry["key"] in found:
             return None
         found[entry["key"]], place = entry, entry.end()
-    if text[place:end].strip() or len(found) != 3:
+    if text[place:end].strip(" ") or len(found) != 3:
         return None
     descr = found["descr"]["dtype"] or found["descr"]["fields"]
     order, shape = found["fortran_order"]["order"], found["shape"]["shape"]

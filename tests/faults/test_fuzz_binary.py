@@ -1,0 +1,262 @@
+"""Fuzzed binary files and meta.json: whatever the bytes are, a reader refuses them with the project's error or reads what is in them.
+
+Seeded and small in CI; `make torture` runs 100,000 cases of each format. Cases that found mistakes are in tests/test_hostile_files.py.
+"""
+
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
+from niels_cache_runtime.megatron import IndexedDataset
+from niels_cache_runtime.meta import canonical_json, sha256_text
+from niels_cache_runtime.mmap import map_doc_ends, map_example_starts
+from niels_cache_runtime.opening import open_split
+from niels_cache_runtime.packed_examples import PackedExamples
+from niels_cache_runtime.verify import verify_dataset
+from tests import megatron_core
+from tests.hand_made import ASST, EOT, USR, write_cache, write_pair
+from tests.hostile import CASES, fuzz, mutated_bytes, mutated_json
+
+_SHAPES = ["()", "(5,)", "(4,)", "(6,)", "(5)", "(5, 1)", "(0,)", "(-5,)", "(5.0,)", "(2305843009213693952,)", "(2305843009213693957,)"]
+_SHAPES += ["(True,)", "(0, 4611686018427387904, 4)", "(99999999999999999999999,)", "5", "(5,),", "((5,),)", "(5L,)", "(1,)*5", "[5]"]
+_DESCRS = ["'<u8'", "'<i8'", "'>u8'", "'|u1'", "'<f8'", "'|O'", "'O'", "'<u4'", "'<U2'", "'|V8'", "'u8'", "'Q'", "'<u8,<u8'", "None"]
+_DESCRS += ["[('a', '<u8')]", "'<M8[ns]'", "{'names': []}", "'<u8'*2", "__import__('os')", "'" + "(" * 3000, "-" * 5000 + "1", "'<u16'"]
+
+
+@st.composite
+def npy_files(draw: st.DrawFn, array: np.ndarray) -> bytes:
+    """The array's file: mutated bytes, or a header of any value before its items."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    whole = buffer.getvalue()
+    if draw(st.booleans()):
+        return draw(mutated_bytes(whole, [(8, 2), *((128 + 8 * item, 8) for item in range(len(array)))]))
+    entries = [
+        f"'descr': {draw(st.sampled_from([repr(array.dtype.str)] * 8 + _DESCRS))}",
+        f"'fortran_order': {draw(st.sampled_from(['False'] * 4 + ['True', '0', 'None']))}",
+        f"'shape': {draw(st.sampled_from([str(array.shape)] * 4 + _SHAPES))}",
+    ]
+    entries = draw(st.permutations(entries))[: draw(st.sampled_from([3, 3, 3, 3, 2, 0]))]
+    entries += draw(st.sampled_from([[], [], [], ["'more': 1"], ["'shape': (1,)"], ["'descr': '<i4'"]]))
+    text = "{" + ", ".join(entries) + draw(st.sampled_from([", }", "}", "", ",,}", "} + {}", "}\0"]))
+    version = draw(st.sampled_from([(1, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 0)]))
+    header = text.encode() + b" " * draw(st.integers(0, 70)) + draw(st.sampled_from([b"\n", b"", b"\n\n"]))
+    length = (len(header) + draw(st.sampled_from([0, 0, 0, 1, -1, 60_000]))) % 65_536
+    content = b"\x93NUMPY" + bytes(version) + length.to_bytes(2 if version == (1, 0) else 4, "little") + header
+    return content + whole[128:] + draw(st.sampled_from([b"", b"", b"\0", b"\0" * 8]))
+
+
+def as_numpy_reads(content: bytes) -> np.ndarray:
+    """The array, which must be all there is in the file."""
+    buffer = io.BytesIO(content)
+    array = np.lib.format.read_array(buffer, allow_pickle=False)
+    assert buffer.tell() == len(content)
+    return array
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_document_ends_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, cases: int) -> None:
+    path, ends, accepted = tmp_path / "train_doc_ends.npy", np.array([3, 4, 9, 15, 20], dtype=DOC_ENDS_DTYPE), 0
+
+    def check(content: bytes) -> None:
+        nonlocal accepted
+        path.write_bytes(content)
+        try:
+            found = map_doc_ends(path, token_count=20)
+        except NielsCacheError:
+            return
+        accepted += 1
+        assert found.dtype == DOC_ENDS_DTYPE
+        assert found.tolist() == as_numpy_reads(content).tolist()
+        assert [0, *found.tolist()] == sorted({0, *found.tolist()})
+        assert found[-1] == 20
+
+    fuzz(cases, npy_files(ends), check)
+    assert accepted
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_example_starts_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, cases: int) -> None:
+    path, starts, accepted = tmp_path / "train_idx.npy", np.array([0, 4, 9, 15, 19], dtype=IDX_DTYPE), 0
+
+    def check(content: bytes) -> None:
+        nonlocal accepted
+        path.write_bytes(content)
+        try:
+            found = map_example_starts(path, token_count=20)
+        except NielsCacheError:
+            return
+        accepted += 1
+        assert found.dtype == IDX_DTYPE
+        assert found.tolist() == as_numpy_reads(content).tolist()
+        assert found.tolist() == sorted(set(found.tolist()))
+        assert (found[0], found[-1] < 20) == (0, True)
+
+    fuzz(cases, npy_files(starts), check)
+    assert accepted
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_token_arrays_of_others_are_refused_ignored_or_read_as_numpy_reads_them(tmp_path: Path, cases: int) -> None:
+    path, accepted = tmp_path / "tokens.npy", 0
+
+    def check(content: bytes) -> None:
+        nonlocal accepted
+        path.write_bytes(content)
+        try:
+            loader = DatasetLoader(1, 4, 0, 1, str(tmp_path), "cpu")
+            x, y = loader.get_batch()
+        except NielsCacheError:
+            return
+        accepted += 1
+        whole = as_numpy_reads(content)
+        assert (whole.ndim, whole.dtype.kind in "iu") == (1, True)
+        assert (x[0].tolist(), y[0].tolist()) == (whole[:4].tolist(), whole[1:5].tolist())
+
+    fuzz(cases, npy_files(np.arange(10, 21, dtype=np.uint16)), check)
+    assert accepted
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_bytes_of_a_meta_json_that_were_not_hashed_again_are_refused_or_say_the_same(tmp_path: Path, cases: int) -> None:
+    folder = write_cache(tmp_path) / "pretrain" / "notes"
+    path = folder / META_NAME
+    whole = path.read_bytes()
+    true = read_meta(str(path))
+
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            found = read_meta(str(path))
+        except NielsCacheError:
+            return
+        assert found == true
+
+    fuzz(cases, mutated_bytes(whole), check)
+
+
+def hashed_again(meta: Any) -> bytes:
+    """What somebody writes who knows how meta.json is hashed; as JSON of ours where it can be that."""
+    if not isinstance(meta, dict):
+        return json.dumps(meta).encode()
+    record = {**meta, "meta_sha256": ""}
+    try:
+        record["meta_sha256"] = sha256_text(canonical_json(record))
+        return canonical_json(record).encode()
+    except ValueError:
+        return json.dumps(record).encode()
+
+
+@pytest.mark.filterwarnings("ignore:.*have no")
+@pytest.mark.parametrize("cases", CASES)
+@pytest.mark.parametrize("family", ["pretrain", "sft"])
+def test_a_meta_json_that_was_edited_and_hashed_again_is_refused_or_its_tokens_are_read(tmp_path: Path, family: str, cases: int) -> None:
+    folder = write_cache(tmp_path) / family / ("notes" if family == "pretrain" else "chats")
+    path, accepted = folder / META_NAME, 0
+
+    def opened() -> None:
+        if family == "pretrain":
+            split = open_split(folder / "train", doc_ends=True)
+            assert np.concatenate(split.tokens.shards).tolist() == [10, 11, 12, 13, EOT, 14, EOT, *[20] * 8, EOT, 30, 31, 32, EOT]
+            PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
+            DatasetLoader(1, 3, 0, 1, str(folder / "train"), "cpu")
+        else:
+            paths = str(folder / "train_tokens.bin"), str(folder / "train_idx.npy")
+            SFTExampleDataset(*paths, T=8, device="cpu", eot_id=EOT)
+            PackedExamples(str(folder / "train"), T=16, seed=1)
+
+    def check(meta: Any) -> None:
+        nonlocal accepted
+        path.write_bytes(hashed_again(meta))
+        verify_dataset(folder)  # findings, never an exception
+        try:
+            opened()
+        except NielsCacheError:
+            return
+        accepted += 1
+
+    fuzz(cases, mutated_json(json.loads(path.read_bytes())), check)
+    assert accepted
+
+
+SFT_TOKENS = [USR, 10, EOT, ASST, 11, EOT, USR, 12, EOT, ASST, 13, 14, EOT]
+
+
+@pytest.mark.filterwarnings("ignore:.*have no target")
+@pytest.mark.parametrize("cases", CASES)
+def test_a_bare_pair_of_any_bytes_is_refused_or_gives_batches(tmp_path: Path, cases: int) -> None:
+    tokens_path, idx_path = write_pair(tmp_path, "train", [SFT_TOKENS[:6], SFT_TOKENS[6:]])
+    tokens, starts, accepted = Path(tokens_path).read_bytes(), np.array([0, 6], dtype=IDX_DTYPE), 0
+
+    def check(drawn: tuple[bytes, bytes, int]) -> None:
+        nonlocal accepted
+        Path(tokens_path).write_bytes(drawn[0])
+        Path(idx_path).write_bytes(drawn[1])
+        try:
+            packed = PackedExamples(str(tmp_path / "train"), T=drawn[2], seed=1, eot_id=EOT, asst_id=ASST)
+            rows = packed.read(np.arange(packed.samples), epoch=0)
+        except NielsCacheError:
+            return
+        accepted += 1
+        assert rows.targets is not None
+        assert rows.tokens.shape == (packed.samples, drawn[2] + 1)
+        assert rows.targets.any(axis=1).all()
+
+    strategy = st.tuples(mutated_bytes(tokens), st.one_of(npy_files(starts), st.just(Path(idx_path).read_bytes())), st.integers(1, 16))
+    fuzz(cases, strategy, check)
+    assert accepted
+
+
+DOCUMENTS = [5, 3, 1, 7]  # tokens of each
+
+
+def as_the_format_says(index: bytes, tokens: bytes) -> list[list[int]]:
+    """The sequences of an .idx and a .bin, read with struct alone; every field must be right."""
+    magic, version, code, sequences, entries = struct.unpack("<9sQBQQ", index[:34])
+    assert (magic, version) == (b"MMIDIDX\0\0", 1)
+    letter = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}[code]
+    size = struct.calcsize(f"<{letter}")
+    body = struct.unpack(f"<{sequences}i{sequences}q{entries}q", index[34 : 34 + 12 * sequences + 8 * entries])
+    assert len(index) - 34 - 12 * sequences - 8 * entries in (0, sequences)
+    lengths, pointers, documents = body[:sequences], body[sequences : 2 * sequences], body[2 * sequences :]
+    assert min(lengths, default=0) >= 0
+    assert pointers == tuple(size * sum(lengths[:number]) for number in range(sequences))
+    assert (documents[0], documents[-1], list(documents)) == (0, sequences, sorted(documents))
+    assert len(tokens) == size * sum(lengths)
+    return [
+        list(struct.unpack(f"<{length}{letter}", tokens[pointer : pointer + size * length]))
+        for pointer, length in zip(pointers, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_an_index_of_megatrons_is_refused_or_read_as_its_format_says(tmp_path: Path, cases: int) -> None:
+    prefix, accepted = tmp_path / "data", 0
+    megatron_core.write_documents(prefix, DOCUMENTS)
+    index, tokens = (Path(f"{prefix}{ending}").read_bytes() for ending in (".idx", ".bin"))
+    count = len(DOCUMENTS)
+    fields = [(9, 8), (17, 1), (18, 8), (26, 8), *((34 + 4 * item, 4) for item in range(count))]
+    fields += [(34 + 4 * count + 8 * item, 8) for item in range(2 * count + 1)]
+
+    def check(drawn: tuple[bytes, bytes]) -> None:
+        nonlocal accepted
+        Path(f"{prefix}.idx").write_bytes(drawn[0])
+        Path(f"{prefix}.bin").write_bytes(drawn[1])
+        try:
+            found = IndexedDataset(prefix)
+        except NielsCacheError:
+            return
+        accepted += 1
+        assert [sequence.tolist() for sequence in found] == as_the_format_says(*drawn)
+        assert len(found.fingerprint) == 64
+
+    fuzz(cases, st.tuples(mutated_bytes(index, fields), st.just(tokens) | mutated_bytes(tokens)), check)
+    assert accepted
