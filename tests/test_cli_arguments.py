@@ -302,7 +302,8 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     build(launcher, "--cache-dir", "my caches")
     text = capsys.readouterr().out
     assert " verify --cache-dir 'my caches'" in text
-    assert re.search(r"^  NIELS_CACHE_ROOT='my caches' .*\bui  # lineage", text, re.MULTILINE)
+    assert "NIELS_CACHE_ROOT='my caches' " in text
+    assert " ui  # lineage" in text
     assert "T=256" in text
 
 
