@@ -1,0 +1,61 @@
+"""Every single bit of a cache that flips is found, in the file where it flipped and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from niels_cache_runtime.verify import verify_cache
+from tests.small_project import SmallProject, small_project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> SmallProject:
+    project = small_project(tmp_path_factory.mktemp("project"), tiny_model)
+    project.build_all()
+    return project
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def flip_random_bits(root: Path, *, count: int, seed: int) -> None:
+    """Verify the folder after each of `count` flips, and the whole root now and then. Files are drawn first: small ones have their share."""
+    paths = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size and not path.name.startswith("."))
+    kinds = {path.relative_to(root).parts[0] for path in paths}
+    assert kinds == {"corpus", "duplicates", "index", "pretrain", "sft", "tokenizer"}
+    assert verify_cache(root, threads=1) == []
+    generator = torch.Generator().manual_seed(seed)
+    for number in range(count):
+        path = paths[int(torch.randint(len(paths), (1,), generator=generator))]
+        bit = int(torch.randint(path.stat().st_size * 8, (1,), generator=generator))
+        flip(path, bit)
+        folder = next(parent for parent in path.parents if (parent / "meta.json").exists())
+        found = {Path(finding.folder) / finding.path for finding in verify_cache(folder if number % 50 else root, threads=1)}
+        assert found == {path}, f"seed {seed}, flip {number}: bit {bit} of {path.relative_to(root)} gave {found}"
+        flip(path, bit)
+    assert verify_cache(root, threads=1) == []
+
+
+def test_a_thousand_random_bits_are_found_where_they_flipped(project: SmallProject) -> None:
+    flip_random_bits(project.root, count=1000, seed=0)
+
+
+@pytest.mark.torture
+def test_many_more_random_bits_are_found_where_they_flipped(project: SmallProject) -> None:
+    flip_random_bits(project.root, count=30_000, seed=1)
+
+
+@pytest.mark.torture
+def test_each_bit_of_every_meta_is_found(project: SmallProject) -> None:
+    metas = sorted(project.root.rglob("meta.json"))
+    assert len(metas) > 5
+    for path in metas:
+        for bit in range(path.stat().st_size * 8):
+            flip(path, bit)
+            found = {Path(finding.folder) / finding.path for finding in verify_cache(path.parent, threads=1)}
+            assert found == {path}, f"bit {bit} of {path.relative_to(project.root)} gave {found}"
+            flip(path, bit)

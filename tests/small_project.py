@@ -1,0 +1,107 @@
+"""A project of a few kilobytes with everything that a cache root can hold, stage by stage: to be damaged, and built on bad disks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from niels_cache_assets.blends.prebuild import plan_of, prebuild
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.export.formats import ExportSettings, plan_export
+from niels_cache_assets.export.writing import write_export
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.formats import dataset_dir
+from tests.corpora import articles, write_jsonl
+from tests.tiny import sentences
+
+DOCUMENTS = 60
+CONVERSATIONS = 20
+
+_TABLES = """
+[tokenizer]
+model = {model}
+
+[pretrain.letters]
+source = "jsonl"
+files = ["letters.jsonl"]
+val_frac = 0.1
+
+[pretrain.notes]
+source = "jsonl"
+files = ["notes.jsonl"]
+val_frac = 0.1
+prepare = ["clean", "dedup"]
+
+[sft.chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+
+[cleaning]
+skip = ["not_english", "language_error"]
+
+[blend.mix]
+weights = {{ letters = 1.0, notes = 2.0 }}
+sequence_length = 16
+num_samples = 100
+
+[build]
+shard_bytes = 4096
+threads = 1
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallProject:
+    """`root`: of the caches; texts and settings lie elsewhere."""
+
+    registry: Registry
+    root: Path
+
+    def in_root(self, root: Path) -> "SmallProject":
+        return SmallProject(registry=self.registry, root=root)
+
+    @property
+    def exports(self) -> Path:
+        return self.root.with_name(f"{self.root.name}_exports")
+
+    def build_all(self) -> None:
+        for build in STAGES.values():
+            build(self)
+
+
+def _export(project: SmallProject) -> None:
+    folder = dataset_dir(project.root, "pretrain", "letters")
+    settings = ExportSettings(format="megatron", out=project.exports / "letters")
+    write_export(plan_export("letters", folder, settings), force=True)
+
+
+STAGES: dict[str, Callable[[SmallProject], object]] = {
+    "tokenizer": lambda project: build_tokenizer(project.registry, root=project.root),
+    "corpus": lambda project: prepare_corpus(project.registry, "notes", root=project.root, processes=1),
+    "duplicates": lambda project: find_duplicates(project.registry, root=project.root),
+    "pretrain": lambda project: build_dataset(project.registry, "letters", root=project.root),
+    "prepared pretrain": lambda project: build_dataset(project.registry, "notes", root=project.root),
+    "sft": lambda project: build_dataset(project.registry, "chats", root=project.root),
+    "index": lambda project: prebuild(plan_of(project.registry, "mix", root=project.root), root=project.root),
+    "export": _export,
+}
+
+
+def small_project(folder: Path, tokenizer_model: Path) -> SmallProject:
+    """Its texts and settings; nothing is built yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(folder / "letters.jsonl", articles(DOCUMENTS, seed=1))
+    notes = articles(DOCUMENTS, seed=2)
+    write_jsonl(folder / "notes.jsonl", [*notes, "short", notes[3]])
+    turns = sentences(2 * CONVERSATIONS, seed=3)
+    chats = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]}
+        for asked, told in zip(turns[::2], turns[1::2], strict=True)
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    config = folder / "niels_cache.toml"
+    config.write_text(_TABLES.format(model=json.dumps(str(tokenizer_model))), encoding="utf-8")
+    return SmallProject(registry=load_registry(profile="quickstart", config=str(config)), root=folder / "cache")
