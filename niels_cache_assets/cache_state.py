@@ -1,22 +1,28 @@
-"""Whether the cache on disk is the one that the configuration asks for, told from meta.json alone.
+"""Whether what is on disk is what the configuration asks for, told from meta.json and the sizes of files.
 
-What `niels-cache list` and the check `caches_in_sync` say. Costs one or two small reads per data set: nothing is hashed and upstream is
-not asked, so a changed source goes unseen here.
+What `niels-cache list`, `niels-cache status` and the check `caches_in_sync` say of the tokenizer, corpora, duplicates and caches. Costs
+one or two small reads per data set and a look at each file's size: nothing is hashed and upstream is not asked, so a changed source goes
+unseen here. Who is building what, and how far, is streaming/directories.py's to say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
+from niels_cache_assets.corpus.identity import current_corpus
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
 
+Kind = Literal["tokenizer", "corpus", "pretrain", "sft"]
 State = Literal[
     "in sync",
     "built",  # there, with no settings to compare it with: the tokenizer, and what another configuration built
@@ -29,77 +35,159 @@ State = Literal[
     "other settings",
     "no corpus",  # or no drop list, of its own or of a member, or one that is out of date
     "unreadable",
+    "damaged",  # a file is missing or of another size than meta.json says
 ]
+Condition = Literal["complete", "stale", "missing", "broken", "off"]
+
+_CONDITIONS: dict[State, Condition] = {
+    "in sync": "complete",
+    "built": "complete",
+    "missing": "missing",
+    "disabled": "off",
+    "switched off": "off",
+    "not configured": "off",
+    "no tokenizer": "stale",
+    "other tokenizer": "stale",
+    "other settings": "stale",
+    "no corpus": "stale",
+    "unreadable": "broken",
+    "damaged": "broken",
+}
 
 _TOKENIZER_KEYS = ("kind", "sha256", "vocab_size")
+_CORPUS_KEYS = ("kind", "fingerprint", "dataset_revision", "documents", "dropped_by_source")
 _BUILT_KEYS = ("kind", "fingerprint", "dataset_revision", "tokenizer_sha256", "train_tokens", "val_tokens")
 _SFT_KEYS = ("train_examples", "val_examples")
 
 
+Judgement = tuple[State, str]  # and what to do, empty where nothing is
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """How one cache stands; `advice` says what to do, and is empty where nothing is."""
+    """How what lies, or would lie, in one directory stands; `advice` says what to do, and is empty where nothing is.
+
+    name: of the data set; `tokenizer`, `corpus/NAME` and `corpus/duplicates` for what comes before.
+    """
 
     name: str
+    kind: Kind
+    directory: Path
     state: State
     advice: str = ""
 
     @property
+    def condition(self) -> Condition:
+        return _CONDITIONS[self.state]
+
+    @property
     def needs_build(self) -> bool:
-        return self.state in ("missing", "no tokenizer", "other tokenizer", "other settings", "no corpus", "unreadable")
+        return self.condition in ("stale", "missing", "broken")
+
+
+def all_states(registry: Registry, *, root: Path) -> list[CacheState]:
+    """Of everything in the order in which it is built: the tokenizer, corpora and duplicates, configured data sets, then what else is
+    there of another configuration.
+    """
+    corpora = [*registry.prepared(), *_unlisted(root / "corpus", registry.prepared())]
+    states = [tokenizer_state(root), *(corpus_state(registry, name, root=root) for name in corpora)]
+    if registry.prepared("dedup") or (duplicates_dir(root) / META_NAME).exists():
+        states.append(duplicates_state(registry, root=root))
+    for family in FAMILIES:
+        states += [cache_state(registry, name, root=root) for name in registry.datasets(family)]
+    for family in FAMILIES:
+        states += [unlisted_state(family, name, root=root) for name in _unlisted(root / family, registry.datasets(family))]
+    return states
 
 
 def cache_state(registry: Registry, name: str, *, root: Path) -> CacheState:
     """Of a configured data set. Raises NielsCacheError only for a name that is not configured."""
-    state, advice = _judge(registry, name, root)
-    return CacheState(name=name, state=state, advice=advice)
+    family = registry.family_of(name)
+    directory = dataset_dir(root, family, name)
+    return _state(name, family, directory, lambda: _judge(registry, name, directory))
 
 
 def tokenizer_state(root: Path) -> CacheState:
     """Of the tokenizer; whether its settings have changed is not looked at."""
-    path = tokenizer_dir(root) / META_NAME
-    if not path.exists():
-        return CacheState(name="tokenizer", state="missing", advice="build it")
-    try:
-        _read_with(path, _TOKENIZER_KEYS)
-    except NielsCacheError as error:
-        return CacheState(name="tokenizer", state="unreadable", advice=str(error))
-    return CacheState(name="tokenizer", state="built")
+    directory = tokenizer_dir(root)
+    return _state("tokenizer", "tokenizer", directory, lambda: _judge_presence(directory, _TOKENIZER_KEYS))
+
+
+def corpus_state(registry: Registry, name: str, *, root: Path) -> CacheState:
+    """Of the corpus of a data set, which need not be configured (any more)."""
+    directory = corpus_dir(root, name)
+
+    def judge() -> Judgement:
+        if name not in registry.prepared():
+            return _judge_presence(directory, _CORPUS_KEYS)
+        judged = _judge_presence(directory, _CORPUS_KEYS)
+        if not registry.pretrain[name].enabled:
+            return ("disabled", "") if judged[0] == "missing" else ("switched off", "switched off; its old corpus is kept")
+        return _judge_settings(lambda: current_corpus(registry, name, root=root)) if judged[0] == "built" else judged
+
+    return _state(f"corpus/{name}", "corpus", directory, judge)
+
+
+def duplicates_state(registry: Registry, *, root: Path) -> CacheState:
+    """Of the drop lists of all data sets."""
+    directory = duplicates_dir(root)
+
+    def judge() -> Judgement:
+        judged = _judge_presence(directory, ("fingerprint",))
+        if judged[0] != "built" or not registry.prepared("dedup"):
+            return judged
+        if read_meta(str(directory / META_NAME))["fingerprint"] != wanted_drop_lists(registry, root=root).fingerprint:
+            return "other settings", "find them again: the settings, or a corpus, have changed since"
+        return "in sync", ""
+
+    return _state("corpus/duplicates", "corpus", directory, judge)
 
 
 def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     """Of a cache that the configuration does not name."""
+    directory = dataset_dir(root, family, name)
+
+    def judge() -> Judgement:
+        meta = _read_dataset(directory, family)
+        if not meta["built"]:
+            return "disabled", ""
+        if meta["tokenizer_sha256"] is None:  # imported tokens of an unknown tokenizer
+            return "built", ""
+        return _judge_tokenizer(meta, root)
+
+    return _state(name, family, directory, judge)
+
+
+def _unlisted(folder: Path, listed: Container[str]) -> list[str]:
+    return [path.parent.name for path in sorted(folder.glob(f"*/{META_NAME}")) if path.parent.name not in listed]
+
+
+def _state(name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement]) -> CacheState:
+    """What cannot be read, or whose files are not those of its meta.json, is judged so."""
     try:
-        meta = _read_dataset(dataset_dir(root, family, name) / META_NAME, family)
+        state, advice = judge()
+    except _Damaged as error:
+        state, advice = "damaged", str(error)
     except NielsCacheError as error:
-        return CacheState(name=name, state="unreadable", advice=str(error))
-    if not meta["built"]:
-        return CacheState(name=name, state="disabled")
-    if meta["tokenizer_sha256"] is None:  # imported tokens of an unknown tokenizer
-        return CacheState(name=name, state="built")
-    state, advice = _judge_tokenizer(meta, root)
-    return CacheState(name=name, state=state, advice=advice)
+        state, advice = "unreadable", str(error)
+    return CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
 
 
-def _judge(registry: Registry, name: str, root: Path) -> tuple[State, str]:
-    family, source = registry.family_of(name), registry.source(name)
+def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
+    source, root = registry.source(name), directory.parent.parent
     missing = source.missing_setting()
     if missing is not None:
         return "not configured", missing
-    path = dataset_dir(root, family, name) / META_NAME
-    if not path.exists():
+    if not (directory / META_NAME).exists():
         return ("missing", "build it") if source.enabled else ("disabled", "")
-    try:
-        meta = _read_dataset(path, family)
-    except NielsCacheError as error:
-        return "unreadable", str(error)
+    meta = _read_dataset(directory, registry.family_of(name))
     if not source.enabled:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"]:
         return "other settings", "build it: it was switched on since"
-    state, advice = _judge_tokenizer(meta, root)
-    if state != "built":
-        return state, advice
+    judged = _judge_tokenizer(meta, root)
+    if judged[0] != "built":
+        return judged
     try:
         fingerprint = cache_fingerprint(
             registry,
@@ -117,25 +205,56 @@ def _judge(registry: Registry, name: str, root: Path) -> tuple[State, str]:
     return "in sync", ""
 
 
-def _judge_tokenizer(meta: Meta, root: Path) -> tuple[State, str]:
+def _judge_presence(directory: Path, keys: Iterable[str]) -> Judgement:
+    if not (directory / META_NAME).exists():
+        return "missing", "build it"
+    _read_with(directory, keys)
+    return "built", ""
+
+
+def _judge_settings(find: Callable[[], object]) -> Judgement:
+    """Of what is there and whole: what `find` still refuses was made with other settings."""
     try:
-        tokenizer = _read_with(tokenizer_dir(root) / META_NAME, _TOKENIZER_KEYS)
+        find()
     except NielsCacheError as error:
-        return "no tokenizer", f"build the tokenizer first; its meta.json is missing or damaged: {error}"
+        return "other settings", str(error)
+    return "in sync", ""
+
+
+def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
+    try:
+        tokenizer = _read_with(tokenizer_dir(root), _TOKENIZER_KEYS)
+    except NielsCacheError as error:
+        return "no tokenizer", f"build the tokenizer first; it is missing or damaged: {error}"
     if meta["tokenizer_sha256"] != tokenizer["sha256"]:
         return "other tokenizer", "build it: the tokenizer has changed since"
     return "built", ""
 
 
-def _read_dataset(path: Path, family: Family) -> Meta:
+def _read_dataset(directory: Path, family: Family) -> Meta:
     """A meta.json with every key that is asked for here and by those who print it."""
-    meta = _read_with(path, ("built",))
-    return _read_with(path, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ()))) if meta["built"] else meta
+    meta = _read_with(directory, ("built",))
+    return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ()))) if meta["built"] else meta
 
 
-def _read_with(path: Path, keys: Iterable[str]) -> Meta:
+class _Damaged(NielsCacheError):
+    """A file is not what meta.json says."""
+
+
+def _read_with(directory: Path, keys: Iterable[str]) -> Meta:
+    return open_one_build(directory, lambda: _read_build(directory, keys))
+
+
+def _read_build(directory: Path, keys: Iterable[str]) -> Meta:
+    path = directory / META_NAME
     meta = read_meta(str(path))
     lacking = [key for key in keys if key not in meta]
     if lacking:
         raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with force (--force)")
+    listed = listed_files(meta, directory)
+    found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
+    try:
+        check_sizes(directory, listed, found)
+    except NielsCacheError as error:
+        raise _Damaged(str(error)) from error
     return meta

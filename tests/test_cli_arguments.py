@@ -26,6 +26,7 @@ from niels_cache_assets.registry import Registry, load_registry
 COMMANDS = (
     "build-all",
     "list",
+    "status",
     "show",
     "verify",
     "sample",
@@ -64,9 +65,12 @@ class FakeLauncher:
     root: Path | None = None
     only: Sequence[str] | None = None
     force: bool | None = None
+    wait: bool | None = None
 
-    def launch_builds(self, registry: Registry, *, root: Path, only: Sequence[str] | None, force: bool, listener: Any) -> list[Any]:
-        self.registry, self.root, self.only, self.force = registry, root, only, force
+    def launch_builds(
+        self, registry: Registry, *, root: Path, only: Sequence[str] | None, force: bool, wait: bool, listener: Any
+    ) -> list[Any]:
+        self.registry, self.root, self.only, self.force, self.wait = registry, root, only, force, wait
         self.behaviour(listener)
         return self.results
 
@@ -98,12 +102,13 @@ def build(launcher: FakeLauncher, *arguments: str) -> Registry:
 
 def test_without_arguments_the_profile_is_built_as_it_is(launcher: FakeLauncher) -> None:
     assert build(launcher) == load_registry(profile="default")
-    assert (launcher.root, launcher.only, launcher.force) == (Path("cache"), None, False)
+    assert (launcher.root, launcher.only, launcher.force, launcher.wait) == (Path("cache"), None, False, False)
 
 
-def test_only_force_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
-    build(launcher, "--only", "wikitext", "tokenizer", "--force", "--cache-dir", "elsewhere")
-    assert (launcher.root, launcher.only, launcher.force) == (Path("elsewhere"), ["wikitext", "tokenizer"], True)
+def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
+    build(launcher, "--only", "wikitext", "tokenizer", "--force", "--wait", "--cache-dir", "elsewhere")
+    asked = (launcher.root, launcher.only, launcher.force, launcher.wait)
+    assert asked == (Path("elsewhere"), ["wikitext", "tokenizer"], True, True)
 
 
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:

@@ -3,7 +3,8 @@
     parser.py        commands, help, wrong use in one line with the nearest choice
     overrides.py     build-all's flags and --set as registry overrides
     build_all.py     build-all, with progress.py (bars), report.py (table at the end) and interrupts.py (Ctrl-C)
-    listing.py       list        showing.py  show        verifying.py  verify        sampling.py  sample
+    listing.py       list        status.py  status, with status_options.py    showing.py  show    verifying.py  verify
+    sampling.py      sample
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
     decoding.py      tokens as text, for sample and trace
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from niels_cache_assets.corpus.identity import current_corpus
+from niels_cache_assets.cache_state import corpus_state
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
@@ -28,16 +28,17 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
     directory = corpus_dir(root, name)
     if not (directory / META_NAME).exists():
         return "not built"
+    judged = corpus_state(registry, name, root=root)
     try:
         meta = read_meta(str(directory / META_NAME))
         left, documents = kept_after_duplicates(root, name, meta), documents_given(meta)
     except (NielsCacheError, KeyError):
         return "damaged"
+    if judged.condition == "broken":
+        return "damaged"
     if name in registry.prepared():
-        try:
-            current_corpus(registry, name, root=root)
-        except NielsCacheError:
-            return "other settings"
+        if judged.condition == "stale":
+            return judged.state
         try:
             open_prepared(registry, name, root=root)
         except NielsCacheError:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options, ui_options
+from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options, status_options, ui_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -23,6 +23,7 @@ examples:
   niels-cache build-all --profile quickstart           a small cache in about a minute, without network
   niels-cache build-all --only wikitext dolly15k       two data sets of the default profile
   niels-cache list                                     what is configured, and what is built
+  niels-cache status                                   what is complete, what is not and why
   niels-cache sample python_docs --profile quickstart  what training will see
   niels-cache trace --state checkpoint.pt --step 1200  what training saw in that batch, and whence
   niels-cache clean articles.jsonl.gz -n 2             what cleaning would take out, and why
@@ -46,8 +47,9 @@ examples:
   niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree"""
 
 _LIST_EPILOG = """\
-states: built; not built; disabled (enabled = false); needs ... (a setting); other tokenizer (built
-before the tokenizer changed); damaged (meta.json cannot be read)
+states: in sync; missing; disabled (enabled = false); needs ... (a setting); other tokenizer, other
+settings (built before they changed); damaged (a file), unreadable (meta.json); `niels-cache status`
+says more
 
 corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`
 
@@ -149,6 +151,15 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     build_all = command("build-all", "build_all", "", "build the tokenizer and every data set", _BUILD_ALL_EPILOG, _BUILD_ALL)
     _add_build_options(build_all)
     command("list", "listing", "", "list all configured data sets, and what is built of them", _LIST_EPILOG)
+    status = command(
+        "status",
+        "status",
+        "[NAME ...] ",
+        "show what is complete, stale, broken, resumable or being built",
+        status_options.STATUS_EPILOG,
+        status_options.STATUS,
+    )
+    status_options.add_status_options(status)
     show = command(
         "show", "showing", "NAME ", "show what a cache holds: counts, what was dropped, revision, files with sha256", _SHOW_EPILOG
     )

@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME, sync_directory
-from niels_cache_assets.streaming.locks import Busy, Result, when_free, writer_lock
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, read_journal, sync_directory
+from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -49,6 +50,24 @@ def partial_directory(target: str | Path) -> Path:
     """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
     target = _real(target)
     return target.parent / f".{target.name}.partial"
+
+
+class Work(NamedTuple):
+    """What is going on beside a directory: who builds it now, whether an unfinished build can be gone on with, and how far that is."""
+
+    writer: Writer | None
+    is_resumable: bool
+    share: float | None  # 0 to 1; None where it is not known
+
+
+def work_on(target: str | Path) -> Work:
+    """What is going on beside `target`. Costs one small read."""
+    target = _real(target)
+    try:
+        recorded = read_journal(partial_directory(target))
+    except OSError:
+        recorded = None  # of somebody else's
+    return Work(writer_of(target), recorded is not None, recorded.share if recorded else None)
 
 
 @contextmanager

@@ -1,0 +1,133 @@
+"""`status [NAME ...]`: what is complete, stale, broken or being built, what the next build goes on with, and what to do.
+
+Costs what cache_state.py does, and one look at a lock and a journal each; with --full every file is read. How things stand is decided
+there; here it is only put into words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from niels_cache_assets.cache_state import CacheState, all_states
+from niels_cache_assets.cli.console import PROGRAM, new_table, output
+from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.transfers import transfer_progress
+from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.streaming.directories import Work, work_on
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.verify import Finding, verify_cache
+
+EXIT_INCOMPLETE = 1
+
+_STYLES = {"complete": "green", "off": "dim", "broken": "red"}
+
+
+@dataclass(frozen=True)
+class Row:
+    judged: CacheState
+    work: Work
+
+    @property
+    def is_fine(self) -> bool:
+        return self.judged.condition in ("complete", "off")
+
+    @property
+    def words(self) -> str:
+        """`complete`, `stale, resumable at 43%`, `missing, being built (43%)`."""
+        share = self.work.share
+        words: list[str] = [self.judged.condition]
+        if self.work.writer is not None:
+            words.append("being built" if share is None else f"being built ({share:.0%})")
+        elif self.work.is_resumable:
+            words.append("resumable" if share is None else f"resumable at {share:.0%}")
+        return ", ".join(words)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not complete, who is at work, and what to do."""
+        reasons = [self.judged.advice] if self.judged.advice else []
+        if self.work.writer is not None:
+            reasons.insert(0, f"by {self.work.writer}")
+        elif self.work.is_resumable:
+            reasons.append("the next build goes on where the last one ended, if settings and data are the same")
+        return "; ".join(reasons)
+
+    def as_json(self) -> dict[str, Any]:
+        judged, work = self.judged, self.work
+        return {
+            "name": judged.name,
+            "kind": judged.kind,
+            "directory": str(judged.directory),
+            "condition": judged.condition,
+            "state": judged.state,
+            "advice": judged.advice,
+            "building": asdict(work.writer) if work.writer else None,
+            "resumable": {"share": work.share} if work.is_resumable and work.writer is None else None,
+        }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table or JSON, and return 1 if anything asked for is not complete."""
+    registry, root = open_registry(arguments)
+    states = _chosen(all_states(registry, root=root), arguments.names)
+    if arguments.full:
+        states = _verified(states, root)
+    rows = [Row(judged, work_on(judged.directory)) for judged in states]
+    if arguments.json:
+        print(json.dumps({"root": str(root), "data_sets": [row.as_json() for row in rows]}, indent=2))
+    else:
+        _print(rows, root)
+    return 0 if all(row.is_fine for row in rows) else EXIT_INCOMPLETE
+
+
+def _chosen(states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
+    """Those named: a data set's name stands for its corpus as well."""
+    known = [*dict.fromkeys(state.name for state in states)]
+    for name in names:
+        if name not in known:
+            refuse_choice(WHERE, "no data set", name, known)
+    return [state for state in states if not names or state.name in names or state.name.removeprefix("corpus/") in names]
+
+
+def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
+    """With those damaged whose content is: every file is read."""
+    whole = [state for state in states if state.condition != "broken" and (state.directory / META_NAME).exists()]
+    if not whole:
+        return states
+    found: dict[Path, list[Finding]] = {}
+    with transfer_progress("verifying") as progress:
+        names = [state.directory.relative_to(root).as_posix() for state in whole]
+        for finding in verify_cache(root, names=names, progress=progress):
+            if finding.kind != "tokenizer":  # another one is a state already, and no damage
+                found.setdefault(Path(finding.folder), []).append(finding)
+    return [_damaged(state, found[state.directory]) if state.directory in found else state for state in states]
+
+
+def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
+    more = f" (and {len(findings) - 1} more: {PROGRAM} verify {state.name})" if len(findings) > 1 else ""
+    return replace(state, state="damaged", advice=f"{findings[0]}{more}; build it again with --force")
+
+
+def _print(rows: list[Row], root: Path) -> None:
+    table = new_table("data set", "kind", "status", "why, and what to do", shrinking="why, and what to do")
+    for row in rows:
+        style = "cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow")
+        table.add_row(row.judged.name, "" if row.judged.kind == "tokenizer" else row.judged.kind, Text(row.words, style=style), row.reason)
+    console = output()
+    console.print(table)
+    behind = [row for row in rows if not row.is_fine]
+    if not behind:
+        said = "everything is complete"
+    elif all(row.work.writer for row in behind):
+        said = f"{len(behind)} of {len(rows)} are being built"
+    else:
+        said = f"{len(behind)} of {len(rows)} are not complete: {PROGRAM} build-all builds what can be built"
+    console.print(f"\n{said}; caches in {root}", soft_wrap=True)

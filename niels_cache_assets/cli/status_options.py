@@ -1,0 +1,32 @@
+"""Options and help of status."""
+
+from __future__ import annotations
+
+import argparse
+
+STATUS = """\
+Show how the tokenizer, corpora, duplicates and caches stand, why, and what to do. Upstreams are not
+asked; whether their text has changed is for build-all to see.
+
+  complete      what the settings ask for, every file of the size that meta.json says
+  stale         built with other settings, another tokenizer or another corpus
+  missing       not built yet
+  broken        meta.json cannot be read, or a file is missing or of another size; with --full also
+                where its bytes are others
+  off           enabled = false, or a setting is missing
+  resumable     an unfinished build lies beside it: the next one goes on where it ended
+  being built   somebody is at work: which process, where, since when
+
+exit codes: 0 all of it is complete or off, 1 something is not."""
+
+STATUS_EPILOG = """\
+examples:
+  niels-cache status                  everything
+  niels-cache status wikitext --full  one data set and its corpus, every file hashed
+  niels-cache status --json           the same for programs"""
+
+
+def add_status_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
+    parser.add_argument("--full", action="store_true", help="read and verify every file")
+    parser.add_argument("--json", action="store_true", help="print JSON: conditions, states, who builds, what can be gone on with")
