@@ -220,7 +220,7 @@ import itertools, sys
 from niels_cache_assets.cli import main
 from niels_cache_assets.sources import rows
 
-def endless(*_):
+def endless(*_, **__):
     print("reading", flush=True)
     yield from ((row, {"text": f"the text of row {row} and more"}) for row in itertools.count())
 

@@ -101,10 +101,16 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext) -> Iterator[list[Document]]:
-        """`documents`, reporting as a source does what was dropped and found before: of all the corpus, however much of it is read."""
-        context.report.dropped.update(self.dropped)
-        context.report.facts.update(self.meta["facts"])
-        return self.documents()
+        """`documents`, reporting as a source does what was dropped and found before: of all the corpus, however much of it is read.
+
+        It reports places and starts at them: their `row` is the ordinal of a document, of which row group and file follow.
+        """
+        if context.start is None:
+            context.report.dropped.update(self.dropped)
+            context.report.facts.update(self.meta["facts"])
+        for end, batch in self._batches(context.start["row"] if context.start else 0):
+            context.report.place = {"file": self.name, "row": end}
+            yield batch
 
     def documents(self) -> Iterator[list[Document]]:
         """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
@@ -112,11 +118,17 @@ class PreparedCorpus:
         Raises NielsCacheError for files that cannot be read, and before a file that is of another corpus meanwhile. A file is held open:
         what was begun is read to its end whatever takes its place.
         """
-        for first, table in self._groups():
-            stays = ~self.gone[first : first + len(table)]
+        for _, batch in self._batches(0):
+            yield batch
+
+    def _batches(self, start: int) -> Iterator[tuple[int, list[Document]]]:
+        """(ordinal after its row group, documents of it that stay) from the row group that begins at `start`."""
+        for first, table in self._groups(start=start):
+            end = first + len(table)
+            stays = ~self.gone[first:end]
             batch = [document for document, stay in zip(self._as_documents(first, table), stays.tolist(), strict=True) if stay]
             if batch:
-                yield batch
+                yield end, batch
 
     def select(self, ordinals: np.ndarray) -> list[Document]:
         """The documents of ascending ordinals, whether they are on the drop list or not."""
@@ -131,14 +143,16 @@ class PreparedCorpus:
         splits = [_SPLIT_OF[split] for split in self.splits[first : first + len(table)].tolist()]
         return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
 
-    def _groups(self, wanted: np.ndarray | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """(ordinal of the first row, columns of a document) of every row group in order; of those alone that hold ascending `wanted`."""
+    def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
+        """(ordinal of the first row, columns of a document) of every row group in order from ordinal `start` on; of those alone that hold
+        ascending `wanted`.
+        """
         first = 0
         for path in document_files(self.directory, self.meta):
             with _open_part(path, self.meta) as parquet:
                 for group in range(parquet.num_row_groups):
                     end = first + parquet.metadata.row_group(group).num_rows
-                    if wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end):
+                    if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
                         yield first, parquet.read_row_group(group, columns=_COLUMNS)
                     first = end
         documents = self.meta["documents"]["kept"]

@@ -6,7 +6,7 @@ What makes a conversation valid is in niels_cache_assets.conversations; here row
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -15,15 +15,20 @@ from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.places import FilePass
 from niels_cache_assets.sources.rows import file_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 _BATCH_CONVERSATIONS = 256
+_FIELDS_NAMED = 50
 _ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 
 
-def valid_batches(conversations: Iterable[Conversation], report: SourceReport) -> Iterator[list[Conversation]]:
-    """Conversations in batches; those that cannot be trained on are dropped and counted."""
+def valid_batches(
+    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
+) -> Iterator[list[Conversation]]:
+    """Conversations in batches; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
     batch = []
     for conversation in conversations:
         if problem := conversation_problem(conversation.messages):
@@ -31,9 +36,13 @@ def valid_batches(conversations: Iterable[Conversation], report: SourceReport) -
             continue
         batch.append(conversation)
         if len(batch) == _BATCH_CONVERSATIONS:
+            if files is not None:
+                files.report_place()
             yield batch
             batch = []
     if batch:
+        if files is not None:
+            files.report_place()
         yield batch
 
 
@@ -52,11 +61,13 @@ def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message
     return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
-class ChatJsonl(SftSource):
+class ChatJsonl(LimitsDocuments, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
 
     Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
     """
+
+    seeks: ClassVar[bool] = True
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
@@ -76,18 +87,20 @@ class ChatJsonl(SftSource):
         return files_digest(find_files(self.files))
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        return valid_batches(self._conversations(context), context.report)
+        files = FilePass(find_files(self.files), context)
+        yield from valid_batches(self._conversations(files, context), context.report, files)
 
-    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+    def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
         field = self.instruction_field or self.messages_field
         keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
-        unseen = {key: name for key in keys if (name := getattr(self, key))}  # configured, and in no row until now
-        first = None
-        for file in find_files(self.files):
-            for row, values in file_rows(file):
-                first = first or (file.name, row, values)
-                if unseen:
-                    unseen = {key: name for key, name in unseen.items() if name not in values}
+        configured = {key: name for key in keys if (name := getattr(self, key))}
+        state = files.state
+        state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
+        for file in files.files():
+            for row, values in file_rows(file, files.position, limit=self.max_document_bytes):
+                if state["unseen"]:
+                    state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
+                    state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
                 if field not in values:
                     context.report.dropped["missing_messages_field"] += 1
                     continue
@@ -96,10 +109,12 @@ class ChatJsonl(SftSource):
                     context.report.dropped["malformed_messages"] += 1
                     continue
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
-        if first is not None and unseen:
-            name, row, values = first
-            key, field = next(iter(unseen.items()))
-            raise NielsCacheError(f"{name}: row {row}: no field {field!r}, and no row has it; set {key} to one of: {', '.join(values)}")
+        if "first" in state and state["unseen"]:
+            name, row, fields = state["first"]
+            key = next(key for key in keys if key in state["unseen"])
+            raise NielsCacheError(
+                f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
+            )
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
         extra = values.get(self.input_field) if self.input_field else None

@@ -9,18 +9,28 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder, writable
+from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_assets.sources.rows import batched, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 
-class MarkdownFolder(PretrainSource):
+class _Notes(LimitsDocuments, PretrainSource):
+    seeks: ClassVar[bool] = True
+
+    def _documents(self, found: list[SourceFile], context: StreamContext, *, named: bool = False) -> Iterator[list[Document]]:
+        files = FilePass(found, context)
+        yield from batched(_notes(files, context, limit=self.max_document_bytes, named=named), files)
+
+
+class MarkdownFolder(_Notes):
     """Every *.md below `path`."""
 
     source: Literal["markdown_folder"] = "markdown_folder"
@@ -30,10 +40,10 @@ class MarkdownFolder(PretrainSource):
         return files_digest(walk_folder(self.path, (".md",)))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return batched(_notes(walk_folder(self.path, (".md",)), context))
+        return self._documents(walk_folder(self.path, (".md",)), context)
 
 
-class Roam(PretrainSource):
+class Roam(_Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
     source: Literal["roam"] = "roam"
@@ -47,7 +57,7 @@ class Roam(PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = self._files()
-        return batched(_notes(files, context, named=len(files) == 1 and files[0].url == self.path))
+        return self._documents(files, context, named=len(files) == 1 and files[0].url == self.path)
 
     def _files(self) -> list[SourceFile]:
         if self.path is None:
@@ -57,19 +67,24 @@ class Roam(PretrainSource):
         return walk_folder(self.path, (".md", ".json"))
 
 
-def _notes(files: list[SourceFile], context: StreamContext, *, named: bool = False) -> Iterator[Document]:
-    for file in files:
-        text = read_text(file)
+def _notes(files: FilePass, context: StreamContext, *, limit: int, named: bool) -> Iterator[Document]:
+    for file in files.files():
+        position = files.position
+        is_export = file.name.lower().endswith(".json")
+        if position.row and not is_export:
+            continue
+        text = read_text(file, limit=limit)
         if not text.strip():
             context.report.dropped["empty"] += 1
-        elif file.name.lower().endswith(".json"):
-            yield from _pages(file, text, context, named=named)
+        elif is_export:
+            yield from _pages(file, text, position, context, named=named)
         else:
+            position.row = 1
             title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
             yield Document(text, file.name, file.name, 0, title)
 
 
-def _pages(file: SourceFile, text: str, context: StreamContext, *, named: bool) -> Iterator[Document]:
+def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamContext, *, named: bool) -> Iterator[Document]:
     """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
     dropped = context.report.dropped
     try:
@@ -83,7 +98,8 @@ def _pages(file: SourceFile, text: str, context: StreamContext, *, named: bool) 
             raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
         dropped["not_a_roam_export"] += 1
         return
-    for row, page in enumerate(pages):
+    for row, page in enumerate(pages[position.row :], position.row):
+        position.row = row + 1
         outline = _outline(page, dropped)
         if not outline:
             dropped["empty"] += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, read_text, walk_folder
 from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.places import FilePass
 from niels_cache_assets.sources.rows import batched, choose_text_field
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
@@ -25,7 +26,7 @@ _START = re.compile(
 _SMALL_PRINT = re.compile(r"^\*END[ *]*THE SMALL PRINT[^\n]*\n?", _FLAGS)  # before about 2003
 _END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
 _END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
-_TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*?)[ \t]*\r?$", _FLAGS)
+_TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*)\r?$", _FLAGS)
 _HEADER_CHARACTERS = 20_000  # the small print of the 1990s is 10,000 characters long
 _FOOTER_CHARACTERS = 20_000  # without an end marker the phrase counts only near the end: books may quote it
 _PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
@@ -33,6 +34,8 @@ _PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
 
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or every *.txt below `path`."""
+
+    seeks: ClassVar[bool] = True  # in a folder
 
     source: Literal["gutenberg"] = "gutenberg"
     enabled: bool = Field(False, description="False writes an empty cache that says so instead of building")
@@ -43,11 +46,17 @@ class Gutenberg(HubData, PretrainSource):
         return files_digest(walk_folder(self.path, (".txt",))) if self.path else super().revision(siblings)
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return batched(self._folder_books(self.path, context) if self.path else self._hub_books(context))
+        if not self.path:
+            return batched(self._hub_books(context))
+        files = FilePass(walk_folder(self.path, (".txt",)), context)
+        return batched(self._folder_books(files, context), files)
 
-    def _folder_books(self, path: str, context: StreamContext) -> Iterator[Document]:
-        for file in walk_folder(path, (".txt",)):
-            yield from _book(Document(read_text(file), file.name, file.name), context)
+    def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        for file in files.files():
+            if not files.position.row:
+                files.position.row = 1
+                whole = Document(read_text(file, limit=self.max_document_bytes), file.name, file.name)
+                yield from _book(whole, context)
 
     def _hub_books(self, context: StreamContext) -> Iterator[Document]:
         choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
@@ -82,4 +91,4 @@ def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
         if stop - phrase.end() >= distance:
             break
         stop, distance = phrase.start(), _PHRASE_DISTANCE  # old books say it twice
-    return title[1] if title else None, text[begin:stop].strip("\r\n")
+    return title[1].rstrip(" \t") if title else None, text[begin:stop].strip("\r\n")

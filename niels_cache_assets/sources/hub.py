@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from niels_cache_assets.sources.base import ConfigPath, PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
-from niels_cache_assets.sources.network import install
+from niels_cache_assets.sources.limits import LimitsDocuments
 from niels_cache_assets.sources.rows import column_values, is_string_type
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
@@ -48,7 +48,7 @@ class Part(NamedTuple):
     files: list[str] | None
 
 
-class HubData(Source):
+class HubData(LimitsDocuments):
     """Keys of tables that read a hub data set. With `files` the same loading code reads local files instead, and the hub is not asked."""
 
     dataset: str = Field(description="Hub data set, owner/name")
@@ -68,7 +68,6 @@ class HubData(Source):
             return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
         from huggingface_hub import HfApi
 
-        install()
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
 
@@ -125,7 +124,6 @@ def _datasets() -> Any:
     """
     import datasets
 
-    install()
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
@@ -303,8 +301,6 @@ def _with_origin(
                 table = table.append_column(_FILE, pa.repeat(pa.scalar(index_of[shards[shard]], pa.int32()), count))
                 yield key, table.append_column(_ROW, pa.array(range(row, row + count), pa.int64()))
                 row += count
-        except NielsCacheError:
-            raise
         except damaged as error:
             raise NielsCacheError(f"{names[index_of[shards[current]]]}: damaged, or not in the format its name says ({error})") from error
 

@@ -116,7 +116,9 @@ class _Member:
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
         # The library starts a member again when it ends, even at the end of the mix: what is left out counts once.
-        report = SourceReport() if self._started else self._context.report
+        report = SourceReport()  # of its own: a member's place is none of the mix
+        if not self._started:
+            report.dropped, report.facts = self._context.report.dropped, self._context.report.facts
         self._started = True
         context = replace(self._context, revision=self._source.revision(self._context.siblings), report=report)
         for document in self._documents(context):

@@ -78,12 +78,12 @@ class Oasst1(HubData, SftSource):
     def _trees(self, part: Part, context: StreamContext) -> Iterator[list[Node]]:
         """The messages of one tree after the other, by first appearance."""
         files = find_files(part.files) if part.files else []
-        tree_files = [file for file in files if _holds_trees(file)]
+        tree_files = [file for file in files if _holds_trees(file, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
         if tree_files:
             for file in tree_files:
-                for row, tree in json_rows(file):
+                for row, tree in json_rows(file, limit=self.max_document_bytes):
                     if isinstance(tree.get("prompt"), dict):
                         yield list(_flattened(tree, file.name, row, context.report.dropped))
                     else:
@@ -103,10 +103,10 @@ class Oasst1(HubData, SftSource):
         return [name for name in (*_NEEDED, *_OPTIONAL) if name in fields]
 
 
-def _holds_trees(file: SourceFile) -> bool:
+def _holds_trees(file: SourceFile, limit: int) -> bool:
     if file.name.endswith(".parquet"):
         return False
-    _, first = next(json_rows(file), (0, {}))
+    _, first = next(json_rows(file, limit=limit), (0, {}))
     return "prompt" in first
 
 

@@ -6,9 +6,10 @@ input order is kept, a shuffle is the builder's. Data sets of the Hugging Face h
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import Literal
+from typing import IO, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,10 +19,16 @@ from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamCo
 from niels_cache_assets.sources.compressed import OnDamage
 from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading
+from niels_cache_assets.sources.limits import LimitsDocuments, read_lines, refuse_length
+from niels_cache_assets.sources.places import FilePass, FilePosition
+
+_PEEK_CHARACTERS = 1 << 24
 
 
-class FileSource(PretrainSource):
+class FileSource(LimitsDocuments, PretrainSource):
     """Keys shared by the kinds that read globs of files."""
+
+    seeks: ClassVar[bool] = True
 
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
 
@@ -40,28 +47,46 @@ class Jsonl(KeepsDamaged, RowFileSource):
     source: Literal["jsonl"] = "jsonl"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return rows.batched(self._documents(context))
+        files = FilePass(find_files(self.files), context)
+        yield from rows.batched(self._documents(files, context), files)
 
-    def _documents(self, context: StreamContext) -> Iterator[Document]:
+    def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         report = context.report
-        on_damage = self.on_damage(context)
-        stream = ((file.name, row, value) for file in find_files(self.files) for row, value in rows.json_rows(file, on_damage))
-        head = list(islice(stream, rows.PEEK_ROWS))
-        if not head:
-            return
-        fields: dict[str, bool] = {}
-        for _, _, values in head:
-            for name, value in values.items():
-                fields[name] = fields.get(name, False) or isinstance(value, str)
-        text_field = rows.choose_text_field(self.text_field, fields, head[0][0])
-        id_field = self.id_field or "id"
-        for name, row, values in chain(head, stream):
+        stream = self._rows(files, context)
+        head: list[tuple[str, int, dict[str, Any]]] = []
+        if "text_field" not in files.state:  # it was chosen by the first rows of the first pass
+            head = [*_first_rows(stream)]
+            if not head:
+                return
+            fields: dict[str, bool] = {}
+            for _, _, values in head:
+                for name, value in values.items():
+                    fields[name] = fields.get(name, False) or isinstance(value, str)
+            files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
+        text_field, id_field = files.state["text_field"], self.id_field or "id"
+        for name, row, values in files.replayed(head, stream):
             text = values.get(text_field)
             if problem := rows.text_problem(text):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
                 continue
             source_id, title = values.get(id_field), values.get("title")
             yield Document(text, rows.row_id(source_id, name, row), name, row, title if isinstance(title, str) else None)  # type: ignore[arg-type]
+
+    def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        on_damage = self.on_damage(context)
+        for file in files.files():
+            for row, values in rows.json_rows(file, files.position, limit=self.max_document_bytes, on_damage=on_damage):
+                yield file.name, row, values
+
+
+def _first_rows(stream: Iterator[tuple[str, int, dict[str, Any]]]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """A hundred rows, or those with the first few megabytes of text: they are all in memory."""
+    characters = 0
+    for name, row, values in islice(stream, rows.PEEK_ROWS):
+        yield name, row, values
+        characters += sum(len(value) for value in values.values() if isinstance(value, str))
+        if characters >= _PEEK_CHARACTERS:
+            return
 
 
 class Parquet(RowFileSource):
@@ -70,18 +95,21 @@ class Parquet(RowFileSource):
     source: Literal["parquet"] = "parquet"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = find_files(self.files)
-        text_field = self._text_field(files[0])
-        for file in files:
-            yield from self._file_documents(file, text_field, context)
+        found = find_files(self.files)
+        files = FilePass(found, context)
+        yield from rows.batched(self._documents(files, self._text_field(found[0]), context), files)
 
     def _text_field(self, file: SourceFile) -> str:
         fields = {name: rows.is_string_type(kind) for name, kind in rows.parquet_columns(file).items()}
         return rows.choose_text_field(self.text_field, fields, file.name)
 
-    def _file_documents(self, file: SourceFile, text_field: str, context: StreamContext) -> Iterator[list[Document]]:
+    def _documents(self, files: FilePass, text_field: str, context: StreamContext) -> Iterator[Document]:
+        for file in files.files():
+            yield from self._file_documents(file, files.position, text_field, context)
+
+    def _file_documents(self, file: SourceFile, position: FilePosition, text_field: str, context: StreamContext) -> Iterator[Document]:
         id_field = self.id_field or "id"
-        name = file.name
+        name, limit = file.name, self.max_document_bytes
         with rows.open_parquet(file) as parquet:
             fields = {field.name: field.type for field in parquet.schema_arrow}
             if text_field not in fields:
@@ -89,22 +117,20 @@ class Parquet(RowFileSource):
                 return
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and rows.is_string_type(fields["title"])
-            columns = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
-            row = 0
-            for table in parquet.iter_batches(batch_size=rows.BATCH_DOCUMENTS, columns=sorted(columns)):
+            columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
+            for first, table in rows.parquet_batches(parquet, batch_rows=rows.BATCH_DOCUMENTS, start=position.row, columns=columns):
                 texts = rows.column_values(table[text_field])
                 nothing = [None] * len(texts)
                 ids = rows.column_values(table[id_field]) if has_id else nothing
                 titles = rows.column_values(table["title"]) if has_title else nothing
-                batch = []
-                for text, source_id, title in zip(texts, ids, titles, strict=True):
+                for row, (text, source_id, title) in enumerate(zip(texts, ids, titles, strict=True), first):
+                    position.row = row + 1
                     if problem := rows.text_problem(text):
                         context.report.dropped[problem] += 1
+                    elif len(text) > limit:
+                        refuse_length(f"{name}: row {row}", limit)
                     else:
-                        batch.append(Document(text, rows.row_id(source_id, name, row), name, row, title))
-                    row += 1
-                if batch:
-                    yield batch
+                        yield Document(text, rows.row_id(source_id, name, row), name, row, title)
 
 
 class Text(KeepsDamaged, FileSource):
@@ -114,35 +140,55 @@ class Text(KeepsDamaged, FileSource):
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return rows.batched(self._documents(context))
+        files = FilePass(find_files(self.files), context)
+        yield from rows.batched(self._documents(files, context), files)
 
-    def _documents(self, context: StreamContext) -> Iterator[Document]:
+    def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         on_damage = self.on_damage(context)
-        for file in find_files(self.files):
-            whole = self.sample_by == "document"
-            pieces = iter([read_text(file, on_damage)]) if whole else _pieces(file, on_damage, by_line=self.sample_by == "line")
-            row = -1
-            for row, text in enumerate(pieces):
+        for file in files.files():
+            for row, text in self._pieces(file, files.position, on_damage):
                 if not text.strip():
                     context.report.dropped["empty"] += 1
                 else:
                     yield Document(text, f"{file.name}#{row}", file.name, row)
-            if row < 0:
+            if not files.position.row:
                 context.report.dropped["empty"] += 1  # a file without a line or paragraph
 
+    def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str]]:
+        """(row, text) from `position` on; of unlimited files in constant memory."""
+        if self.sample_by == "document":
+            if not position.row:
+                position.row = 1
+                yield 0, read_text(file, on_damage, limit=self.max_document_bytes)
+            return
+        pieces = _lines if self.sample_by == "line" else _paragraphs
+        with reading(file), open_bytes(file, on_damage) as stream:
+            yield from pieces(stream, position, file.name, self.max_document_bytes)
 
-def _pieces(file: SourceFile, on_damage: OnDamage | None, *, by_line: bool) -> Iterator[str]:
-    """Lines, or runs of lines between blank lines, without the line end; of unlimited files in constant memory."""
-    paragraph: list[str] = []
-    with reading(file), open_bytes(file, on_damage) as stream:
-        for index, raw in enumerate(stream):
-            line = raw.decode("utf-8-sig" if index == 0 else "utf-8", errors="replace").rstrip("\r\n")
-            if by_line:
-                yield line
-            elif line.strip():
-                paragraph.append(line)
-            elif paragraph:
-                yield "\n".join(paragraph)
-                paragraph = []
-    if paragraph:
-        yield "\n".join(paragraph)
+
+def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int) -> Iterator[tuple[int, str]]:
+    for index, raw in read_lines(stream, position, where, limit):
+        line = raw.removeprefix(BOM_UTF8) if index == 0 else raw
+        yield index, line.decode("utf-8", errors="replace").rstrip("\r\n")
+
+
+def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int) -> Iterator[tuple[int, str]]:
+    """Runs of lines between blank lines, without the last line end."""
+    row = position.seek(stream)
+    begin = position.offset
+    lines = FilePosition()  # behind `begin`
+    where = f"{where}: after byte {begin}" if begin else where
+    paragraph = bytearray()
+    for index, raw in chain(read_lines(stream, lines, where, limit), [(-1, b"")]):
+        line = raw.removeprefix(BOM_UTF8) if index == begin == 0 else raw
+        if line.decode("utf-8", errors="replace").strip():
+            paragraph += line.rstrip(b"\r\n") + b"\n"
+            if len(paragraph) > limit:
+                refuse_length(f"{where}: the paragraph at line {index + 1}", limit)
+        elif paragraph:
+            row += 1
+            if row > position.row:
+                position.row = position.offset_row = row
+                position.offset = begin + lines.offset
+                yield row - 1, paragraph[:-1].decode("utf-8", errors="replace")
+            paragraph.clear()

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_lines
+from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 BATCH_DOCUMENTS = 256
@@ -25,17 +28,24 @@ PARQUET_ROWS = 1024
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
 
 
-def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents: up to 256, or about a million characters, so that large documents do not pile up."""
+def batched(documents: Iterable[Document], files: FilePass | None = None) -> Iterator[list[Document]]:
+    """Group documents: up to 256, or about a million characters, so that large documents do not pile up.
+
+    `files`: the pass that the documents come of; it reports where each next batch begins.
+    """
     batch: list[Document] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(document.text)
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            if files is not None:
+                files.report_place()
             yield batch
             batch, characters = [], 0
     if batch:
+        if files is not None:
+            files.report_place()
         yield batch
 
 
@@ -51,10 +61,13 @@ def text_problem(text: Any) -> str | None:
     return "empty" if not text or text.isspace() else None
 
 
-def json_rows(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line index from 0, object) of a JSON Lines file. Blank lines are passed over; anything else that is no object is an error.
+def json_rows(
+    file: SourceFile, position: FilePosition | None = None, *, limit: int = MAX_DOCUMENT_BYTES, on_damage: OnDamage | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line index from 0, object) of a JSON Lines file from `position` on. Blank lines are passed over; what else is no object is an error.
 
-    With `on_damage` a compressed file ends with the last whole line before the damage that it is given (`open_bytes`).
+    So is a line of more than `limit` bytes. With `on_damage` a compressed file ends with the last whole line before the damage that it is
+    given (`open_bytes`).
     """
     damage: list[DamagedFile] = []
 
@@ -63,7 +76,7 @@ def json_rows(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[t
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
-        for index, line in enumerate(stream):
+        for index, line in read_lines(stream, position or FilePosition(), file.name, limit):
             if index == 0:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.isspace():
@@ -120,23 +133,46 @@ def column_values(column: Any) -> list[Any]:
     return cast(list[Any], column.to_pylist())
 
 
-def parquet_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row index from 0, object) of a Parquet file; of the asked columns, those that the file has."""
+def parquet_batches(
+    parquet: pq.ParquetFile, *, batch_rows: int, start: int = 0, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(row of its first, rows) in batches, from row `start` on; row groups before it are not read."""
+    group = first = 0
+    while group < parquet.num_row_groups and first + (rows := parquet.metadata.row_group(group).num_rows) <= start:
+        group, first = group + 1, first + rows
+    for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=range(group, parquet.num_row_groups), columns=columns):
+        before = max(start - first, 0)
+        if before < len(batch):
+            yield first + before, batch.slice(before)
+        first += len(batch)
+
+
+def parquet_rows(
+    file: SourceFile, position: FilePosition | None = None, *, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has."""
+    position = position or FilePosition()
     with open_parquet(file) as parquet:
         names = parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in columns if name in names]
-        row = 0
-        for batch in parquet.iter_batches(batch_size=PARQUET_ROWS, columns=wanted):
-            for values in batch.to_pylist():
+        for first, batch in parquet_batches(parquet, batch_rows=PARQUET_ROWS, start=position.row, columns=wanted):
+            for row, values in enumerate(batch.to_pylist(), first):
+                position.row = row + 1
                 yield row, values
-                row += 1
 
 
 def file_rows(
-    file: SourceFile, on_damage: OnDamage | None = None, columns: Sequence[str] | None = None
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
-    return parquet_rows(file, columns) if file.name.lower().endswith(".parquet") else json_rows(file, on_damage)
+    if file.name.lower().endswith(".parquet"):
+        return parquet_rows(file, position, columns=columns)
+    return json_rows(file, position, limit=limit, on_damage=on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:

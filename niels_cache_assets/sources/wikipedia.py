@@ -21,7 +21,9 @@ from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.mediawiki import read_pages
+from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
+from niels_cache_runtime.formats import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
@@ -30,6 +32,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
     code_version: ClassVar[str] = "2"  # of wikipedia_markup too
+    seeks: ClassVar[bool] = True  # in files
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
@@ -53,8 +56,14 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Articles with the text that their source holds: wikitext in a dump."""
-        for part in self.parts():
-            yield from batched(self._local(part, context) if part.files else self._hub(part, context))
+        if self.files:
+            parts = [(part, find_files(part.files or [])) for part in self.parts()]
+            files = FilePass([file for _, found in parts for file in found], context)
+            splits = [part.split for part, found in parts for _ in found]
+            yield from batched(self._local(files, splits, context), files)
+        else:
+            for part in self.parts():
+                yield from batched(self._hub(part, context))
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
         """Wikitext to text, for the articles of a dump. One that shows no text of its own is dropped as `empty`."""
@@ -74,14 +83,17 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def gives_plain_text(self, document: Document) -> bool:
         return bool(self.files and _DUMP.search(document.file))
 
-    def _local(self, part: Part, context: StreamContext) -> Iterator[Document]:
-        for file in find_files(part.files or []):
-            for document in self._dump(file, context) if _DUMP.search(file.name) else self._rows(file, context):
-                yield document._replace(split=part.split)
+    def _local(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
+        """`splits` of all files of the pass."""
+        for file in files.files():
+            read = self._dump if _DUMP.search(file.name) else self._rows
+            split = splits[files.number]
+            for document in read(file, files.position, context):
+                yield document._replace(split=split)
 
-    def _dump(self, file: SourceFile, context: StreamContext) -> Iterator[Document]:
+    def _dump(self, file: SourceFile, position: FilePosition, context: StreamContext) -> Iterator[Document]:
         dropped = context.report.dropped
-        for page in read_pages(file, self.on_damage(context)):
+        for page in read_pages(file, position, limit=self.max_document_bytes, on_damage=self.on_damage(context)):
             if page.namespace != 0:
                 dropped["other_namespace"] += 1
             elif page.redirect and "clean" not in self.prepare:
@@ -94,9 +106,11 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
 
-    def _rows(self, file: SourceFile, context: StreamContext) -> Iterator[Document]:
+    def _rows(self, file: SourceFile, position: FilePosition, context: StreamContext) -> Iterator[Document]:
         dropped = context.report.dropped
-        for row, values in file_rows(file, self.on_damage(context), ("text", "id", "title")):
+        columns = ("text", "id", "title")
+        limit, on_damage = self.max_document_bytes, self.on_damage(context)
+        for row, values in file_rows(file, position, limit=limit, on_damage=on_damage, columns=columns):
             text = values.get("text")
             if problem := text_problem(text):
                 dropped[problem if "text" in values else "missing_text_field"] += 1

@@ -1,0 +1,90 @@
+"""Where a pass over the files of a source stands, and how one begins there: `FilePass`, and the `FilePosition` that readers keep.
+
+A reader moves its position past a row before it gives the row away, so whenever a source has yielded, its position is where the next row
+begins. Files before a place are not opened; inside a file the reader seeks where the stream can (uncompressed ones), else it reads rows
+again without looking into them. Cost: two numbers a row. What a row is belongs to the readers; which place is kept, to the builders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from niels_cache_assets.documents import Place
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_assets.sources.files import SourceFile
+
+Row = TypeVar("Row")
+
+
+class FilePosition:
+    """`row`: the next row of a file to be given. `offset`: a byte of its uncompressed content before which lie `offset_row` rows."""
+
+    __slots__ = ("offset", "offset_row", "row")
+
+    def __init__(self, row: int = 0, offset: int = 0, offset_row: int = 0) -> None:
+        self.row, self.offset, self.offset_row = row, offset, offset_row
+
+    def seek(self, stream: IO[bytes]) -> int:
+        """Bring a newly opened stream near the row; returns the index of the row that comes next, which is at most `row`."""
+        if self.offset and stream.seekable():
+            stream.seek(self.offset)
+        else:
+            self.offset = self.offset_row = 0
+        return self.offset_row
+
+
+class FilePass:
+    """One pass over `files` in order, from `context.start` on.
+
+    `number`: index of the file that is read. `state`: JSON values that the source itself needs at a place.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], context: StreamContext) -> None:
+        self._files = files
+        self._report = context.report
+        self.number = 0
+        self.position = FilePosition()
+        self.state: dict[str, Any] = {}
+        self._ahead = False
+        if context.start is not None:
+            self._start_at(context.start)
+
+    def _start_at(self, place: Place) -> None:
+        self.number = place["number"]
+        named = [file.name for file in self._files[self.number : self.number + 1]]
+        if named != ([] if place["file"] is None else [place["file"]]):
+            raise NielsCacheError(f"{place['file']}: is not where it was among the files when this build began; build again with --force")
+        self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
+        self.state = dict(place["state"])
+
+    def files(self) -> Iterator[SourceFile]:
+        """The files that are not read to their end; `position` is where to begin in each."""
+        while self.number < len(self._files):
+            yield self._files[self.number]
+            self.number += 1
+            self.position = FilePosition()
+
+    def replayed(self, head: Iterable[Row], rest: Iterable[Row]) -> Iterator[Row]:
+        """`head`, which was read of these files before its use, and the rest. Before the rest no place is reported."""
+        self._ahead = True
+        yield from head
+        self._ahead = False
+        yield from rest
+
+    def report_place(self) -> None:
+        """Say where the next batch begins; call it immediately before a batch is yielded."""
+        if self._ahead:
+            return
+        at = self.position
+        self._report.place = {
+            "file": self._files[self.number].name if self.number < len(self._files) else None,
+            "number": self.number,
+            "row": at.row,
+            "offset": at.offset,
+            "offset_row": at.offset_row,
+            "state": dict(self.state),
+        }

@@ -1,0 +1,333 @@
+"""Sources that start in the middle: from every place that a pass reports, another gives exactly what was left, with the same counts."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.documents import Place, SourceReport
+from niels_cache_assets.sources import chat, mediawiki, rows
+from niels_cache_assets.sources.base import SftSource, Source, StreamContext
+from niels_cache_assets.sources.chat import ChatJsonl
+from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_runtime.errors import NielsCacheError
+from tests.tiny import sentences
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.compress,
+}
+HEADER = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><sitename>Wé</sitename></siteinfo>\n'
+NOT_UTF8 = b"\xff\xe2\x82"
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of two, so that there are many places, and blocks that end inside pages and characters."""
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 2)
+    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
+    monkeypatch.setattr(mediawiki, "_BLOCK", 701)
+
+
+def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:
+    return source.conversations(context) if isinstance(source, SftSource) else source.documents(context)  # type: ignore[attr-defined]
+
+
+def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:
+    """The context of a pass that begins where the journal of another, written as JSON, says."""
+    report = SourceReport()
+    report.dropped.update(json.loads(json.dumps(dropped)))
+    report.facts.update(json.loads(json.dumps(facts)))
+    return StreamContext(seed=42, start=json.loads(json.dumps(place)), report=report)
+
+
+def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any]]]:
+    """Every place that a pass reports, with what it has counted there."""
+    context = StreamContext(seed=42)
+    found = []
+    for _ in batches_of(source, context):
+        if (place := context.report.place) is not None:
+            found.append((place, dict(context.report.dropped), dict(context.report.facts)))
+    return found
+
+
+def require_every_place_is_exact(source: Source, *, at_least: int) -> None:
+    """From each place the same batches, places and counts follow as in the pass that reported it."""
+
+    def follow(context: StreamContext) -> list[tuple[list[Any], Place, dict[str, int], dict[str, Any]]]:
+        return [
+            (batch, context.report.place or {}, dict(context.report.dropped), dict(context.report.facts))
+            for batch in batches_of(source, context)
+        ]
+
+    def rows_of(followed: list[Any]) -> list[Any]:
+        """Without how a place is found again, of which there may be several ways."""
+        return [(batch, place["number"], place["row"], *counted) for batch, place, *counted in followed]
+
+    assert type(source).seeks
+    whole = StreamContext(seed=42)
+    undisturbed = follow(whole)
+    places = [(number, *rest) for number, (_, *rest) in enumerate(undisturbed, 1) if rest[0]]
+    assert len(places) >= at_least
+    for number, place, dropped, facts in places:
+        context = started_at(place, dropped, facts)
+        assert rows_of(follow(context)) == rows_of(undisturbed[number:]), place
+        assert context.report.dropped == whole.report.dropped, place
+        assert context.report.facts == whole.report.facts, place
+
+
+def json_file(values: list[Any]) -> bytes:
+    """JSON Lines with a byte order mark, blank lines, Windows line ends, and no end of the last line."""
+    lines = [json.dumps(value, ensure_ascii=False) for value in values]
+    return b"\xef\xbb\xbf" + "\n \n".join(lines[:5]).encode() + "\r\n".join(["", *lines[5:]]).encode()
+
+
+def texts(seed: int, count: int = 14) -> list[str]:
+    return [f"{sentence} – {'é' * index}" for index, sentence in enumerate(sentences(count, seed=seed))]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_json_lines_start_at_every_place(tmp_path: Path, suffix: str) -> None:
+    for name in "abd":
+        values: list[Any] = [{"text": text, "id": f"{name}{index}"} for index, text in enumerate(texts(ord(name)))]
+        values[6:9] = [{"text": None}, {"other": "x"}, {"text": " "}]
+        (tmp_path / f"{name}.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values) if name != "b" else b"\n\n"))
+    require_every_place_is_exact(Jsonl(files=[str(tmp_path / "*.jsonl*")]), at_least=8)
+
+
+def test_the_text_field_stays_what_the_first_rows_said(tmp_path: Path) -> None:
+    values = [{"body": text, "note": 1} for text in texts(1)] + [{"text": "another field", "body": text} for text in texts(2)]
+    (tmp_path / "a.jsonl").write_bytes(json_file(values))
+    source = Jsonl(files=[str(tmp_path / "a.jsonl")])
+    require_every_place_is_exact(source, at_least=10)
+    place, *counted = places_of(source)[-2]
+    (last,) = [batch for batch in batches_of(source, started_at(place, *counted))][-1:]
+    assert last[-1].text == texts(2)[-1]
+
+
+def test_rows_that_are_read_ahead_have_no_place_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PEEK_ROWS", 6)
+    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(1)]))
+    context = StreamContext(seed=1)
+    assert [context.report.place is None for _ in Jsonl(files=[str(tmp_path / "a.jsonl")]).documents(context)] == [True] * 3 + [False] * 4
+
+
+@pytest.mark.parametrize("row_group", [1, 3, 100])
+def test_parquet_starts_at_every_place(tmp_path: Path, row_group: int) -> None:
+    for name in "abc":
+        values: list[Any] = [{"text": text, "id": index, "title": name} for index, text in enumerate(texts(ord(name)))]
+        values[4:7] = [{"text": None}, {"text": ""}, {"text": "x"}]
+        table = pa.Table.from_pylist(values).rename_columns(["text" if name != "b" else "body", "id", "title"])
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=row_group)
+    require_every_place_is_exact(Parquet(files=[str(tmp_path / "*.parquet")]), at_least=10)
+
+
+@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_text_starts_at_every_place(tmp_path: Path, suffix: str, sample_by: Any) -> None:
+    for name in "abcde":
+        content = b"\xef\xbb\xbf" + "\n\n \r\n".join(texts(ord(name), 6)).encode() + NOT_UTF8 + b"\r\nlast" + NOT_UTF8
+        (tmp_path / f"{name}.txt{suffix}").write_bytes(COMPRESS[suffix](b"" if name == "c" else content))
+    source = Text(files=[str(tmp_path / f"*.txt{suffix}")], sample_by=sample_by)
+    require_every_place_is_exact(source, at_least=2 if sample_by == "document" else 10)
+
+
+def test_notes_start_at_every_place(tmp_path: Path) -> None:
+    for number, text in enumerate(texts(3)):
+        (tmp_path / f"{number:02}.md").write_text(text if number % 5 else " ")
+    require_every_place_is_exact(MarkdownFolder(path=str(tmp_path)), at_least=5)
+
+
+def test_roam_pages_start_at_every_place(tmp_path: Path) -> None:
+    pages: list[Any] = [{"title": f"Page {index}", "children": [{"string": text}, 3]} for index, text in enumerate(texts(4))]
+    pages[3] = {"title": "empty", "children": 7}
+    (tmp_path / "a.md").write_text("A note")
+    (tmp_path / "b.json").write_text(json.dumps(pages))
+    (tmp_path / "c.json").write_text('{"not": "an export"}')
+    (tmp_path / "d.md").write_text("Another note")
+    (tmp_path / "e.json").write_text("[]")
+    require_every_place_is_exact(Roam(path=str(tmp_path)), at_least=7)
+    require_every_place_is_exact(Roam(path=str(tmp_path / "b.json")), at_least=6)
+
+
+def test_books_start_at_every_place(tmp_path: Path) -> None:
+    for number, text in enumerate(texts(5)):
+        (tmp_path / f"{number:02}.txt").write_text(f"Title: B\n*** START OF THIS PROJECT GUTENBERG EBOOK ***\n{text if number % 4 else ''}")
+    require_every_place_is_exact(Gutenberg(path=str(tmp_path)), at_least=5)
+
+
+def wiki_page(number: int, text: str) -> str:
+    namespace = 1 if number % 5 == 3 else 0
+    redirect = '<redirect title="x"/>' if number % 7 == 2 else ""
+    body = "{{only|template}}" if number % 6 == 5 else f"'''{escape(text)}''' [[link]] " * (number % 4 + 1)
+    return (
+        f"<page><title>T{number}é</title><ns>{namespace}</ns><id>{number}</id>{redirect}<revision><text>{body}</text></revision></page>\n"
+    )
+
+
+def wiki_dump(seed: int, *, header: str = HEADER) -> bytes:
+    pages = [wiki_page(number, text).encode() for number, text in enumerate(texts(seed, 24))]
+    pages[8] = pages[8].replace(b"[[link]]", b"\xff\x00\xe2\x82 [[link]]")  # bytes that become longer
+    return header.encode() + b"".join(pages) + b"</mediawiki>"
+
+
+@pytest.mark.parametrize("header", [HEADER, "\ufeff" + HEADER, HEADER.replace("Wé", "W" * 2000)])
+@pytest.mark.parametrize("suffix", ["", ".bz2", ".gz"])
+def test_wiki_dumps_start_at_every_place(tmp_path: Path, suffix: str, header: str) -> None:
+    for name, seed in (("a", 6), ("b", 7)):
+        (tmp_path / f"{name}.xml{suffix}").write_bytes(COMPRESS[suffix](wiki_dump(seed, header=header)))
+    require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "*.xml*")]), at_least=10)
+
+
+def test_extracted_articles_and_parts_start_at_every_place(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "v.jsonl"):
+        (tmp_path / name).write_bytes(json_file([{"text": text, "title": "T"} for text in texts(len(name))]))
+    pq.write_table(pa.Table.from_pylist([{"text": text, "id": "i"} for text in texts(9)]), tmp_path / "b.parquet", row_group_size=4)
+    train = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")]
+    require_every_place_is_exact(Wikipedia(files=train, val_files=[str(tmp_path / "v.jsonl")]), at_least=18)
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_conversations_start_at_every_place(tmp_path: Path, suffix: str) -> None:
+    values: list[Any] = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}], "id": index}
+        for index, text in enumerate(texts(10))
+    ]
+    values[3:6] = [{"messages": 3}, {"other": []}, {"messages": []}]
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values)))
+    (tmp_path / f"b.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values)))
+    require_every_place_is_exact(ChatJsonl(files=[str(tmp_path / "*.jsonl*")]), at_least=8)
+
+
+def test_a_field_that_no_row_has_is_found_missing_from_every_place(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_file([{"q": text, "a": "yes", "late": "x"} for text in texts(11)]))
+    for missing in ("absent", "late"):
+        source = ChatJsonl(files=[str(tmp_path / "a.jsonl")], instruction_field="q", output_field="a", system_field=missing)
+        context = StreamContext(seed=42)
+        stream = batches_of(source, context)
+        next(stream)
+        place = context.report.place
+        rest = batches_of(source, started_at(place, {}, {}))
+        if missing == "late":
+            assert sum(map(len, rest)) == 12
+        else:
+            with pytest.raises(
+                NielsCacheError, match=r"a\.jsonl: row 0: no field 'absent', and no row has it; set system_field to one of: q, a"
+            ):
+                list(rest)
+
+
+def test_what_is_kept_of_damaged_files_starts_at_every_place(tmp_path: Path) -> None:
+    whole = gzip.compress(json_file([{"text": text} for text in texts(12, 40)]))
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
+    (tmp_path / "b.jsonl.gz").write_bytes(whole)
+    require_every_place_is_exact(Jsonl(files=[str(tmp_path / "*.gz")], keep_damaged=True), at_least=20)
+    (tmp_path / "c.xml").write_bytes(wiki_dump(13)[:-200])
+    require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "c.xml")], keep_damaged=True), at_least=5)
+
+
+UNREADABLE = {
+    "a.jsonl": lambda: (Jsonl, json_file([{"text": text} for text in texts(14)])),
+    "a.txt": lambda: (Text, "\n\n".join(texts(15)).encode()),
+    "a.xml": lambda: (Wikipedia, wiki_dump(16)),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_lies_before_a_place_is_not_looked_at(tmp_path: Path, name: str) -> None:
+    kind, content = UNREADABLE[name]()
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / f"0{name}").write_bytes(content)
+    extra = {"sample_by": "paragraph"} if kind is Text else {}
+    source = kind(files=[str(tmp_path / f"*{name}")], **extra)
+    place, *counted = places_of(source)[-3]
+    assert place["number"] == 1
+    expected = [*batches_of(source, started_at(place, *counted))]
+    assert expected
+    kept = len(HEADER.encode()) + 20 if kind is Wikipedia else 0  # of a dump the header is read
+    (tmp_path / f"0{name}").write_bytes(b"<<<{")
+    (tmp_path / name).write_bytes(content[:kept] + b"<" * (place["offset"] - kept) + content[place["offset"] :])
+    assert [*batches_of(source, started_at(place, *counted))] == expected
+
+
+def test_markup_before_a_place_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from niels_cache_assets.sources import wikipedia_markup
+
+    (tmp_path / "a.xml.bz2").write_bytes(bz2.compress(wiki_dump(17)))
+    source = Wikipedia(files=[str(tmp_path / "a.xml.bz2")])
+    place, *counted = places_of(source)[-2]
+    parsed: list[str] = []
+    monkeypatch.setattr(wikipedia_markup, "plain_text", lambda text: parsed.append(text) or text)
+    left = sum(map(len, batches_of(source, started_at(place, *counted))))
+    assert len(parsed) == left > 0
+
+
+def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_bytes(json_file([{"text": text} for text in texts(18)]))
+    source = Jsonl(files=[str(tmp_path / "*.jsonl")])
+    place, *counted = places_of(source)[2]
+    (tmp_path / "0.jsonl").write_bytes(b'{"text": "new"}')
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: is not where it was among the files .* build again with --force"):
+        list(batches_of(source, started_at(place, *counted)))
+
+
+def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(19)]))
+    member = Jsonl(files=[str(tmp_path / "a.jsonl")], train_tokens=100)
+    context = StreamContext(seed=1, siblings={"member": member})
+    mix = Interleave(members={"member": 1})
+    assert sum(map(len, mix.documents(context))) == 14
+    assert not mix.seeks
+    assert context.report.place is None
+
+
+ROW = st.one_of(
+    st.fixed_dictionaries({"text": st.text(max_size=8)}),
+    st.fixed_dictionaries({"text": st.sampled_from([None, 3, " ", "x\n\u2028y"]), "id": st.integers(0, 9)}),
+    st.just({"other": "z"}),
+)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(ROW, max_size=12), min_size=1, max_size=4), st.sampled_from([*COMPRESS]))
+def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str, Any]]], suffix: str) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for number, values in enumerate(files):
+        (folder / f"{number}.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file([{"text": "first"}, *values])))
+    require_every_place_is_exact(Jsonl(files=[str(folder / "*")]), at_least=0)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(alphabet="ab é\n\r\t\x00\u2028", max_size=60).map(str.encode) | st.binary(max_size=30), min_size=1, max_size=3))
+def test_any_text_starts_at_every_place(tmp_path: Path, contents: list[bytes]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for number, content in enumerate(contents):
+        (folder / f"{number}.txt").write_bytes(content)
+    for sample_by in ("document", "paragraph", "line"):
+        require_every_place_is_exact(Text(files=[str(folder / "*")], sample_by=sample_by), at_least=0)  # type: ignore[arg-type]
