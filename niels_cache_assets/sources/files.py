@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_whole
+from niels_cache_assets.sources.network import install, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -51,7 +53,11 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
     for pattern in patterns:
         path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern)
         if not matches:
-            raise NielsCacheError(f"files: {pattern!r} matches no file; check the path (relative paths start at the configuration file)")
+            where = shown(pattern) if "://" in pattern else pattern
+            raise NielsCacheError(f"files: {where!r} matches no file; check the path (relative paths start at the configuration file)")
+        twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
+        if twice is not None:  # addresses that differ in their queries
+            raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
         found.update(matches)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
     root = posixpath.commonpath(roots)
@@ -68,15 +74,35 @@ def _local_matches(pattern: str) -> tuple[str, dict[str, str]]:
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
-    import fsspec
-
-    with _reaching(pattern):
-        filesystem, path = fsspec.core.url_to_fs(pattern)
+    with _reaching(shown(pattern)):
+        filesystem, path = _filesystem(pattern)
+        if pattern.startswith(("http://", "https://")):
+            name = urlsplit(pattern).path
+            if glob.has_magic(name):
+                raise NielsCacheError(f"files: {shown(pattern)!r}: http(s) addresses take no wildcards; name each file")
+            return name, {name: pattern} if filesystem.exists(path) else {}
         if glob.has_magic(path):
             paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
         else:
-            paths = [path] if filesystem.exists(path) else []
+            paths = [path] if _exists(filesystem, path) else []
         return path, {match: filesystem.unstrip_protocol(match) for match in paths}
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's file system of an address, and the path there."""
+    import fsspec
+
+    if url.startswith(("http://", "https://", "hf://")):
+        install()
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
+
+
+def _exists(filesystem: Any, path: str) -> bool:
+    """As the file system's own `exists`, which takes every error for a no."""
+    try:
+        return bool(filesystem.info(path))
+    except FileNotFoundError:
+        return False
 
 
 def _fixed_folder(pattern: str) -> str:
@@ -122,9 +148,9 @@ def reading(file: SourceFile) -> Iterator[None]:
     except decompression_errors() as error:
         raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except OSError as error:
-        detail = error.strerror or str(error)
+        detail, where = error.strerror or str(error), shown(file.url) if "://" in file.url else file.url
         raise NielsCacheError(
-            f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(file.url)})"
+            f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(where)})"
         ) from error
 
 
@@ -151,9 +177,8 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     compression_of(file.name)  # before anything is opened: what cannot be read is named
     if "://" not in file.url:
         return decompressed(open(file.url, "rb"), file.name, on_damage)
-    import fsspec
-
-    return decompressed(fsspec.open(file.url, "rb").open(), file.name, on_damage)
+    filesystem, path = _filesystem(file.url)
+    return decompressed(filesystem.open(path, "rb"), file.name, on_damage)
 
 
 def read_text(file: SourceFile, on_damage: OnDamage | None = None, *, limit: int = MAX_DOCUMENT_BYTES) -> str:
@@ -193,9 +218,7 @@ def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
 
 
 def _remote_identity(url: str) -> str:
-    import fsspec
-
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, path = _filesystem(url)
     info: dict[str, Any] = filesystem.info(path)
     keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # what the usual stores call it
     return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

@@ -22,6 +22,7 @@ from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamCo
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.network import install
 from niels_cache_assets.sources.rows import column_values, is_string_type
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
@@ -68,6 +69,7 @@ class HubData(LimitsDocuments):
             return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
         from huggingface_hub import HfApi
 
+        install()
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
 
@@ -124,6 +126,7 @@ def _datasets() -> Any:
     """
     import datasets
 
+    install()
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
@@ -301,6 +304,8 @@ def _with_origin(
                 table = table.append_column(_FILE, pa.repeat(pa.scalar(index_of[shards[shard]], pa.int32()), count))
                 yield key, table.append_column(_ROW, pa.array(range(row, row + count), pa.int64()))
                 row += count
+        except NielsCacheError:
+            raise
         except damaged as error:
             raise NielsCacheError(f"{names[index_of[shards[current]]]}: damaged, or not in the format its name says ({error})") from error
 
