@@ -17,8 +17,9 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defaults import ROLE_KEYS
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.streaming.lineage_files import LineageWriter
 from niels_cache_assets.streaming.pretrain_writer import LINEAGE
-from niels_cache_assets.streaming.writers import Files, LineageWriter, NpyWriter, ShardWriter, require_shard_bytes
+from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     DOC_ENDS_DTYPE,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -18,19 +17,21 @@ from niels_cache_assets.build_cache import (
     CODE_VERSIONS,
     OnProgress,
     Provenance,
+    Resume,
     build_pretrain_cache,
     build_sft_cache,
     write_unbuilt_cache,
 )
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
-from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.documents import Document
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
-from niels_cache_assets.streaming.splits import UNLIMITED, split_by_fraction
+from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
@@ -120,7 +121,8 @@ def build_dataset(
     if not force and old is not None and old.get("fingerprint") == fingerprint:
         return outcome("cache_hit")
     context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
-    run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress)
+    resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
+    run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
     if isinstance(source, PretrainSource):
         _build_pretrain(source, run, prepared)
     else:
@@ -192,6 +194,7 @@ class _Run:
     context: StreamContext
     provenance: Provenance
     progress: OnProgress | None
+    resume: Resume
 
 
 def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> tuple[BuildSettings, Source]:
@@ -220,48 +223,47 @@ def _val_may_come_late(source: PretrainSource) -> bool:
 
 
 def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> None:
-    def documents(context: StreamContext) -> Iterator[Document]:
-        if prepared is not None:  # its documents have their split
-            return chain.from_iterable(prepared.stream(context))
-        stream = chain.from_iterable(source.documents(context))
-        if count is None or source.seeded_val_frac is None:
-            return stream
-        return split_by_fraction(stream, count=count, val_frac=source.seeded_val_frac, seed=run.build.seed)
-
-    count = None
-    if prepared is not None:
-        count = prepared.kept if source.train_tokens is None else None
+    seed, context = run.build.seed, run.context
+    if prepared is not None:  # its documents have their split
+        feed = Feed(prepared.stream, context, expected=prepared.kept if source.train_tokens is None else None)
     elif source.seeded_val_frac is not None:
-        run.context.log("counting documents, to split them by val_frac")
-        count = source.count_unsplit(run.context)
-    val_texts = None
-    if source.decontaminate != "off" and _val_may_come_late(source):
-        run.context.log("reading val, to keep its documents out of train")
-        unreported = replace(run.context, report=SourceReport())  # the pass that is written counts what is dropped
-        val_texts = (document for document in documents(unreported) if document.split == "val")
+
+        def count() -> int:
+            context.log("counting documents, to split them by val_frac")
+            return source.count_unsplit(context)
+
+        feed = Feed(source.documents, context, share=ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count))
+    else:
+        feed = Feed(source.documents, context)
+
+    def val_documents() -> Iterator[Document]:
+        context.log("reading val, to keep its documents out of train")
+        for document in feed.read_unreported():  # the pass that is written counts what is dropped
+            if document.split == "val":
+                yield document
+
     build_pretrain_cache(
-        documents(run.context),
+        feed,
         str(run.directory),
         tokenizer=run.tokenizer,
         max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
         max_val_tokens=source.val_tokens or 0,
         shard_bytes=run.build.shard_bytes,
-        seed=run.build.seed,
+        seed=seed,
         shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
         threads=run.build.threads,
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
-        val_texts=val_texts,
+        val_texts=val_documents() if source.decontaminate != "off" and _val_may_come_late(source) else None,
         provenance=run.provenance,
-        report=run.context.report,
         progress=run.progress,
-        expected_documents=count,
+        resume=run.resume,
     )
 
 
 def _build_sft(source: SftSource, run: _Run) -> None:
     build_sft_cache(
-        chain.from_iterable(source.conversations(run.context)),
+        Feed(source.conversations, run.context),
         str(run.directory),
         tokenizer=run.tokenizer,
         val_frac=source.val_frac,
@@ -270,6 +272,6 @@ def _build_sft(source: SftSource, run: _Run) -> None:
         on_invalid="drop",
         threads=run.build.threads,
         provenance=run.provenance,
-        report=run.context.report,
         progress=run.progress,
+        resume=run.resume,
     )

@@ -1,11 +1,13 @@
 """The public builders: an iterable of texts or conversations in, a finished cache directory out, in one streaming pass.
 
 They work in a notebook as in an asset; there is no second implementation. Memory is bounded by the shuffle buffer and a few chunks of
-about a megabyte, whatever the size of the input. The same input, settings and seed give the same bytes, on any number of threads.
+about a megabyte, whatever the size of the input. The same input, settings and seed give the same bytes, on any number of threads, and
+however often a build was stopped and taken up again (Resume).
 """
 
 from niels_cache_assets.build_cache.outcome import CODE_VERSIONS, OnProgress, Progress, Provenance
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
+from niels_cache_assets.build_cache.resuming import Resume
 from niels_cache_assets.build_cache.sft import build_sft_cache
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt_cache
 from niels_cache_assets.fingerprint import fingerprint_of
@@ -15,6 +17,7 @@ __all__ = [
     "OnProgress",
     "Progress",
     "Provenance",
+    "Resume",
     "build_pretrain_cache",
     "build_sft_cache",
     "fingerprint_of",

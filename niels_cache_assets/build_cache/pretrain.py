@@ -2,18 +2,19 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
+from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
+from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
+from niels_cache_assets.build_cache.resuming import Resume, open_journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import available_threads, encode_documents
-from niels_cache_assets.streaming.intake import as_documents, require_whole_numbers
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.intake import require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
-from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter
 from niels_cache_assets.streaming.writers import require_shard_bytes
 from niels_cache_assets.tokenization import view_tokenizer
@@ -23,7 +24,7 @@ from niels_cache_runtime.meta import content_sha256, write_meta
 
 
 def build_pretrain_cache(
-    texts: Iterable[str | Document],
+    texts: Iterable[str | Document] | Feed[Document],
     out_dir: str,
     *,
     tokenizer: Any,
@@ -41,15 +42,18 @@ def build_pretrain_cache(
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
-    expected_documents: int | None = None,
+    resume: Resume | None = None,
 ) -> None:
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
     Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`; the one that
     overruns a budget is cut there, and the stream is read no further when both are met. A Document with a `split` goes there and uses no
     budget. Each document ends with one EOT (`append_eot`). `shuffle_buffer` documents are shuffled at a time (None: input order).
-    `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts; `progress` is called after every
-    chunk, with a share of `expected_documents` where that is known. `out_dir` is replaced in one step at the end.
+    `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts (a Feed brings its own); `progress` is
+    called after every chunk. `out_dir` is replaced in one step at the end.
+
+    `resume` lets a build go on where an earlier one was stopped, killed or not, and end in the same bytes: `texts` must give the same
+    documents again, from the beginning (they are read again up to there) or, as a Feed, from where the source can be taken up.
 
     `decontaminate` keeps out of train, counts, and takes from no budget: with "exact" what has the canonical text of a document of val
     (`in_val`), with "near" also what has `decontaminate_threshold` of its word 5-grams in common with one (Jaccard, compared exactly:
@@ -72,72 +76,69 @@ def build_pretrain_cache(
     if shuffle_buffer is not None and shuffle_buffer < 1:
         raise NielsCacheError(f"shuffle_buffer is {shuffle_buffer}; give at least 1, or None to keep the input order")
     view = view_tokenizer(tokenizer)
-    splitter = BudgetSplitter(max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None)
-    provenance = provenance or Provenance()
-    report = report or SourceReport()
-    documents: Iterator[Document] = as_documents(texts)
-    if shuffle_buffer is not None:
-        documents = shuffled(documents, buffer_size=shuffle_buffer, seed=seed)
-    dropped: Counter[str] = Counter()
-    encoded = functools.partial(
-        encode_documents,
-        tokenizer=view,
-        threads=threads or available_threads(),
-        append_eot=append_eot,
-        raise_on_collision=on_collision == "raise",
+    new_splitter = functools.partial(
+        BudgetSplitter, max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None
     )
-    source_dropped = report.dropped  # of the whole stream, unless the budgets end it early
-    with (
-        atomic_directory(out_dir) as partial,
-        PretrainWriter(partial, shard_bytes=shard_bytes) as writer,
-        open_guard(decontaminate, decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
-        closing(encoded(documents, report=report, screen=guard.screen if guard else None)) as batches,
-    ):
-        if guard is not None and val_texts is not None:
-            with closing(encoded(as_documents(val_texts), report=SourceReport())) as given:
-                for batch in given:
-                    guard.read_val(batch)
-        seen = 0
-        for batch in batches:
-            if guard is not None:
-                batch = guard.admit(batch, is_val=splitter.val_mask(batch))
-            dropped.update(batch.dropped)
-            writer.write(splitter.place(batch))
-            seen += len(batch.documents)
-            if progress is not None:
-                tokens = writer.tokens("train") + writer.tokens("val")
-                share = seen / expected_documents if expected_documents else splitter.share
-                progress(Progress(seen, tokens, share))
-            if splitter.met:
-                source_dropped = batch.source_dropped
-                break
-        if not writer.tokens("train"):
-            raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, dropped + source_dropped))
-        writer.seal()
-        # Nothing where it is off: older caches stay good.
-        identity = decontamination_identity(decontaminate, decontaminate_threshold, val_is_given=val_texts is not None)
-        settings = {
-            "max_train_tokens": max_train_tokens,
-            "max_val_tokens": max_val_tokens,
-            "shard_bytes": shard_bytes,
-            "seed": seed,
-            "shuffle_buffer": shuffle_buffer,
-            "append_eot": append_eot,
-            **identity,
-        }
-        meta = {
-            **common_meta("pretrain", out_dir, view, provenance, seed, settings),
-            **writer.totals(),
-            "append_eot": append_eot,
-            "shard_bytes": shard_bytes,
-            **identity,
-            "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
-            "dropped": dict(dropped + source_dropped),
-            "facts": report.facts,
-            "files": writer.files,
-            "content_sha256": content_sha256(writer.files),
-        }
-        write_meta(str(partial / META_NAME), meta)
+    new_splitter()  # refuses budgets that cannot work
+    provenance = provenance or Provenance()
+    feed: Feed[Any] = texts if isinstance(texts, Feed) else Feed.of(texts, report or SourceReport())
+    # Nothing where it is off: older caches stay good.
+    identity = decontamination_identity(decontaminate, decontaminate_threshold, val_is_given=val_texts is not None)
+    settings = {
+        "max_train_tokens": max_train_tokens,
+        "max_val_tokens": max_val_tokens,
+        "shard_bytes": shard_bytes,
+        "seed": seed,
+        "shuffle_buffer": shuffle_buffer,
+        "append_eot": append_eot,
+        **identity,
+    }
+    meta = {
+        **common_meta("pretrain", out_dir, view, provenance, seed, settings),
+        "append_eot": append_eot,
+        "shard_bytes": shard_bytes,
+        **identity,
+        "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
+    }
+
+    middle = PretrainStream(
+        feed=feed,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+        encode=functools.partial(
+            encode_documents,
+            tokenizer=view,
+            threads=threads or available_threads(),
+            append_eot=append_eot,
+            raise_on_collision=on_collision == "raise",
+        ),
+        new_splitter=new_splitter,
+        val_texts=val_texts,
+        progress=progress,
+        name=meta["dataset_name"],
+        log=resume.log if resume is not None else lambda message: None,
+    )
+    with atomic_directory(out_dir, resumable=resume is not None) as partial:
+        journal = open_journal(partial, resume, identity={"settings": settings, "meta": meta, "on_collision": on_collision}, state=State)
+        state: State | None = journal.state if journal is not None else None
+        splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()
+        with (
+            PretrainWriter(partial, shard_bytes=shard_bytes, state=state.writer if state is not None else None) as writer,
+            open_guard(decontaminate, decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
+        ):
+            counts = middle.write(writer, splitter, guard, journal)
+            if not writer.tokens("train"):
+                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, Counter(counts.dropped)))
+            writer.seal()
+            meta |= {
+                **writer.totals(),
+                "dropped": counts.dropped,
+                "facts": counts.facts,
+                "files": writer.files,
+                "content_sha256": content_sha256(writer.files),
+            }
+            write_meta(str(partial / META_NAME), meta)
+            writer.discard_spool()
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:

@@ -4,13 +4,16 @@ The examples' tokens are spooled as they come and dealt to the splits at the end
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
+from niels_cache_assets.build_cache.resuming import Reached, Resume, open_journal, take_up
+from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.streaming.directories import atomic_directory
@@ -23,16 +26,45 @@ from niels_cache_assets.streaming.encode import (
     map_in_order,
     require_ids_fit,
 )
-from niels_cache_assets.streaming.intake import require_whole_numbers, valid_conversations
-from niels_cache_assets.streaming.sft_spool import SftSpool
+from niels_cache_assets.streaming.feed import Feed, Mark, Position
+from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
+from niels_cache_assets.streaming.journal import Journal
+from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.meta import content_sha256, write_meta
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """What the source says of itself when its stream has ended."""
+
+    dropped: dict[str, int]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """A build between two chunks; `dropped` are the builder's, `ended`: all is read."""
+
+    reached: Reached
+    dropped: dict[str, int]
+    spool: SpoolState
+    ended: _Ended | None
+
+
+class _Encoded(NamedTuple):
+    """Conversations that survived with their tokens, one uint16 array each, and the reasons of those that did not."""
+
+    conversations: list[Conversation]
+    arrays: list[np.ndarray]
+    dropped: Counter[str]
+    position: Position
+
+
 def build_sft_cache(
-    examples: Iterable[list[Message] | Conversation],
+    examples: Iterable[list[Message] | Conversation] | Feed[Conversation],
     out_dir: str,
     *,
     tokenizer: Any,
@@ -45,11 +77,13 @@ def build_sft_cache(
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
+    resume: Resume | None = None,
 ) -> None:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
     Each message becomes its role's sentinel, the ids of its content, EOT. val is a seeded `val_frac` of the examples (or of their groups);
     an example that is a Conversation with a `split` keeps it. `tokenizer` needs all four special ids. `out_dir` is replaced in one step.
+    `report`, `progress` and `resume` as of build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
@@ -60,50 +94,111 @@ def build_sft_cache(
     view = view_tokenizer(tokenizer)
     view.require(ROLE_KEYS)
     provenance = provenance or Provenance()
-    report = report or SourceReport()
-    dropped: Counter[str] = Counter()
-    conversations = valid_conversations(examples, dropped, raise_on_invalid=on_invalid == "raise")
+    feed: Feed[Any] = examples if isinstance(examples, Feed) else Feed.of(examples, report or SourceReport())
+    settings = {"val_frac": val_frac, "seed": seed, "split_by": split_by}
+    meta = {
+        **common_meta("sft", out_dir, view, provenance, seed, settings),
+        "split_rule": provenance.split_rule or f"seeded {val_frac:g} of {split_by}s to val",
+    }
 
-    def encode(chunk: list[Conversation]) -> tuple[list[Conversation], list[np.ndarray], Counter[str]]:
-        return _encode_conversations(chunk, view, raise_on_collision=on_collision == "raise")
+    def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
+        return _encode_conversations(*task, view, raise_on_invalid=on_invalid == "raise", raise_on_collision=on_collision == "raise")
 
-    def size_of(conversation: Conversation) -> int:
-        return sum(len(message["content"]) for message in conversation.messages)
+    def encoded(state: _State | None, share: float | None) -> Generator[_Encoded]:
+        def stream(mark: Mark | None) -> Iterator[Conversation]:
+            return as_conversations(feed.open(mark), first=mark.items if mark else 0)
 
-    encoded = map_in_order(encode, in_chunks(conversations, size_of), threads=threads or available_threads())
-    with atomic_directory(out_dir) as partial, SftSpool(partial) as spool, closing(encoded) as batches:
-        for kept, arrays, reasons in batches:
-            dropped.update(reasons)
-            spool.write(kept, arrays)
+        conversations, first = stream(None), 0
+        if state is not None:
+            log = resume.log if resume is not None else lambda message: None
+            conversations, first = take_up(stream, state.reached, name=meta["dataset_name"], share=share, log=log), state.reached.items
+        chunks = feed.positioned(in_chunks(conversations, _characters), first=first)
+        return map_in_order(encode, chunks, threads=threads or available_threads())
+
+    with atomic_directory(out_dir, resumable=resume is not None) as partial:
+        identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
+        journal = open_journal(partial, resume, identity=identity, state=_State)
+        state: _State | None = journal.state if journal is not None else None
+        with SftSpool(partial, state=state.spool if state is not None else None) as spool:
+            ended = state.ended if state is not None else None
+            if ended is None:
+                ended = _spool(spool, encoded, feed, journal, progress)
+            if not spool.examples:
+                note = dropped_note(Counter(ended.dropped))
+                raise NielsCacheError(f"{out_dir}: the source gave no usable conversation{note}; nothing was written")
+            files: dict[str, dict[str, Any]] = {}
+            counts = spool.deal(files, val_frac=val_frac, seed=seed, by_group=split_by == "group")
+            meta |= {
+                **{key: count for key, count in counts.items() if key != "straddling_groups"},
+                "dropped": ended.dropped,
+                "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
+                "files": files,
+                "content_sha256": content_sha256(files),
+            }
+            write_meta(str(partial / META_NAME), meta)
+            spool.discard()
+
+
+def _spool(
+    spool: SftSpool,
+    encoded: Callable[[_State | None, float | None], Generator[_Encoded]],
+    feed: Feed[Conversation],
+    journal: Journal | None,
+    progress: OnProgress | None,
+) -> _Ended:
+    """Spool all conversations, or the rest of them where the journal has a state."""
+    state: _State | None = journal.state if journal is not None else None
+    dropped = Counter(state.dropped) if state is not None else Counter[str]()
+
+    def record(position: Position, *, ended: _Ended | None = None) -> None:
+        assert journal is not None
+        on_disk, sizes = spool.checkpoint()
+        reached = Reached(items=position.items, mark=position.mark)
+        now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
+        journal.record(asdict(now), files=sizes, bytes_written=spool.bytes)
+
+    position = Position(0, None, Counter())
+    with closing(encoded(state, journal.share if journal is not None else None)) as batches:
+        for batch in batches:
+            position = batch.position
+            dropped.update(batch.dropped)
+            spool.write(batch.conversations, batch.arrays)
             if progress is not None:
                 progress(Progress(spool.examples, spool.tokens, None))
-        dropped += report.dropped
-        if not spool.examples:
-            raise NielsCacheError(f"{out_dir}: the source gave no usable conversation{dropped_note(dropped)}; nothing was written")
-        files: dict[str, dict[str, Any]] = {}
-        counts = spool.deal(files, val_frac=val_frac, seed=seed, by_group=split_by == "group")
-        settings = {"val_frac": val_frac, "seed": seed, "split_by": split_by}
-        meta = {
-            **common_meta("sft", out_dir, view, provenance, seed, settings),
-            **{key: count for key, count in counts.items() if key != "straddling_groups"},
-            "split_rule": provenance.split_rule or f"seeded {val_frac:g} of {split_by}s to val",
-            "dropped": dict(dropped),
-            "facts": {**report.facts, "straddling_groups": counts["straddling_groups"]},
-            "files": files,
-            "content_sha256": content_sha256(files),
-        }
-        write_meta(str(partial / META_NAME), meta)
+            if journal is not None and journal.due(spool.bytes):
+                record(position)
+    ended = _Ended(dropped=dict(dropped + feed.report.dropped), facts=feed.report.facts)
+    if journal is not None and journal.recorded:
+        record(position, ended=ended)
+    return ended
+
+
+def _characters(conversation: Conversation) -> int:
+    return sum(len(content) for message in conversation.messages if isinstance(content := message.get("content"), str))
 
 
 def _encode_conversations(
-    chunk: list[Conversation], tokenizer: BuildTokenizer, *, raise_on_collision: bool
-) -> tuple[list[Conversation], list[np.ndarray], Counter[str]]:
-    """One uint16 array per conversation that survives: sentinel, content, EOT for each message."""
-    encoded = iter(encode_texts([message["content"] for conversation in chunk for message in conversation.messages], tokenizer))
+    chunk: list[Conversation], position: Position, tokenizer: BuildTokenizer, *, raise_on_invalid: bool, raise_on_collision: bool
+) -> _Encoded:
+    """Sentinel, content, EOT for each message of those that can be trained on."""
+    problems = [conversation_problem(conversation.messages) for conversation in chunk]
+    texts = (
+        message["content"]
+        for conversation, problem in zip(chunk, problems, strict=True)
+        if problem is None
+        for message in conversation.messages
+    )
+    encoded = iter(encode_texts(list(texts), tokenizer))
     kept: list[Conversation] = []
     arrays: list[np.ndarray] = []
     dropped: Counter[str] = Counter()
-    for position, conversation in enumerate(chunk):
+    first = position.items - len(chunk)
+    for number, (conversation, problem) in enumerate(zip(chunk, problems, strict=True), first):
+        if problem is not None:
+            if raise_on_invalid:
+                raise NielsCacheError(f"example {conversation.source_id or number}: {problem}; correct it, or pass on_invalid='drop'")
+            dropped[problem] += 1
+            continue
         contents = [next(encoded) for _ in conversation.messages]
         problem = next((content for content in contents if isinstance(content, str)), None)
         pieces: list[np.ndarray] = []
@@ -119,7 +214,7 @@ def _encode_conversations(
             kept.append(conversation)
             arrays.append(np.concatenate(pieces).astype(TOKEN_DTYPE))
         elif problem == COLLISION and raise_on_collision:
-            raise NielsCacheError(f"example {conversation.source_id or position}: a message contains a special token; remove it")
+            raise NielsCacheError(f"example {conversation.source_id or number}: a message contains a special token; remove it")
         else:
             dropped[problem] += 1
-    return kept, arrays, dropped
+    return _Encoded(kept, arrays, dropped, position)

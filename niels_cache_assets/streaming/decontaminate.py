@@ -68,6 +68,11 @@ class TrainGuard:
         self._index = index
         self._val_is_full = val_is_full
 
+    @property
+    def val_is_known(self) -> bool:
+        """A document of train has come, so nothing is added to val's any more."""
+        return self._index.sealed
+
     def read_val(self, batch: EncodedDocuments) -> None:
         """Index documents of val before the build: those that its stream may bring too late. Encoded, as only those come into val."""
         self._index.add_new([document.text for document in batch.documents])

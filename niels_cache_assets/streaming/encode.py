@@ -4,19 +4,24 @@ Results come back in input order, so the number of threads never shows in the by
 What is checked here is checked on what comes out of the tokenizer: a text that yields a special id is dropped and counted.
 """
 
+from __future__ import annotations
+
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenization import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE
+
+if TYPE_CHECKING:
+    from niels_cache_assets.streaming.feed import Feed, Position
 
 COLLISION = "special_token_collision"
 INVALID_UNICODE = "invalid_unicode"
@@ -39,8 +44,7 @@ class EncodedDocuments:
     """Documents that survived encoding with their tokens back to back.
 
     `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
-    `characters`: int64 per document. `dropped`: reasons of those left out here. `source_dropped`: what the source had left out when it
-    gave the last of these documents; a source is read ahead of what is written, by more on more threads, so its own counter will not do.
+    `characters`: int64 per document. `dropped`: reasons of those left out here. `position`: of the last document that was encoded.
     `screened`: compared with val already (decontaminate.py).
     """
 
@@ -49,10 +53,10 @@ class EncodedDocuments:
     lengths: np.ndarray
     characters: np.ndarray
     dropped: Counter[str]
-    source_dropped: Counter[str]
+    position: Position
     screened: bool = False
 
-    def keep(self, kept: np.ndarray) -> "EncodedDocuments":
+    def keep(self, kept: np.ndarray) -> EncodedDocuments:
         """These documents without those where `kept`, bool (documents,), is False."""
         if kept.all():
             return self
@@ -98,26 +102,26 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, t
 def encode_documents(
     documents: Iterable[Document],
     tokenizer: BuildTokenizer,
-    report: SourceReport,
+    feed: Feed[Any],
     *,
     threads: int,
+    first: int = 0,
     append_eot: bool,
     raise_on_collision: bool,
     screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents; see EncodedDocuments. `report` is what the source fills while it is read.
+    """Encode a stream of documents; see EncodedDocuments. `feed` is what they come from, `first` the number of those before them.
 
     Without EOT a document of no tokens would leave no trace, and is dropped and counted. `screen` gets each encoded chunk on its
     thread. Raises NielsCacheError on a collision where the caller asks for that.
     """
 
-    def encode(task: tuple[list[Document], Counter[str]]) -> EncodedDocuments:
-        chunk, source_dropped = task
-        encoded = _encode_chunk(chunk, source_dropped, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
+    def encode(task: tuple[list[Document], Position]) -> EncodedDocuments:
+        encoded = _encode_chunk(*task, tokenizer, append_eot=append_eot, raise_on_collision=raise_on_collision)
         return screen(encoded) if screen is not None else encoded
 
-    chunks = in_chunks(documents, lambda document: len(document.text))
-    return map_in_order(encode, ((chunk, report.dropped.copy()) for chunk in chunks), threads=threads)
+    chunks = feed.positioned(in_chunks(documents, lambda document: len(document.text)), first=first)
+    return map_in_order(encode, chunks, threads=threads)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
@@ -148,7 +152,7 @@ def describe_item(item: Any, position: int) -> str:
 
 
 def _encode_chunk(
-    chunk: list[Document], source_dropped: Counter[str], tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
+    chunk: list[Document], position: Position, tokenizer: BuildTokenizer, *, append_eot: bool, raise_on_collision: bool
 ) -> EncodedDocuments:
     dropped: Counter[str] = Counter()
     encoded = encode_texts([document.text for document in chunk], tokenizer)
@@ -162,8 +166,8 @@ def _encode_chunk(
     if _forbidden(tokens, tokenizer.forbidden_ids).any():
         clean = [not has_special(ids, tokenizer) for ids in arrays]
         if raise_on_collision:
-            position = clean.index(False)
-            raise NielsCacheError(f"{describe_item(documents[position], position)}: the text contains a special token; remove it")
+            first = clean.index(False)
+            raise NielsCacheError(f"{describe_item(documents[first], first)}: the text contains a special token; remove it")
         dropped[COLLISION] += clean.count(False)
         documents = [document for document, keep in zip(documents, clean, strict=True) if keep]
         arrays = [ids for ids, keep in zip(arrays, clean, strict=True) if keep]
@@ -178,7 +182,7 @@ def _encode_chunk(
         tokens = np.insert(tokens, np.cumsum(lengths), TOKEN_DTYPE.type(tokenizer.eot)) if len(lengths) else tokens
         lengths = lengths + 1
     characters = np.fromiter((len(document.text) for document in documents), np.int64, len(documents))
-    return EncodedDocuments(documents, tokens, lengths, characters, dropped, source_dropped)
+    return EncodedDocuments(documents, tokens, lengths, characters, dropped, position)
 
 
 def _forbidden(ids: np.ndarray, forbidden: np.ndarray) -> np.ndarray:

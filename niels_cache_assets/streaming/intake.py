@@ -3,21 +3,19 @@
 What is wrong with an item or a setting is said here and not by a library far below. Nothing is encoded or written.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.documents import Conversation, Document, Message
 from niels_cache_assets.streaming.encode import describe_item
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS
 
 
-def as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
-    """Every item as a Document; raises NielsCacheError for one that is none."""
+def as_documents(texts: Iterable[str | Document], *, first: int = 0) -> Iterator[Document]:
+    """Every item as a Document, the first of them item `first` of the source; raises NielsCacheError for one that is none."""
     if isinstance(texts, str):
         raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
-    for position, item in enumerate(texts):
+    for position, item in enumerate(texts, first):
         if isinstance(item, str):
             yield Document(item, source_id=str(position), row=position)
             continue
@@ -29,11 +27,12 @@ def as_documents(texts: Iterable[str | Document]) -> Iterator[Document]:
         yield item
 
 
-def valid_conversations(
-    examples: Iterable[list[Message] | Conversation], dropped: Counter[str], *, raise_on_invalid: bool
-) -> Iterator[Conversation]:
-    """Every item as a Conversation that can be trained on; the others raise or are counted in `dropped`."""
-    for position, item in enumerate(examples):
+def as_conversations(examples: Iterable[list[Message] | Conversation], *, first: int = 0) -> Iterator[Conversation]:
+    """Every item as a Conversation, the first of them item `first` of the source; raises NielsCacheError for one that is none.
+
+    Whether it can be trained on is not asked here.
+    """
+    for position, item in enumerate(examples, first):
         if not isinstance(item, list | Conversation):
             kind = type(item).__name__
             raise NielsCacheError(f"item {position} of the source is a {kind}; the builder takes a list of messages or a Conversation")
@@ -41,13 +40,7 @@ def valid_conversations(
         if not all(isinstance(message, Mapping) for message in conversation.messages):
             raise NielsCacheError(f"example {conversation.source_id or position}: a message must be a mapping with role and content")
         _require_lineage(conversation, position)
-        problem = conversation_problem(conversation.messages)
-        if problem is None:
-            yield conversation
-        elif raise_on_invalid:
-            raise NielsCacheError(f"example {conversation.source_id or position}: {problem}; correct it, or pass on_invalid='drop'")
-        else:
-            dropped[problem] += 1
+        yield conversation
 
 
 def _require_lineage(item: Document | Conversation, position: int) -> None:

@@ -37,42 +37,60 @@ class Recorded(NamedTuple):
 
 
 class Journal:
-    """What an unfinished build in a directory has done so far. `state` is what was recorded last, None at the beginning."""
+    """What an unfinished build in a directory has done so far. `state` and `share` are what was recorded last, None at the beginning."""
 
     BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
     SECONDS = 60.0
 
-    def __init__(self, directory: Path, fingerprint: str, recorded: Recorded | None) -> None:
+    def __init__(self, directory: Path, fingerprint: str, recorded: Recorded | None, state: Any) -> None:
         self._directory, self._fingerprint = directory, fingerprint
-        self.state = recorded.state if recorded else None
+        self.state = state
+        self.share = recorded.share if recorded else None
         self._named = set(recorded.files) if recorded else set()
         self._interval = int(os.environ.get(BYTES_VARIABLE) or self.BYTES)
         self._bytes = 0 if recorded is None else None  # written at the last record; a build that goes on says with its first question
         self._time = time.monotonic()
+        self.recorded = recorded is not None  # whether there is anything to go on from
 
     @classmethod
-    def open(cls, directory: Path, *, fingerprint: str, log: Callable[[str], None], afresh: bool = False) -> Journal:
+    def open(
+        cls,
+        directory: Path,
+        *,
+        fingerprint: str,
+        log: Callable[[str], None],
+        afresh: bool = False,
+        parse: Callable[[dict[str, Any]], Any] = dict,
+    ) -> Journal:
         """Take up what lies in `directory`, or clear it; `log` is told why where there was something. `afresh`: clear it in any case.
 
-        Files are cut back to what was recorded of them, and those that the record does not name are removed, so that the directory is as
-        it was then. Directories stay.
+        `parse` makes `state` of the values that were recorded, or raises ValueError. Files are cut back to what was recorded of them, and
+        those that the record does not name are removed, so that the directory is as it was then. Directories stay.
         """
         recorded = read_journal(directory)
-        reason = _unusable(directory, recorded, fingerprint) if not afresh else "a fresh build was asked for"
-        if reason is None:
-            assert recorded is not None
-            _restore(directory, recorded.files)
-            return cls(directory, fingerprint, recorded)
+        reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint)
+        if reason is None and recorded is not None:
+            try:
+                state = parse(recorded.state)
+                _restore(directory, recorded.files)
+                return cls(directory, fingerprint, recorded, state)
+            except ValueError:
+                reason = "the journal of the unfinished build is not of this kind of build"
         if any(directory.iterdir()):
             log(f"starting afresh: {reason}")
         _clear(directory)
-        return cls(directory, fingerprint, None)
+        return cls(directory, fingerprint, None, None)
 
-    def due(self, bytes_written: int) -> bool:
-        """Whether it is time for a record. `bytes_written`: to all files since the build began, what was there at `open` included."""
+    def due(self, bytes_written: int, *, seconds: float | None = None) -> bool:
+        """Whether it is time for a record: 32 MiB more than at the last one, or 60 (`seconds`) later.
+
+        `bytes_written`: to all files since the build began, what was there at `open` included.
+        """
         if self._bytes is None:
             self._bytes = bytes_written
-        return bytes_written - self._bytes >= self._interval or time.monotonic() - self._time >= self.SECONDS
+        return bytes_written - self._bytes >= self._interval or time.monotonic() - self._time >= (
+            self.SECONDS if seconds is None else seconds
+        )
 
     def record(self, state: dict[str, Any], *, files: Mapping[str, int], bytes_written: int = 0, share: float | None = None) -> None:
         """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
@@ -92,6 +110,7 @@ class Journal:
         os.replace(temporary, path)
         sync_directory(self._directory)
         self._named, self._bytes, self._time = set(files), bytes_written, time.monotonic()
+        self.recorded = True
 
 
 def read_journal(directory: Path) -> Recorded | None:

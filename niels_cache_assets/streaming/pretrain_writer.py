@@ -1,31 +1,60 @@
 """The files of a pretrain cache, both splits at once: shards, document ends, lineage. meta.json is the builder's."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.streaming.splits import SplitPart
-from niels_cache_assets.streaming.writers import Files, LineageWriter, NpyWriter, ShardWriter
+from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
 
+_SPOOL = "spool"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitState:
+    """What a split held at a checkpoint; `cut` is the ordinal of the document that a budget cut."""
+
+    tokens: int = 0
+    documents: int = 0
+    spool_bytes: int = 0
+    characters: int = 0
+    cut: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterState:
+    """What a PretrainWriter had written at a checkpoint; `files` are the finished ones."""
+
+    files: Files
+    splits: dict[Split, SplitState]
+
 
 class _SplitWriter:
-    def __init__(self, root: Path, split: Split, *, shard_bytes: int, files: Files) -> None:
-        self.shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files)
-        self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files)
-        self.lineage = LineageWriter(root, documents_name(split), LINEAGE, files)
-        self.characters = 0
-        self.cut: int | None = None  # ordinal
+    def __init__(self, root: Path, split: Split, *, shard_bytes: int, files: Files, state: SplitState) -> None:
+        self._root, self._split, self._files = root, split, files
+        self.shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
+        self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
+        self._lineage = RowSpool(root, f"{_SPOOL}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
+        self.characters = state.characters
+        self.cut = state.cut
+
+    @property
+    def bytes(self) -> int:
+        return self.shards.bytes + self.doc_ends.bytes + self._lineage.bytes
 
     def write(self, part: SplitPart) -> None:
         if part.cut is not None:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        self.lineage.write(
+        self._lineage.write(
             {
                 "source_id": [document.source_id for document in part.documents],
                 "file": [document.file for document in part.documents],
@@ -35,14 +64,47 @@ class _SplitWriter:
         )
         self.characters += part.characters
 
+    def checkpoint(self, sizes: Sizes) -> SplitState:
+        for part in (self.shards, self.doc_ends, self._lineage):
+            part.checkpoint(sizes)
+        return SplitState(
+            tokens=self.shards.tokens,
+            documents=self.doc_ends.items,
+            spool_bytes=self._lineage.bytes,
+            characters=self.characters,
+            cut=self.cut,
+        )
+
+    def seal(self) -> None:
+        self.shards.seal()
+        self.doc_ends.seal()
+        lineage = LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)
+        try:
+            for rows in self._lineage.read():
+                lineage.write_batch(rows)
+            lineage.seal()
+        finally:
+            lineage.abandon()
+
+    def abandon(self) -> None:
+        for part in (self.shards, self.doc_ends, self._lineage):
+            part.abandon()
+
 
 class PretrainWriter:
-    """Writes what a splitter hands out into `root`; use as a context manager so that files are closed on any way out."""
+    """Writes what a splitter hands out into `root`; use as a context manager so that files are closed on any way out.
 
-    def __init__(self, root: Path, *, shard_bytes: int) -> None:
-        self.files: Files = {}
+    `state`: of the checkpoint to which the journal has cut the files back, to go on from there.
+    """
+
+    def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None) -> None:
+        self._root = root
+        self.files: Files = dict(state.files) if state else {}
         self._splits: dict[Split, _SplitWriter] = {
-            split: _SplitWriter(root, split, shard_bytes=shard_bytes, files=self.files) for split in SPLITS
+            split: _SplitWriter(
+                root, split, shard_bytes=shard_bytes, files=self.files, state=state.splits[split] if state else SplitState()
+            )
+            for split in SPLITS
         }
 
     def __enter__(self) -> "PretrainWriter":
@@ -50,18 +112,31 @@ class PretrainWriter:
 
     def __exit__(self, *_: object) -> None:
         for writer in self._splits.values():
-            for part in (writer.shards, writer.doc_ends, writer.lineage):
-                part.abandon()
+            writer.abandon()
+
+    @property
+    def bytes(self) -> int:
+        """Written so far."""
+        return sum(writer.bytes for writer in self._splits.values())
 
     def write(self, parts: dict[Split, SplitPart]) -> None:
         for split, part in parts.items():
             self._splits[split].write(part)
 
+    def checkpoint(self) -> tuple[WriterState, Sizes]:
+        """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
+        sizes: Sizes = {name: entry["bytes"] for name, entry in self.files.items()}
+        splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
+        return WriterState(files=dict(self.files), splits=splits), sizes
+
     def seal(self) -> None:
-        """Finish every file and put it on the disk."""
+        """Finish every file and put it on the disk. What a checkpoint needs stays."""
         for writer in self._splits.values():
-            for part in (writer.shards, writer.doc_ends, writer.lineage):
-                part.seal()
+            writer.seal()
+
+    def discard_spool(self) -> None:
+        """Remove what is no part of a cache."""
+        shutil.rmtree(self._root / _SPOOL)
 
     def tokens(self, split: Split) -> int:
         return self._splits[split].shards.tokens

@@ -1,41 +1,60 @@
 """SFT examples on disk before their split is known: tokens are spooled as they come, and dealt out when the count is.
 
-The spool lies in the partial directory and is read back by memory map, so memory does not grow with the source; per example it
-costs 8 bytes of length on disk and, where examples have groups (oasst1's trees), one dictionary entry per group.
+The spool lies in the partial directory, where a build that is taken up again finds it, and is read back by memory map, so memory does not
+grow with the source; per example it costs 8 bytes of length on disk and, where examples have groups (oasst1's trees), one dictionary entry
+per group.
 """
 
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.documents import Conversation
+from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.streaming.splits import val_mask
-from niels_cache_assets.streaming.writers import Files, HashedFile, LineageWriter, NpyWriter
-from niels_cache_runtime.formats import IDX_DTYPE, SPLITS, TOKEN_DTYPE, Split, examples_name, idx_name, tokens_name
+from niels_cache_assets.streaming.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_runtime.formats import IDX_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, Split, examples_name, idx_name, tokens_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
+_SPOOL = "spool"
 _TOKENS_PER_BLOCK = 1 << 21
 _NO_GROUP = -1
 _UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of its own
 
 
-class SftSpool:
-    """Append encoded examples, then `deal` them into the two splits. A context manager: the spool is closed and removed."""
+@dataclass(frozen=True, kw_only=True)
+class SpoolState:
+    """What a spool held at a checkpoint."""
 
-    def __init__(self, root: Path) -> None:
+    examples: int = 0
+    tokens: int = 0
+    lineage_bytes: int = 0
+
+
+class SftSpool:
+    """Append encoded examples, then `deal` them into the two splits. A context manager: what is open is closed on any way out.
+
+    `state`: of the checkpoint to which the journal has cut the files back, to go on from there.
+    """
+
+    def __init__(self, root: Path, *, state: SpoolState | None = None) -> None:
+        state = state or SpoolState()
         self._root = root
-        self._folder = root / "spool"
-        self._folder.mkdir()
         self._scratch: Files = {}
-        self._tokens = HashedFile(self._folder, "tokens.bin", self._scratch)
-        self._lengths = NpyWriter(self._folder, "lengths.npy", IDX_DTYPE, self._scratch)
-        self._groups = NpyWriter(self._folder, "groups.npy", IDX_DTYPE, self._scratch)
-        self._own_splits = NpyWriter(self._folder, "splits.npy", np.dtype("u1"), self._scratch)
-        self._lineage = LineageWriter(self._folder, "lineage.parquet", LINEAGE, self._scratch)
+        self._tokens = GrowingFile(root, f"{_SPOOL}/tokens.bin", resume_at=state.tokens * TOKEN_BYTES)
+        self._lengths = NpyWriter(root, f"{_SPOOL}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
+        self._groups = NpyWriter(root, f"{_SPOOL}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
+        self._own_splits = NpyWriter(root, f"{_SPOOL}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
+        self._lineage = RowSpool(root, f"{_SPOOL}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
-        self.tokens = 0
+        for rows in self._lineage.read():
+            for group in rows.column("group").to_pylist():
+                self._group_number(group)
+        self.tokens = state.tokens
 
     def __enter__(self) -> "SftSpool":
         return self
@@ -45,12 +64,24 @@ class SftSpool:
             part.abandon()
 
     @property
-    def _parts(self) -> tuple[HashedFile | NpyWriter | LineageWriter, ...]:
+    def _parts(self) -> tuple[GrowingFile | NpyWriter | RowSpool, ...]:
         return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage
 
     @property
     def examples(self) -> int:
         return self._lengths.items
+
+    @property
+    def bytes(self) -> int:
+        """Written so far."""
+        return sum(part.bytes for part in self._parts)
+
+    def checkpoint(self) -> tuple[SpoolState, Sizes]:
+        """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
+        sizes: Sizes = {}
+        for part in self._parts:
+            part.checkpoint(sizes)
+        return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
     def write(self, conversations: Sequence[Conversation], arrays: Sequence[np.ndarray]) -> None:
         """Append conversations with their encoded tokens (one uint16 array each)."""
@@ -78,9 +109,9 @@ class SftSpool:
     def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
         """Write both splits in input order into the cache directory and return counts: examples and tokens by split, straddling groups.
 
-        By example or by group, the rule is `val_mask`'s; an example that carries a split keeps it. The spool is gone afterwards.
+        By example or by group, the rule is `val_mask`'s; an example that carries a split keeps it. The spool stays for another try.
         """
-        for part in self._parts:
+        for part in (self._tokens, self._lengths, self._groups, self._own_splits):
             part.seal()
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         self._write_lineage(is_val, files)
@@ -91,14 +122,17 @@ class SftSpool:
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen, files)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
-        self._discard()
         return counts
+
+    def discard(self) -> None:
+        """Remove the spool, which is no part of a cache."""
+        shutil.rmtree(self._root / _SPOOL)
 
     def _group_number(self, group: str | None) -> int:
         return _NO_GROUP if group is None else self._group_numbers.setdefault(group, len(self._group_numbers))
 
     def _load(self, name: str) -> np.ndarray:
-        return np.load(self._folder / name, allow_pickle=False)
+        return np.load(self._root / _SPOOL / name, allow_pickle=False)
 
     def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
         own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
@@ -120,7 +154,7 @@ class SftSpool:
         idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
         out = HashedFile(self._root, tokens_name(split), files)
         spooled = np.fromfile if not self.tokens else np.memmap
-        stream = spooled(self._folder / "tokens.bin", dtype=TOKEN_DTYPE)
+        stream = spooled(self._tokens.path, dtype=TOKEN_DTYPE)
         read = written = 0
         blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # of examples that end in the same stretch of tokens
         starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
@@ -137,20 +171,16 @@ class SftSpool:
         return written
 
     def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
-        import pyarrow.parquet
+        import pyarrow
 
-        writers = {split: LineageWriter(self._root, examples_name(split), LINEAGE, files) for split in SPLITS}
-        with pyarrow.parquet.ParquetFile(self._folder / "lineage.parquet", pre_buffer=False) as lineage:
-            for batch in lineage.iter_batches():
-                val_rows = is_val[batch.column("ordinal").to_numpy()]
-                for split, writer in writers.items():
-                    rows = batch.filter(pyarrow.array(val_rows if split == "val" else ~val_rows)).select(list(LINEAGE))
-                    if len(rows):
-                        writer.write(rows.to_pydict())
-        for writer in writers.values():
-            writer.seal()
-
-    def _discard(self) -> None:
-        for name in self._scratch:
-            (self._folder / name).unlink()
-        self._folder.rmdir()
+        for split in SPLITS:
+            chosen = is_val if split == "val" else ~is_val
+            writer = LineageWriter(self._root, examples_name(split), LINEAGE, files)
+            try:
+                first = 0
+                for rows in self._lineage.read():
+                    writer.write_batch(rows.filter(pyarrow.array(chosen[first : first + len(rows)])))
+                    first += len(rows)
+                writer.seal()
+            finally:
+                writer.abandon()

@@ -1,9 +1,9 @@
 """Which split a document belongs to: its own, a seeded share, or token budgets, in that order of precedence.
 
-`val_mask` is the rule for finite sources, `split_by_fraction` applies it to documents, `BudgetSplitter` is the rule for streams.
+`val_mask` is the rule for finite sources, `FractionSplitter` applies it to documents, `BudgetSplitter` is the rule for streams.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,21 +32,38 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
     return mask
 
 
-def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
-    """Give each document of a finite source its split; both splits keep input order. `val_mask` is the rule.
+class FractionSplitter:
+    """Gives each document of a finite source its split; both splits keep input order. `val_mask` is the rule.
 
-    `count` is the number of documents without a split of their own, from a first pass. Raises NielsCacheError if this pass differs.
+    `count` is the number of documents without a split of their own, from a first pass; `position` is how many of them were given one.
     """
-    is_val = val_mask(count, val_frac=val_frac, seed=seed)
-    position = 0
+
+    def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
+        self._is_val = val_mask(count, val_frac=val_frac, seed=seed)
+        self.position = position
+
+    def split(self, document: Document) -> Document:
+        if document.split is not None:
+            return document
+        position, self.position = self.position, self.position + 1
+        if position >= len(self._is_val):
+            return document  # `finish` says so, and how many there are of these
+        return document._replace(split="val" if self._is_val[position] else "train")
+
+    def finish(self) -> None:
+        """After the last document. Raises NielsCacheError if there were not `count`."""
+        if self.position != len(self._is_val):
+            raise NielsCacheError(
+                f"the source gave {self.position} documents, {len(self._is_val)} when counted a moment ago; build again when it is quiet"
+            )
+
+
+def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
+    """The documents, each with its split; see FractionSplitter."""
+    splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
     for document in documents:
-        if document.split is None:
-            if position < count:
-                document = document._replace(split="val" if is_val[position] else "train")
-            position += 1
-        yield document
-    if position != count:
-        raise NielsCacheError(f"the source gave {position} documents, {count} when counted a moment ago; build again when it is quiet")
+        yield splitter.split(document)
+    splitter.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +81,18 @@ class BudgetSplitter:
     """Documents with a split go there; the others go whole to val until its budget is met, then to train until its own is.
 
     A document that overruns a budget is cut there (its last kept token becomes EOT where documents end with one) and its rest is
-    dropped, never moved to the other split. So a split by budget holds exactly its budget, unless the source ends before.
+    dropped, never moved to the other split. So a split by budget holds exactly its budget, unless the source ends before. `remaining`: what
+    is left of the budgets, of a build that goes on.
     """
 
-    def __init__(self, *, max_train_tokens: int, max_val_tokens: int, eot: int | None) -> None:
+    def __init__(
+        self, *, max_train_tokens: int, max_val_tokens: int, eot: int | None, remaining: Mapping[Split, int] | None = None
+    ) -> None:
         if max_train_tokens <= 0:
             raise NielsCacheError(f"the train budget is {max_train_tokens} tokens; it must be at least 1")
         if max_val_tokens < 0:
             raise NielsCacheError(f"the val budget is {max_val_tokens} tokens; it must be 0 (no val) or more")
-        self.remaining: dict[Split, int] = {"val": max_val_tokens, "train": max_train_tokens}
+        self.remaining: dict[Split, int] = dict(remaining or {"val": max_val_tokens, "train": max_train_tokens})
         self._budget = max_val_tokens + max_train_tokens
         self._eot = eot
 

@@ -1,13 +1,13 @@
-"""Files of a cache, written once from front to back and hashed on the way: token shards, .npy arrays, lineage parquet.
+"""Files of a cache, written once from front to back and hashed on the way: token shards and .npy arrays (lineage: lineage_files.py).
 
-Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}), which becomes meta.json's.
-Memory: one write buffer each.
+Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}), which becomes meta.json's. Before that, a
+`checkpoint` puts what there is on the disk and tells the sizes that the journal has to keep; a writer that is then given how much it had
+(`resume_at`) goes on from there. Memory: one write buffer each.
 """
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from io import BufferedWriter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,9 +18,9 @@ from niels_cache_runtime.formats import TOKEN_BYTES, shard_name
 from niels_cache_runtime.meta import sha256_file
 
 Files = dict[str, dict[str, Any]]
+Sizes = dict[str, int]  # bytes on the disk by relative path
 
 _NPY_HEADER_BYTES = 128
-_ROWS_PER_GROUP = 65_536
 
 
 def require_shard_bytes(shard_bytes: int) -> None:
@@ -29,54 +29,101 @@ def require_shard_bytes(shard_bytes: int) -> None:
         raise NielsCacheError(f"shard_bytes is {shard_bytes}; it must be an even number of bytes, at least {TOKEN_BYTES}")
 
 
-class HashedFile:
-    """A file written from front to back whose sha256 is known when it is closed, without reading it again."""
+class GrowingFile:
+    """A file that grows at its end, from `resume_at` bytes on, which is where the journal has cut it."""
 
-    def __init__(self, root: Path, relative: str, files: Files) -> None:
-        self._relative, self._files = relative, files
-        path = root / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BufferedWriter = open(path, "wb")  # noqa: SIM115  (closed by seal or abandon)
-        self._hash = hashlib.sha256()
-        self.bytes = 0
+    def __init__(self, root: Path, relative: str, *, resume_at: int = 0) -> None:
+        self.path, self.relative = root / relative, relative
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file: BinaryIO = open(self.path, "r+b" if resume_at else "wb")  # noqa: SIM115  (closed by seal or abandon)
+        self.file.seek(resume_at)
+        self.bytes = resume_at
+        self._on_disk: int | None = resume_at or None  # a new file is not yet
 
-    def write(self, data: memoryview) -> None:
-        self._file.write(data)
-        self._hash.update(data)
+    def write(self, data: memoryview | bytes) -> None:
+        self.file.write(data)
         self.bytes += len(data)
 
+    def checkpoint(self, sizes: Sizes) -> None:
+        """Put what was written on the disk, and say how much it is."""
+        if self._on_disk != self.bytes:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self._on_disk = self.bytes
+        sizes[self.relative] = self.bytes
+
     def seal(self) -> None:
-        sync_and_close(self._file)
-        self._files[self._relative] = {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
+        sync_and_close(self.file)
 
     def abandon(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written is the error that counts
+            self.file.close()
+
+
+class HashedFile:
+    """A file written from front to back whose sha256 is known when it is closed. One that goes on is read again, up to there, for that."""
+
+    def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
+        self._growing, self._files = GrowingFile(root, relative, resume_at=resume_at), files
+        self._hash = hashlib.sha256()
+        if resume_at:
+            with open(self._growing.path, "rb") as written:
+                self._hash = hashlib.file_digest(written, lambda: self._hash)
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
+
+    def write(self, data: memoryview) -> None:
+        self._growing.write(data)
+        self._hash.update(data)
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        self._growing.checkpoint(sizes)
+
+    def seal(self) -> None:
+        self._growing.seal()
+        self._files[self._growing.relative] = {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
+
+    def abandon(self) -> None:
+        self._growing.abandon()
 
 
 class ShardWriter:
-    """One split's token stream, cut into files of exactly `shard_bytes`; the last is shorter. No tokens, no file."""
+    """One split's token stream, cut into files of exactly `shard_bytes`; the last is shorter. No tokens, no file.
 
-    def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files) -> None:
-        (root / folder).mkdir()
+    `resume_at`: tokens that are there; `files` then holds the shards among them that are finished.
+    """
+
+    def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
+        (root / folder).mkdir(exist_ok=True)
         self._root, self._folder, self._shard_bytes, self._files = root, folder, shard_bytes, files
         self._shard: HashedFile | None = None
-        self._shards = 0
-        self.tokens = 0
+        self._shards, unfinished = divmod(resume_at * TOKEN_BYTES, shard_bytes)
+        self.tokens = resume_at
+        if unfinished:
+            self._begin(resume_at=unfinished)
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens * TOKEN_BYTES
 
     def write(self, tokens: np.ndarray) -> None:
         """Append uint16 tokens (1-D)."""
         data = np.ascontiguousarray(tokens).data.cast("B")
         self.tokens += len(tokens)
         while len(data):
-            if self._shard is None:
-                self._shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files)
-                self._shards += 1
-            room = self._shard_bytes - self._shard.bytes
-            self._shard.write(data[:room])
+            shard = self._shard or self._begin()
+            room = self._shard_bytes - shard.bytes
+            shard.write(data[:room])
             data = data[room:]
-            if self._shard.bytes == self._shard_bytes:
-                self._shard.seal()
-                self._shard = None
+            if shard.bytes == self._shard_bytes:
+                self.seal()
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's; of the shard that is not finished."""
+        if self._shard is not None:
+            self._shard.checkpoint(sizes)
 
     def seal(self) -> None:
         if self._shard is not None:
@@ -87,76 +134,50 @@ class ShardWriter:
         if self._shard is not None:
             self._shard.abandon()
 
+    def _begin(self, *, resume_at: int = 0) -> HashedFile:
+        self._shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files, resume_at=resume_at)
+        self._shards += 1
+        return self._shard
+
 
 class NpyWriter:
-    """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items."""
+    """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items.
 
-    def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None) -> None:
-        self._path, self._relative, self._dtype, self._files = root / relative, relative, dtype, files
+    `resume_at`: items (rows, with `width`) that are there.
+    """
+
+    def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
+        self._dtype, self._files = dtype, files
         self._row = () if width is None else (width,)
-        self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
-        self._file.write(bytes(_NPY_HEADER_BYTES))
-        self.items = 0
+        there = resume_at * dtype.itemsize * (width or 1)
+        self._growing = GrowingFile(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0)
+        if not there:
+            self._growing.write(bytes(_NPY_HEADER_BYTES))
+        self.items = resume_at
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
 
     def write(self, values: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
+        self._growing.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)
 
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's. The header is not there yet."""
+        self._growing.checkpoint(sizes)
+
     def seal(self) -> None:
-        self._file.seek(0)
+        file = self._growing.file
+        file.seek(0)
         description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items, *self._row)}
-        np.lib.format.write_array_header_1_0(self._file, description)
-        assert self._file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
-        sync_and_close(self._file)
-        add_file(self._path, self._relative, self._files)
+        np.lib.format.write_array_header_1_0(file, description)
+        assert file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
+        self._growing.seal()
+        add_file(self._growing.path, self._growing.relative, self._files)
 
     def abandon(self) -> None:
-        self._file.close()
-
-
-class LineageWriter:
-    """Parquet rows of where each document or example came from: ordinal, then the columns of `schema`, in groups of 65,536."""
-
-    def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        types = {"string": pyarrow.string(), "int64": pyarrow.int64()}
-        self._schema = pyarrow.schema([("ordinal", pyarrow.int64()), *((name, types[kind]) for name, kind in schema.items())])
-        self._path, self._relative, self._files = root / relative, relative, files
-        self._writer = pyarrow.parquet.ParquetWriter(self._path, self._schema, compression="zstd")
-        self._columns: dict[str, list[Any]] = {name: [] for name in schema}
-        self._waiting = 0
-        self.rows = 0
-
-    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given by column (all of `schema`, equally long)."""
-        for name, values in self._columns.items():
-            values.extend(columns[name])
-        self._waiting += len(next(iter(columns.values())))
-        if self._waiting >= _ROWS_PER_GROUP:
-            self._flush()
-
-    def seal(self) -> None:
-        self._flush()
-        self._writer.close()
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
-        add_file(self._path, self._relative, self._files)
-
-    def abandon(self) -> None:
-        self._writer.close()
-
-    def _flush(self) -> None:
-        import pyarrow
-
-        if self._waiting:
-            ordinals = range(self.rows, self.rows + self._waiting)
-            self._writer.write_table(pyarrow.table({"ordinal": ordinals, **self._columns}, schema=self._schema))
-            self.rows += self._waiting
-            self._waiting = 0
-            for values in self._columns.values():
-                values.clear()
+        self._growing.abandon()
 
 
 def add_file(path: Path, relative: str, files: Files) -> None:

@@ -1,0 +1,104 @@
+"""Builds that go on where an earlier one was stopped: the journal they keep, and their way back to the item they were at.
+
+A build records, between two chunks, how far it was and what its files hold. The next one with the same fingerprint is given the directory
+as it was then. Its source is opened at the latest place that it can be opened at; what it gives before the item that comes next is read
+and thrown away, which costs reading and no encoding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.streaming.feed import Mark
+from niels_cache_assets.streaming.journal import Journal
+from niels_cache_runtime.errors import NielsCacheError
+
+Item = TypeVar("Item")
+
+# What encodes, shuffles and writes: half a cache of one version and half of another would be neither's.
+_LIBRARIES = ("niels-cache", "sentencepiece", "torch", "numpy", "datasets", "pyarrow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Asks a builder to keep a journal, and to go on from the one it finds.
+
+    `fingerprint` stands for everything the builder cannot know that decides the bytes: the source and its revision. With the same one the
+    source must give the same items in the same order. `afresh`: go on from nothing. `log` is told what happens.
+    """
+
+    fingerprint: str
+    log: Callable[[str], None] = lambda message: None
+    afresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Where a stream of items was: `items` had been taken of it, `mark` is the latest before them from which it can be opened."""
+
+    items: int
+    mark: Mark | None
+
+
+def open_journal(partial: Path, resume: Resume | None, *, identity: dict[str, Any], state: type[Any]) -> Journal | None:
+    """The journal of a build in `partial`, whose `state` is None or of that data class; None for a build that keeps none.
+
+    `identity` is what the builder knows that decides the bytes.
+    """
+    if resume is None:
+        return None
+    versions = {name: _version(name) for name in _LIBRARIES}
+    fingerprint = fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity})
+    return Journal.open(partial, fingerprint=fingerprint, log=resume.log, afresh=resume.afresh, parse=TypeAdapter(state).validate_python)
+
+
+def take_up(
+    stream: Callable[[Mark | None], Iterator[Item]],
+    reached: Reached,
+    *,
+    name: str,
+    share: float | None,
+    log: Callable[[str], None],
+    replay: Callable[[Iterator[Item]], None] | None = None,
+) -> Iterator[Item]:
+    """The items that come after those that were reached. `stream` opens them at a mark, or at the beginning.
+
+    `replay` is given the items from the beginning to there, and reads as many as it needs. `name` and `share` are for the log. Raises
+    NielsCacheError if the stream ends before.
+    """
+    started = time.monotonic()
+    log(f"resuming {name}{'' if share is None else f' at {share:.0%}'}: {reached.items:,} are kept")
+    items = stream(None)
+    past = _first(items, reached.items, name)
+    if replay is not None:
+        replay(past)
+    if reached.mark is not None:
+        items = stream(reached.mark)
+        past = _first(items, reached.items - reached.mark.items, name)
+    for _ in past:
+        pass
+    log(f"resumed {name} after {time.monotonic() - started:.1f} s")
+    return items
+
+
+def _first(items: Iterator[Item], count: int, name: str) -> Iterator[Item]:
+    for _ in range(count):
+        try:
+            yield next(items)
+        except StopIteration:
+            raise NielsCacheError(f"{name}: the source now ends before what is built already; build afresh (--force)") from None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

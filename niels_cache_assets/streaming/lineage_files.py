@@ -1,0 +1,112 @@
+"""Where documents and examples came from, as they are written: spooled row by row, and parquet when all of them are known.
+
+A parquet file cannot be gone on with, as its footer is in the writer's memory until the end. So rows are spooled as Arrow's IPC messages
+back to back, which may be cut after any of them, and become parquet at the end, in row groups of exactly 65,536: where the stream was cut
+into chunks does not show. Cost: each row is written twice and read once more. Memory: one row group. Reading them is lineage.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from niels_cache_assets.streaming.writers import Files, GrowingFile, Sizes, add_file, sync_and_close
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_PER_GROUP = 65_536
+
+
+class RowSpool:
+    """Rows with the columns of `schema` ({name: "string" or "int64"}), appended, and read again from the front. `resume_at`: in bytes."""
+
+    def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
+        self._growing = GrowingFile(root, relative, resume_at=resume_at)
+        self._schema = _arrow_schema(schema)
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows, given by column (all of the schema, equally long)."""
+        import pyarrow as pa
+
+        self._growing.write(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's."""
+        self._growing.checkpoint(sizes)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """What was written so far, in the batches in which it came."""
+        import pyarrow as pa
+
+        self._growing.file.flush()
+        with pa.OSFile(str(self._growing.path)) as file:
+            for message in pa.ipc.MessageReader.open_stream(file):
+                yield pa.ipc.read_record_batch(message, self._schema)
+
+    def abandon(self) -> None:
+        self._growing.abandon()
+
+
+class LineageWriter:
+    """A parquet file of lineage: ordinal, then the columns of `schema`, in groups of 65,536 rows."""
+
+    def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        self._schema = _arrow_schema(schema)
+        self._path, self._relative, self._files = root / relative, relative, files
+        self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
+        with_ordinal = self._schema.insert(0, pa.field("ordinal", pa.int64()))
+        self._writer = pyarrow.parquet.ParquetWriter(self._file, with_ordinal, compression="zstd")
+        self._waiting = self._schema.empty_table()
+        self.rows = 0
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows, given by column (all of the schema, equally long)."""
+        import pyarrow as pa
+
+        self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of a batch that has the schema."""
+        import pyarrow as pa
+
+        self._waiting = pa.concat_tables([self._waiting, pa.Table.from_batches([batch])])
+        while len(self._waiting) >= _ROWS_PER_GROUP:
+            self._write_group(self._waiting.slice(0, _ROWS_PER_GROUP))
+            self._waiting = self._waiting.slice(_ROWS_PER_GROUP)
+
+    def seal(self) -> None:
+        if len(self._waiting):
+            self._write_group(self._waiting)
+        self._writer.close()
+        sync_and_close(self._file)
+        add_file(self._path, self._relative, self._files)
+
+    def abandon(self) -> None:
+        with suppress(OSError):  # see GrowingFile
+            self._writer.close()
+            self._file.close()
+
+    def _write_group(self, rows: pa.Table) -> None:
+        import pyarrow as pa
+
+        ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
+        # In one piece, or the pages would tell where the batches ended.
+        self._writer.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
+        self.rows += len(rows)
+
+
+def _arrow_schema(schema: Mapping[str, str]) -> pa.Schema:
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "int64": pa.int64()}
+    return pa.schema([(name, types[kind]) for name, kind in schema.items()])
