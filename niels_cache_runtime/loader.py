@@ -17,7 +17,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 from niels_cache_runtime.batch import Batch, BatchMaker
 from niels_cache_runtime.batches import check_positive, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader_settings import LoaderSettings, check_choice, check_count, name_sources, open_source, row_weights
+from niels_cache_runtime.loader_settings import (
+    LoaderSettings,
+    check_choice,
+    check_count,
+    name_sources,
+    open_source,
+    row_weights,
+    saved_settings,
+)
 from niels_cache_runtime.loader_state import (
     State,
     check_form,
@@ -31,6 +39,7 @@ from niels_cache_runtime.loader_state import (
 from niels_cache_runtime.map_style import SampleDataset
 from niels_cache_runtime.mixture import Mixture
 from niels_cache_runtime.mixture_report import MixtureReport, make_report
+from niels_cache_runtime.opening import Verify
 from niels_cache_runtime.planning import plan_batches
 from niels_cache_runtime.prefetch import prefetched_batches
 from niels_cache_runtime.source import Source
@@ -62,6 +71,7 @@ class TokenLoader(IterableDataset[Batch]):
     overflow: SFT: what happens to examples longer than T+1: "truncate_right", "truncate_left" or "drop".
     weigh_by: "tokens", or "examples" where all sources are SFT: what the weights are shares of.
     prefetch: batches prepared ahead by a thread; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
+    verify: "size" compares sizes with meta.json, "sha256" reads every file of these splits once and compares its content.
 
     Iterating goes on at the loader's position, which moves with every batch handed out. Under a DataLoader (batch_size=None)
     each worker prepares whole batches in turn, in the same order for any number of workers; there the position moves in the
@@ -94,6 +104,7 @@ class TokenLoader(IterableDataset[Batch]):
         overflow: Literal["truncate_right", "truncate_left", "drop"] = "truncate_right",
         weigh_by: Literal["tokens", "examples"] = "tokens",
         prefetch: int | None = None,
+        verify: Verify = "size",
     ) -> None:
         folders = name_sources(sources)
         self._settings = settings = LoaderSettings.checked(
@@ -119,7 +130,7 @@ class TokenLoader(IterableDataset[Batch]):
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
         self._prefetch = check_count("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
-        self._sources: list[Source] = [open_source(folder, settings) for folder in folders.values()]
+        self._sources: list[Source] = [open_source(folder, settings, verify=verify) for folder in folders.values()]
         self._mixture = Mixture(
             self.names,
             [source.samples for source in self._sources],
@@ -155,7 +166,7 @@ class TokenLoader(IterableDataset[Batch]):
         if isinstance(sources, str) and len(folders) == 1:
             sources = dict.fromkeys(folders, sources)
         folders |= name_sources(sources) if sources else {}
-        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **state["settings"]}
+        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
         if "epochs" in changes:
             del settings["on_exhausted"]  # it follows from them
         settings |= changes

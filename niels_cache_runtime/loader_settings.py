@@ -16,6 +16,7 @@ from niels_cache_runtime.batch import FIELDS
 from niels_cache_runtime.batches import as_int, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, tokens_name
+from niels_cache_runtime.opening import Verify
 from niels_cache_runtime.packed_examples import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.source import Source
 from niels_cache_runtime.windows import PretrainWindows
@@ -76,6 +77,8 @@ class LoaderSettings:
             raise NielsCacheError(f"rank={given['rank']}: world_size={given['world_size']} has ranks 0 to {given['world_size'] - 1}")
         if given["B"] * given["T"] >= 1 << 31:
             raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
+        if not isinstance(given["fields"], Collection):
+            raise NielsCacheError(f"fields={given['fields']!r:.40}: must be names, of {', '.join(FIELDS)}")
         fields = (given["fields"],) if isinstance(given["fields"], str) else tuple(given["fields"])
         for field in fields:
             check_choice("fields", field, FIELDS)
@@ -99,6 +102,16 @@ class LoaderSettings:
 
     def with_weights(self, weights: list[tuple[int, dict[str, float]]]) -> "LoaderSettings":
         return replace(self, weights=weights)
+
+
+def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the constructor from `of_constructor`, as a state has them. Raises NielsCacheError unless it has these."""
+    if set(settings) != {*_OF_SAMPLES, *_OF_RUN}:
+        other = sorted(set(settings) ^ {*_OF_SAMPLES, *_OF_RUN})[0]
+        raise NielsCacheError(
+            f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it is cut or was edited"
+        )
+    return dict(settings)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -156,7 +169,7 @@ def _numbers(shares: Mapping[str, float]) -> dict[str, float]:
     return numbers
 
 
-def open_source(folder: str, settings: LoaderSettings) -> Source:
+def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
     """The source behind a folder: windows of a pretrain split, or packed examples of an SFT split.
 
     Raises NielsCacheError as those do, and for a folder that is neither.
@@ -170,11 +183,12 @@ def open_source(folder: str, settings: LoaderSettings) -> Source:
             loss_on=settings.loss_on,
             overflow=settings.overflow,
             shuffle=settings.shuffle,
+            verify=verify,
         )
     splits = [split for split in SPLITS if (path / tokens_name(split)).exists()]
     if splits:
         raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}")
-    return PretrainWindows(folder, T=settings.T, stride=settings.stride)
+    return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
 
 
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:

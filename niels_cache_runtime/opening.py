@@ -1,12 +1,13 @@
 """Opening a cache: meta.json, where there is one, must describe the files, and all of them are of one build.
 
-Costs one small read, and per shard what it takes to map it (`mmap`). Content is not hashed here: that is `verify`.
+Costs one small read, and per shard what it takes to map it (`mmap`). Content is hashed only where `verify="sha256"` asks for it: then
+every file that is opened is read once, several at a time. All of a cache, and what must hold inside it, is the module `verify`'s business.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_r
 from niels_cache_runtime.meta import MOST_META_BYTES, Meta, read_meta
 from niels_cache_runtime.meta_form import check_form, is_count
 from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.reading import hash_files
 
 FileEntries = dict[str, dict[str, Any]]
+Verify = Literal["size", "sha256"]  # what of the files is held against meta.json when a cache is opened
 _Opened = TypeVar("_Opened")
 _TRIES = 5
 
@@ -37,20 +40,21 @@ class OpenedSplit:
     doc_ends: NDArray[np.uint64] | None
 
 
-def open_split(folder: str | Path, *, doc_ends: bool = False) -> OpenedSplit:
+def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
     """Open a split's folder, such as `cache/pretrain/NAME/train`, all of it from one build; `doc_ends`: also where documents end.
 
+    verify: "size" compares sizes with meta.json, "sha256" reads what is opened and compares its content.
     Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
     never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split opens.
     """
     folder = Path(folder)
-    return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends))
+    return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
 
 
-def _open_split(folder: Path, with_doc_ends: bool) -> OpenedSplit:
+def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSplit:
     if not folder.is_dir():
         raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
-    meta = open_meta(folder.parent)
+    meta = open_meta(folder.parent, verify=verify)
     shards = [str(path) for path in list_shards(folder)]
     ends_path = folder.parent / doc_ends_name(folder.name)
     tokens = MappedTokens(shards)
@@ -59,7 +63,7 @@ def _open_split(folder: Path, with_doc_ends: bool) -> OpenedSplit:
         found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
         if with_doc_ends and ends_path.exists():
             found[ends_path.name] = ends_path.stat().st_size
-        check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found)
+        check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
     elif not shards:
         splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
         hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
@@ -96,14 +100,20 @@ def _read_build(folder: str | Path) -> bytes | None:
         return None
 
 
-def open_meta(folder: str | Path) -> Meta | None:
+def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     """The meta.json of a data set's folder, None where there is none (a bare folder of tokens).
 
     Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
-    cache root holds now.
+    cache root holds now, or if there is none and `verify` asks for hashes.
     """
+    if verify not in get_args(Verify):
+        raise NielsCacheError(f"verify={verify!r}: must be one of {', '.join(get_args(Verify))}")
     path = Path(folder) / META_NAME
     if not path.exists():
+        if verify == "sha256":
+            raise NielsCacheError(
+                f"{path}: no such file, so nothing says what the sha256 of these files must be; open them without verify="
+            )
         return None
     meta = check_form(read_meta(str(path)), path)
     if meta.get("built") is False:
@@ -157,8 +167,9 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
     return {path: entry for path, entry in listed.items() if path.startswith(prefix) or path == ends}
 
 
-def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int]) -> None:
-    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, in their sizes."""
+def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
+    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, in their sizes; and in their content,
+    which is read for it, where `verify` is "sha256"."""
     for path in sorted(listed.keys() - found.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
@@ -168,6 +179,22 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
     for path, size in sorted(found.items()):
         if size != listed[path]["bytes"]:
             raise NielsCacheError(f"{Path(folder) / path}: has {size} bytes, meta.json says {listed[path]['bytes']}; rebuild this data set")
+    if verify == "sha256":
+        _check_hashes(Path(folder), listed)
+
+
+def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None:
+    hashes = hash_files(dict.fromkeys(folder / path for path in listed))
+    wrong = []
+    for path, entry in sorted(listed.items()):
+        sha256 = hashes[folder / path]
+        if isinstance(sha256, NielsCacheError):
+            raise sha256
+        if sha256 != entry["sha256"]:
+            wrong.append(path)
+    if wrong:
+        more = f" (and that of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise NielsCacheError(f"{folder / wrong[0]}: its sha256 is not the one in meta.json{more}; rebuild this data set, or copy it again")
 
 
 def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:

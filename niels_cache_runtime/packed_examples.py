@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE, idx_name, tokens_name
 from niels_cache_runtime.kept_examples import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.meta import content_sha256
-from niels_cache_runtime.opening import check_same_build, listed_files
+from niels_cache_runtime.opening import Verify, check_same_build, listed_files
 from niels_cache_runtime.packing import PACKING_VERSION, Packing, place_examples, shape_rows
 from niels_cache_runtime.sft_dataset import check_ids_differ, example_target_mask, open_pair, resolve_id
 from niels_cache_runtime.source import Boundaries, Origins, Rows
@@ -83,6 +83,7 @@ class PackedExamples:
     overflow: of an example longer than T+1 tokens keep the first ("truncate_right"), the last, that is the most recent turns
         ("truncate_left"), or nothing ("drop"). What the assistant says is found before an example is cut.
     eot_id, asst_id: taken from the data set's meta.json when None; asst_id is not used for "all". Padding is EOT.
+    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
 
     Examples that keep no target are in no row; `report()` has their number, and one warning. Rows have the same shapes in every
     epoch, so `samples` does not change. Picklable: a copy maps the files again, and refuses another build. All is of one build,
@@ -105,6 +106,7 @@ class PackedExamples:
         eot_id: int | None = None,
         asst_id: int | None = None,
         shuffle: bool = True,
+        verify: Verify = "size",
     ) -> None:
         self.T = check_positive("T", T)
         self.loss_on: LossOn = _check_choice("loss_on", loss_on, get_args(LossOn))
@@ -118,7 +120,7 @@ class PackedExamples:
         self._idx_path = str(split.parent / idx_name(split.name))  # type: ignore[arg-type]
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
-        starts = self._open()
+        starts = self._open(verify)
         self.eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.files[0])
         self.asst_id: int | None = None
         if loss_on != "all":
@@ -193,9 +195,9 @@ class PackedExamples:
             dropped=dict(self._kept.dropped),
         )
 
-    def _open(self) -> NDArray[np.int64]:
+    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
         """Open or reopen meta and tokens; returns the start of each example."""
-        self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path)
+        self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path, verify=verify)
         return starts
 
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:

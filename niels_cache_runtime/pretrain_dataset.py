@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import PairMaker, WindowReader, check_positive, draw, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES
-from niels_cache_runtime.opening import check_same_build, open_split
+from niels_cache_runtime.opening import Verify, check_same_build, open_split
 
 
 class PretrainTokenStreamDataset:
@@ -26,6 +26,7 @@ class PretrainTokenStreamDataset:
         parent folder is checked against them; a bare folder works too.
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
     device: where batches go. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
+    verify: "size" compares sizes with meta.json, "sha256" reads every shard and compares its content.
 
     `total_windows` is how many different windows there are. Picklable: a copy maps the files again, and refuses another build.
     All is of one build, also where a rebuild replaces the data set while it is being opened.
@@ -34,11 +35,11 @@ class PretrainTokenStreamDataset:
     was never built or belongs to another tokenizer, or if T is below 1 or larger than any shard.
     """
 
-    def __init__(self, shards_dir: str, *, T: int, device: str) -> None:
+    def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size") -> None:
         self.T = T = check_positive("T", T)
         self.shards_dir = os.path.abspath(shards_dir)
         self.device = resolve_device(device)
-        split = open_split(self.shards_dir)
+        split = open_split(self.shards_dir, verify=verify)
         self.meta, mapped = split.meta, split.tokens
         longest = int(mapped.shard_lengths.max(initial=0))
         if not longest:

@@ -26,7 +26,7 @@ from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, idx_
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.npy_files import map_npy, read_npy_header
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
 
 STATE_VERSION = 1
 
@@ -52,6 +52,7 @@ class DatasetLoader:
         `.npy` files of other types and shapes, hidden files, and the doc_ends and idx files of a cache. A meta.json in the parent
         folder is checked against shards.
     device: where batches go. For CUDA, uint16 tokens cross as such from pinned memory and are widened there.
+    verify: "size" compares the shards' sizes with meta.json, "sha256" reads them and compares their content.
 
     File f of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one
     list; rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
@@ -70,7 +71,17 @@ class DatasetLoader:
     if a shard is of odd length or not that of meta.json, or if a `.npy` file is damaged.
     """
 
-    def __init__(self, batch: int, seq_len: int, process_rank: int, num_processes: int, dataset_dir: str, device: str) -> None:
+    def __init__(
+        self,
+        batch: int,
+        seq_len: int,
+        process_rank: int,
+        num_processes: int,
+        dataset_dir: str,
+        device: str,
+        *,
+        verify: Verify = "size",
+    ) -> None:
         self.batch = check_positive("batch", batch)
         self.seq_len = check_positive("seq_len", seq_len)
         self.num_processes = check_positive("num_processes", num_processes)
@@ -80,7 +91,7 @@ class DatasetLoader:
         self.process_rank = rank
         self.dataset_dir = os.path.abspath(dataset_dir)
         self.device = resolve_device(device)
-        self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, self._open)
+        self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, lambda: self._open(verify))
         self.files = {file.path.name: file.length for file in self._files}
 
         # A file of 0 tokens would have -1 // ... = -1 chunks.
@@ -175,7 +186,7 @@ class DatasetLoader:
         if state.get("content_sha256") != self._content:
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start anew")
 
-    def _open(self) -> tuple[Meta | None, str | None, list[_TokenFile]]:
+    def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
         """meta.json, the hash it gives for these shards (both None where it says nothing of them), and the files in order."""
         folder = Path(self.dataset_dir)
         if not folder.is_dir():
@@ -183,11 +194,12 @@ class DatasetLoader:
         shards = list_shards(folder)
         arrays, ignored = _find_arrays(folder)
         meta, content = None, None
-        if shards or not arrays:  # beside a folder of other projects' files, a meta.json is theirs
-            meta = open_meta(folder.parent)
+        if shards or not arrays or verify != "size":  # beside a folder of other projects' files, a meta.json is theirs
+            meta = open_meta(folder.parent, verify=verify)
         if meta is not None:
             listed = listed_of_split(meta, folder, doc_ends=False)
-            check_sizes(folder.parent, listed, {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]})
+            sizes = {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]}
+            check_sizes(folder.parent, listed, sizes, verify=verify)
             content = content_sha256(listed)
         if not shards and not arrays:
             raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")

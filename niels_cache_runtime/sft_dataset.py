@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.opening import check_same_build, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_same_build, check_sizes, listed_files, open_meta, open_one_build
 
 _SCAN_TOKENS = 1 << 22
 
@@ -61,24 +61,24 @@ def example_target_mask(
     return mask
 
 
-def open_pair(tokens_path: str, idx_path: str) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
     """meta.json (None without one), the tokens, mapped, and the start of each example, of one build of a data set.
 
     Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
     another tokenizer.
     """
-    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path))
+    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
 
 
-def _open_files(tokens_path: str, idx_path: str) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
     folder = Path(tokens_path).parent
-    meta = open_meta(folder)
+    meta = open_meta(folder, verify=verify)
     tokens = MappedTokens([tokens_path]).shards[0]
     if meta is not None:
         paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
         names = {path.name for path in paths}
         listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
-        check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()})
+        check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
     return meta, tokens, np.array(map_example_starts(idx_path, token_count=len(tokens)))
 
 
@@ -113,6 +113,7 @@ class SFTExampleDataset:
     T: tokens per row; an example is cut to its first T+1 tokens or padded with EOT.
     device: where batches go. eot_id: the EOT token, also the padding.
     asst_id: the assistant sentinel; taken from the meta.json beside the tokens when None.
+    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
 
     Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled.
     `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
@@ -123,12 +124,22 @@ class SFTExampleDataset:
     T is below 1, or if there is no example to sample.
     """
 
-    def __init__(self, tokens_path: str, idx_path: str, *, T: int, device: str, eot_id: int, asst_id: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens_path: str,
+        idx_path: str,
+        *,
+        T: int,
+        device: str,
+        eot_id: int,
+        asst_id: int | None = None,
+        verify: Verify = "size",
+    ) -> None:
         self.T = T = check_positive("T", T)
         self.tokens_path = os.path.abspath(tokens_path)
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
-        starts = self._open()
+        starts = self._open(verify)
         self.eot_id = eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.tokens_path)
         self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.tokens_path)
         check_ids_differ(self.tokens_path, eot_id=eot_id, asst_id=self.asst_id)
@@ -168,10 +179,10 @@ class SFTExampleDataset:
         targets = send(np.ascontiguousarray(mask), self.device)
         return x, y, torch.where(targets, y, IGNORE_INDEX)
 
-    def _open(self) -> NDArray[np.int64]:
+    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
         """Open or reopen meta and tokens; returns the start of each example."""
         self._pairs = PairMaker(self.device)
-        self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path)
+        self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path, verify=verify)
         return starts
 
     def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

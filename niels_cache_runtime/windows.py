@@ -22,7 +22,7 @@ from niels_cache_runtime.documents import find_boundaries
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import IDX_DTYPE, doc_ends_name
 from niels_cache_runtime.meta import content_sha256
-from niels_cache_runtime.opening import check_same_build, listed_of_split, open_split
+from niels_cache_runtime.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.source import Origins, Rows
 
 _PROBE_BYTES = 4096
@@ -35,6 +35,7 @@ class PretrainWindows:
         checked against them; a bare folder works too.
     T: inputs per window; sample i is tokens [i*stride, i*stride + T] of the stream, both ends included.
     stride: tokens from one window's start to the next, T by default: every token but the split's first is then a target once.
+    verify: "size" compares sizes with meta.json, "sha256" reads every file of the split and compares its content.
 
     At the end of the stream up to `stride` - 1 tokens beyond the last whole window are not read. Where documents end is known from
     `../NAME_doc_ends.npy`, NAME being the folder's; without that file boundaries cannot be asked for and origins know no document.
@@ -45,12 +46,12 @@ class PretrainWindows:
     or stride is below 1.
     """
 
-    def __init__(self, folder: str, *, T: int, stride: int | None = None) -> None:
+    def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size") -> None:
         self.T = T = check_positive("T", T)
         self.stride = T if stride is None else check_positive("stride", stride)
         self.folder = folder
         self._path = os.path.abspath(folder)
-        split = open_split(self._path, doc_ends=True)
+        split = open_split(self._path, doc_ends=True, verify=verify)
         self.meta = split.meta
         self.files = split.shards
         self._doc_ends = split.doc_ends
