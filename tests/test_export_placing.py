@@ -219,3 +219,45 @@ def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_h
             assert contents(stage / "old") == kept
         plan = export(later, "llmc", place, force=True)
         assert set(contents(place)) == {file.name for file in plan.files}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_kill_while_the_first_files_are_placed_is_made_good_by_the_same_export_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    export(cache, format, tmp_path / "whole" / "out")
+    expected = contents(tmp_path / "whole")
+    assert len(expected) >= 2
+    for stop in range(1, len(expected) + 1):
+        out = tmp_path / str(stop) / "out"
+        plan = planned(cache, format, out)
+        child = os.fork()
+        if child == 0:
+            Renames(monkeypatch, stop, lambda: os._exit(9))
+            with suppress(BaseException):
+                write_export(planned(cache, format, out))
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert len(list(plan.folder.rglob("*"))) >= len(expected)
+        assert plan.existing() == []
+        export(cache, format, out)
+        assert contents(tmp_path / str(stop)) == expected
+
+
+def test_of_what_a_killed_export_left_only_its_own_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "data"
+    child = os.fork()
+    if child == 0:
+        Renames(monkeypatch, 2, lambda: os._exit(9))
+        with suppress(BaseException):
+            write_export(planned(cache, "nanogpt", place))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (place / "train.bin").unlink()
+    (place / "train.bin").write_text("theirs")
+    with pytest.raises(NielsCacheError, match=r"train\.bin: is there already"):
+        export(cache, "nanogpt", place)
+    assert (place / "train.bin").read_text() == "theirs"
+    (place / ".nanogpt.partial" / "placed").write_text('["../theirs", 1, 2, 3]\nnot JSON')
+    with pytest.raises(NielsCacheError, match=r"train\.bin: is there already"):
+        export(cache, "nanogpt", place)

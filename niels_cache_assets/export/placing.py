@@ -4,6 +4,7 @@ What an export wrote is told by a list that lies with it, one name a line: by a 
 would be the same. How files are made is not known here.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from types import FrameType
 from niels_cache_runtime.errors import NielsCacheError
 
 NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and those that lay there
+_PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -49,23 +51,61 @@ def _read_list(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise NielsCacheError(f"{path}: cannot be read as the list of an export's files; choose another place") from error
     for name in names:
-        parts = PurePosixPath(name).parts
-        if not 1 <= len(parts) <= 2 or ".." in parts or PurePosixPath(name).is_absolute():
+        if not _is_below(name):
             raise NielsCacheError(f"{path}: is not the list of an export's files, it has {name!r}; move it away or choose another place")
     return names
+
+
+def _is_below(name: str) -> bool:
+    """Whether it names a file in the export's folder, or in a folder of that."""
+    parts = PurePosixPath(name).parts
+    return 1 <= len(parts) <= 2 and ".." not in parts and not PurePosixPath(name).is_absolute()
+
+
+def left_behind(folder: Path, stage: Path) -> set[str]:
+    """Names of the files in the folder that an export, killed while it placed them, left there; none that anybody has touched since."""
+    try:
+        placed = (json.loads(line) for line in (stage / _PLACED).read_text(encoding="utf-8").splitlines())
+        named = [(str(name), identity) for name, *identity in placed]
+    except (OSError, ValueError, TypeError):  # what is no such list names nothing
+        return set()
+    return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
+
+
+def take_back(folder: Path, stage: Path) -> None:
+    """Remove the files that a killed export left in their places: the next one has them all."""
+    for name in left_behind(folder, stage):
+        os.unlink(folder / name)
+
+
+def _identity(path: Path) -> list[int]:
+    """What a rename leaves as it is."""
+    found = os.lstat(path)
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def _note_placed(stage: Path, names: Sequence[str]) -> None:
+    lines = [json.dumps([name, *_identity(stage / NEW / name)]) for name in names]
+    with open(stage / _PLACED, "w", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(stage)
 
 
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
     """Move `older` of the folder into stage/OLD, last name first, then `names` of stage/NEW into the folder; then what is old is deleted.
 
     Raises OSError for what the disk refuses; all is as it was then. SIGINT and SIGTERM come when it is done. A process that is killed
-    meanwhile leaves a part of the old files or of the new ones in the folder, never of both; the old ones are in stage/OLD.
+    meanwhile leaves a part of the old files or of the new ones in the folder, never of both; the old ones are in stage/OLD, and the new
+    ones are `left_behind`.
     """
     moved: list[str] = []
     placed: list[str] = []
     made: list[Path] = []
     with _signals_afterwards():
         try:
+            _note_placed(stage, names)
             for name in reversed(older):
                 (stage / OLD / name).parent.mkdir(parents=True, exist_ok=True)
                 os.rename(folder / name, stage / OLD / name)

@@ -1,7 +1,8 @@
 """An export on disk: planned files are written into a folder beside their places, and renamed when all of them are complete.
 
-That folder is locked, so that two exports to one place do not meet, and goes with the export, however it ends; one that a killed export
-left is cleared by the next to the same place. What an export is made of is the formats' business, the renaming that of `placing`.
+That folder is locked, so that two exports to one place do not meet, and goes with the export, however it ends; what a killed export left,
+in it and in the files' places, is cleared by the next to the same place. What an export is made of is the formats' business, the renaming
+that of `placing`.
 """
 
 import fcntl
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, list_of
+from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -59,6 +60,11 @@ class ExportPlan:
         return sum(file.bytes for file in self.files)
 
     @property
+    def stage(self) -> Path:
+        """Where files wait until all of them are complete."""
+        return self.folder / f".{self.label}.partial"
+
+    @property
     def _lists(self) -> set[str | None]:
         return {place.list_name for place in self.places}
 
@@ -72,8 +78,9 @@ class ExportPlan:
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
-        """The same, but none where all that is left is a list of files."""
-        names = self.older()
+        """The same, without what a killed export left, and none where all that is there is a list of files."""
+        behind = left_behind(self.folder, self.stage)
+        names = [name for name in self.older() if name not in behind]
         return names if set(names) - self._lists else []
 
     def deleted(self) -> list[str]:
@@ -104,7 +111,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if progress is not None:
             progress(done, total)
 
-    with _staging(plan.folder, plan.label, force=force) as stage:
+    with _staging(plan.folder, plan.stage, force=force) as stage:
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:
@@ -144,9 +151,9 @@ def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
 
 
 @contextmanager
-def _staging(folder: Path, label: str, *, force: bool) -> Iterator[Path]:
-    """A folder in `folder` that is ours alone, with an empty NEW in it, and gone afterwards, unless it holds an older export in OLD."""
-    stage, was_there = folder / f".{label}.partial", folder.is_dir()
+def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
+    """`stage` in `folder`, ours alone, with an empty NEW in it, and gone afterwards, unless it holds an older export in OLD."""
+    was_there = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(stage, os.O_RDONLY)
@@ -160,6 +167,7 @@ def _staging(folder: Path, label: str, *, force: bool) -> Iterator[Path]:
         if (stage / OLD).exists() and not force:
             raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or give them up with --force")
         try:
+            take_back(folder, stage)
             _empty(stage)
             (stage / NEW).mkdir()
             yield stage
