@@ -4,9 +4,10 @@ JSON-able and small. Every check says what differs between the state and the loa
 its business.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.mixture import Mixture
 from niels_cache_runtime.order import ORDER_VERSION
@@ -16,6 +17,47 @@ FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
+
+
+def _are_settings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _are_sources(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(source, Mapping)
+        and isinstance(source.get("folder"), str)
+        and isinstance(source.get("fingerprint"), str)
+        for name, source in value.items()
+    )
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(
+        isinstance(segment, Sequence)
+        and len(segment) == 2
+        and as_int(segment[0]) is not None
+        and isinstance(segment[1], Mapping)
+        and all(isinstance(name, str) for name in segment[1])
+        for segment in value
+    )
+
+
+def _is_worker(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, Sequence) or len(value) != 3 or any(as_int(number) is None for number in value):
+        return False
+    return 0 <= value[0] < value[1] and value[2] >= 0
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "settings": _are_settings,
+    "sources": _are_sources,
+    "weights": _are_weights,
+    "worker": _is_worker,
+}
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
@@ -40,6 +82,9 @@ def check_form(state: Any) -> None:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it is cut or was edited")
+        wrong = [key for key, is_of_form in _FORMS.items() if not is_of_form(state.get(key))]
+        if wrong:
+            raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
     if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "

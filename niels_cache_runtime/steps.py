@@ -5,11 +5,15 @@ every (rank, world_size) of equal G. The position is counted in samples, so it s
 (`epochs` of the sources) may end within a step: its last batch is then smaller, or dropped.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
+
+_MOST_SAMPLES = 2**60
+_MOST_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
@@ -148,5 +152,26 @@ def position_to_state(position: Position) -> dict[str, Any]:
 
 
 def position_from_state(state: dict[str, Any]) -> Position:
-    batches: Iterator[BatchSizes] = (BatchSizes(*(int(number) for number in sizes)) for sizes in state["batches"])
-    return Position(samples=int(state["samples"]), step=int(state["step"]), pass_start=int(state["pass_start"]), batches=tuple(batches))
+    """The position that `position_to_state` wrote. Raises ValueError where it is none that a run can come to."""
+    batches = tuple(BatchSizes(*map(_number, sizes)) for sizes in state["batches"])
+    samples, step, pass_start = (_number(state[name]) for name in ("samples", "step", "pass_start"))
+    if not batches or batches[0][:2] != (0, 0) or pass_start > samples:
+        raise ValueError("it does not begin at sample 0, or its pass begins after it")
+    ends = [(later.step, later.samples) for later in batches[1:]] + [(step, samples)]
+    for sizes, (next_step, next_samples) in zip(batches, ends, strict=True):
+        rows = sizes.B * sizes.world_size
+        # The last batch of a pass may be smaller, or left out.
+        if (
+            not 0 < rows < _MOST_ROWS
+            or next_step < sizes.step
+            or abs(next_samples - sizes.samples - (next_step - sizes.step) * rows) >= rows
+        ):
+            raise ValueError(f"from step {sizes.step} to {next_step} it does not count as batches of {rows} rows do")
+    return Position(samples=samples, step=step, pass_start=pass_start, batches=batches)
+
+
+def _number(value: Any) -> int:
+    number = as_int(value)
+    if number is None or not 0 <= number < _MOST_SAMPLES:
+        raise ValueError(f"{value!r:.40} is no whole number from 0 to {_MOST_SAMPLES - 1}")
+    return number

@@ -28,6 +28,7 @@ from niels_cache_runtime.megatron.gpt_indices import (
     GPTIndices,
     Place,
     Progress,
+    as_indices,
     build_gpt_indices,
     check_seed,
     check_sequence_length,
@@ -114,7 +115,7 @@ class MegatronGPTDataset(Dataset[Sample]):
             self._use(build(lambda name, shape, dtype: np.empty(shape, dtype=dtype)))
         else:
             self.index_directory = str(index_cache.directory("gpt", self.parameters))
-            self._use(GPTIndices(**index_cache.open("gpt", self.parameters, build)))
+            self._use(as_indices(index_cache.open("gpt", self.parameters, build), self.index_directory))
 
     def _use(self, indices: GPTIndices) -> None:
         self.document_index, self.sample_index, self.shuffle_index = indices.document_index, indices.sample_index, indices.shuffle_index
@@ -176,16 +177,23 @@ class MegatronGPTDataset(Dataset[Sample]):
                 raise TypeError(f"index {index!r}: must be a whole number")
             if not 0 <= number < samples:
                 raise IndexError(f"sample {number}: there are {samples}")
-            sample = sample_of(number)
-            first, offset, last, end = place(sample, 0), place(sample, 1), place(sample + 1, 0), place(sample + 1, 1) + extra
-            done = 0
-            for at in range(first, last + 1):
-                sequence = document(at)
-                start = pointer_of(sequence) // itemsize
-                piece = tokens[start + offset : start + (end if at == last else length_of(sequence))]
-                row[done : done + len(piece)] = piece
-                done += len(piece)
-                offset = 0
+            sample, done = sample_of(number), 0
+            try:
+                first, offset, last, end = place(sample, 0), place(sample, 1), place(sample + 1, 0), place(sample + 1, 1) + extra
+                if min(first, offset, end) < 0:
+                    raise IndexError
+                for at in range(first, last + 1):
+                    sequence = document(at)
+                    start = pointer_of(sequence) // itemsize
+                    piece = tokens[start + offset : start + (end if at == last else length_of(sequence))]
+                    row[done : done + len(piece)] = piece
+                    done += len(piece)
+                    offset = 0
+                if done < len(row) and sample < samples - 1:  # the last one may be partial
+                    raise IndexError
+            except (IndexError, ValueError) as error:  # places that are not there, more tokens than a sample has
+                where = self.index_directory or "the index"
+                raise NielsCacheError(f"{where}: sample {sample} is of no such documents; the index is damaged, remove it") from error
             row[done:] = self.pad_token
             filled.append(done)
         return rows, filled
@@ -200,7 +208,7 @@ class MegatronGPTDataset(Dataset[Sample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.index_directory is not None:
-            self._use(GPTIndices(**open_arrays(self.index_directory)))
+            self._use(as_indices(open_arrays(self.index_directory), self.index_directory))
 
 
 def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -16,8 +16,9 @@ memory beside the output is that of a block. Where the arrays are kept is the bu
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ class GPTIndices:
     document_index: NDArray[np.int32]
     sample_index: NDArray[np.int32] | NDArray[np.int64]
     shuffle_index: NDArray[np.uint32] | NDArray[np.int64]
+
+
+def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndices:
+    """The indices of arrays that lie there. Raises NielsCacheError where they have other names, types or shapes than the three."""
+    shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
+    document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
+    of_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
+    if not of_forms or arrays["sample_index"].shape != (len(arrays["shuffle_index"]) + 1, 2):
+        raise NielsCacheError(f"{where}: its arrays are not those of a GPT index; remove it, and it is built again")
+    return GPTIndices(**arrays)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ map for each array.
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import time
@@ -27,13 +28,18 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.hostile_paths import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_file, sha256_text, write_meta
+from niels_cache_runtime.meta_form import check_form
+from niels_cache_runtime.npy_files import map_npy
+from niels_cache_runtime.opening import listed_files
 
 INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
 _HASH_DIGITS = 32
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
+_ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
 _QUIET_SECONDS = 2.0  # nobody is told of a shorter wait
 
 Arrays = dict[str, NDArray[Any]]
@@ -156,17 +162,21 @@ def open_arrays(directory: str | Path) -> Arrays:
 
 
 def _finished(directory: Path) -> Arrays | None:
-    """Its arrays, if every file has the size that its description says and can be read; None if it is damaged or not there."""
+    """Its arrays, if they are of what its name says and every file has the size that its description says; None if it is damaged or not
+    there."""
     try:
-        meta = read_meta(str(directory / META_NAME))
-        if any((directory / name).stat().st_size != entry["bytes"] for name, entry in meta["files"].items()):
+        meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
+        files = listed_files(meta, directory)
+        named = index_hash(str(meta.get("kind")).removeprefix("index/"), meta.get("parameters", {}))
+        if directory.name not in (named, f".{named}.partial") or not all(_ARRAY_NAME.fullmatch(name) for name in files):
             return None
-    except (NielsCacheError, OSError, KeyError):
+        if link_problem(directory, files) or any((directory / name).stat().st_size != entry["bytes"] for name, entry in files.items()):
+            return None
+    except (NielsCacheError, OSError):
         return None
     try:
-        # As plain arrays: every access to a np.memmap costs more.
-        return {Path(name).stem: np.asarray(np.load(directory / name, mmap_mode="r")) for name in sorted(meta["files"])}
-    except (ValueError, FileNotFoundError):  # no header of numpy's; gone meanwhile
+        return {name.removesuffix(".npy"): map_npy(directory / name) for name in sorted(files)}
+    except (NielsCacheError, FileNotFoundError):  # no such header; gone meanwhile
         return None
     except OSError as error:  # too many maps, no permission: the index is not to blame
         raise NielsCacheError(f"{directory}: cannot be mapped: {error.strerror or error}") from error

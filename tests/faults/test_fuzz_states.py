@@ -1,0 +1,122 @@
+"""Fuzzed states and descriptions in JSON: of loaders, of indices, of unfinished builds. Refused with the project's error, or good.
+
+Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_states.py.
+"""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset
+from niels_cache_runtime.megatron.index_cache import open_arrays
+from tests import megatron_core
+from tests.faults.test_fuzz_binary import hashed_again, npy_files
+from tests.hand_made import write_meta_of, write_pair, write_stream
+from tests.hostile import CASES, fuzz, mutated_bytes, mutated_json
+
+
+def write_sources(root: Path) -> dict[str, str]:
+    write_pair(root / "sft" / "chats", "train", [[2, 10, 4, 3, 11 + number, 4] for number in range(20)])
+    write_pair(root / "sft" / "chats", "val", [])
+    write_meta_of(root / "sft" / "chats", kind="sft")
+    return {"notes": write_stream(root / "pretrain" / "notes", np.arange(10_000, 10_201)), "chats": str(root / "sft" / "chats" / "train")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cases", CASES)
+def test_a_state_of_the_loader_is_refused_or_gives_the_batch_it_stands_before(tmp_path: Path, cases: int) -> None:
+    sources, accepted = write_sources(tmp_path), 0
+    settings: dict[str, Any] = {"T": 8, "B": 2, "seed": 7, "weights": [(0, {"notes": 1, "chats": 1}), (40, {"notes": 2, "chats": 1})]}
+    loader = TokenLoader(sources, **settings)
+    iterator = iter(loader)
+    for _ in range(30):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    def check(drawn: Any) -> None:
+        nonlocal accepted
+        for resume in (lambda: TokenLoader.from_state(drawn), lambda: loaded(drawn)):
+            try:
+                resumed = resume()
+                batch = next(iter(resumed))
+            except (NielsCacheError, StopIteration):
+                continue
+            accepted += 1
+            position = resumed.position
+            assert (position.samples, position.step) == (drawn["samples"] + len(batch.x) * resumed.world_size, drawn["step"] + 1)
+
+    def loaded(drawn: Any) -> TokenLoader:
+        fresh = TokenLoader(sources, **settings)
+        fresh.load_state_dict(drawn)
+        return fresh
+
+    fuzz(cases, mutated_json(state), check)
+    assert accepted
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_a_state_of_the_sequential_loader_is_refused_or_gives_the_batch_it_stands_before(tmp_path: Path, cases: int) -> None:
+    folder, accepted = write_stream(tmp_path / "notes", np.arange(100)), 0
+    loader = DatasetLoader(1, 4, 0, 2, folder, "cpu")
+    loader.get_batch()
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    def check(drawn: Any) -> None:
+        nonlocal accepted
+        fresh = DatasetLoader(1, 4, 0, 2, folder, "cpu")
+        try:
+            fresh.load_state_dict(drawn)
+        except NielsCacheError:
+            assert fresh.state_dict() == DatasetLoader(1, 4, 0, 2, folder, "cpu").state_dict()
+            return
+        accepted += 1
+        place = 0 if drawn["next_chunk"] + 2 > fresh.chunks else drawn["next_chunk"]
+        assert fresh.get_batch()[0].tolist() == [list(range(4 * place, 4 * place + 4))]
+
+    fuzz(cases, mutated_json(state), check)
+    assert accepted
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_a_spoiled_index_is_built_again_or_its_samples_are_read_without_a_crash(tmp_path: Path, cases: int) -> None:
+    cache, prefix = IndexCache(tmp_path / "index"), tmp_path / "data"
+    megatron_core.write_documents(prefix, [20] * 10)
+    indexed = IndexedDataset(prefix)
+
+    def dataset() -> MegatronGPTDataset:
+        return MegatronGPTDataset(indexed, num_samples=20, sequence_length=16, seed=1, index_cache=cache)
+
+    first = dataset()
+    folder = Path(str(first.index_directory))
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    meta = json.loads(files[META_NAME])
+    arrays = {name: np.array(getattr(first, name[:-4])) for name in files if name.endswith(".npy")}
+    assert set(arrays) == {"document_index.npy", "sample_index.npy", "shuffle_index.npy"}
+
+    def check(drawn: tuple[str, bytes]) -> None:
+        for name, content in {**files, drawn[0]: drawn[1]}.items():
+            (folder / name).unlink(missing_ok=True)  # whoever has the old one mapped keeps it
+            (folder / name).write_bytes(content)
+        with suppress(NielsCacheError):
+            open_arrays(folder)
+        found = dataset()
+        assert len(found) == len(first)
+        for name, array in arrays.items():
+            again = getattr(found, name[:-4])
+            assert (again.dtype, again.shape) == (array.dtype, array.shape)
+        for number in range(len(found)):
+            with suppress(NielsCacheError):
+                found.read([number])
+
+    def spoiled(name: str) -> st.SearchStrategy[tuple[str, bytes]]:
+        other = npy_files(arrays[name].reshape(-1)) if name in arrays else mutated_json(meta).map(hashed_again)
+        return st.tuples(st.just(name), mutated_bytes(files[name]) | other)
+
+    fuzz(cases, st.sampled_from(sorted(files)).flatmap(spoiled), check)
