@@ -18,6 +18,7 @@ from niels_cache_assets.dedup.bands import band_hashes
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.meta import read_meta
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
@@ -299,6 +300,7 @@ def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path: Path) -> Non
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, *, group: int, file: int) -> None:
     """Corpora that are prepared from now on have row groups and files of so many bytes of text."""
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 5)  # files end with one
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", group)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", file)
 

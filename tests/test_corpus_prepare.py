@@ -24,6 +24,7 @@ from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
 
@@ -152,6 +153,7 @@ def test_changed_files_prepare_again(tmp_path: Path, registry: Registry) -> None
 
 def test_documents_spread_over_files_and_say_the_same(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 50)  # files end with one
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 10_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 50_000)
     parts = prepare_corpus(registry, "notes", root=tmp_path / "parts", processes=1)

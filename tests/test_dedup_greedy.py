@@ -160,7 +160,7 @@ def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path
     (tmp_path / "whole").mkdir()
     expected = keep_first([signatures], bands=8, rows=16, scratch=tmp_path / "whole", verify=verify, record=record)
     assert len(expected) > 100
-    assert [done["bands"] for done in steps] == list(range(10))
+    assert [done.bands for done in steps] == list(range(10))
     assert not list((tmp_path / "whole").glob("hashes_*"))
     for number, done in enumerate(steps):
         for kind in (verify, None):

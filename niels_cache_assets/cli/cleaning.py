@@ -10,10 +10,8 @@ import argparse
 import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -26,7 +24,8 @@ from niels_cache_assets.cli.console import counted, diagnostics, output
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.overrides import WHERE, parse_value
 from niels_cache_assets.cli.rejections import check_reason, examples_by_reason, print_examples, print_reasons
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk, TextTotals
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
+from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.documents import Document
@@ -50,21 +49,6 @@ EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
 
 
-@dataclass
-class Outcome:
-    """What has been counted so far."""
-
-    report: CleaningReport
-    before: TextTotals = field(default_factory=TextTotals.of)
-    after: TextTotals = field(default_factory=TextTotals.of)
-    dropped_by_source: Counter[str] = field(default_factory=Counter)
-
-    def add(self, chunk: PreparedChunk) -> None:
-        self.report.merge(chunk.report)
-        self.before, self.after = self.before + chunk.before, self.after + chunk.after
-        self.dropped_by_source += chunk.dropped_by_source
-
-
 def run(arguments: argparse.Namespace) -> int:
     for option, value, least in (("-n", arguments.count, 0), ("--limit", arguments.limit, 1)):
         if value is not None and value < least:
@@ -74,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     registry, _ = open_registry(arguments)
     settings = _thresholds(registry, arguments)
     sources = sources_of(arguments.files, text_field=arguments.text_field)
-    outcome = Outcome(CleaningReport(registry.build.seed))
+    outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
     with _progress() as bar:
         task = bar.add_task("cleaning", total=None, detail="")
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
@@ -142,7 +126,7 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
 
 
 def _clean(
-    sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: Outcome
+    sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
     """Count the sources' documents, the first `limit` of all, in `outcome`, chunk by chunk."""
     given = 0
@@ -176,7 +160,7 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _print_counts(console: Console, outcome: Outcome) -> None:
+def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     before, after = outcome.before, outcome.after
     given = before.documents + sum(outcome.dropped_by_source.values())
     console.print(f"{counted(given, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)

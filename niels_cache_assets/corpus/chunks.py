@@ -6,10 +6,10 @@ A pure function of the chunk and the settings, so the number of processes never 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -51,6 +51,14 @@ class TextTotals:
             bytes=self.bytes + other.bytes,
             lengths=self.lengths + other.lengths,
         )
+
+    def state(self) -> dict[str, Any]:
+        """As JSON values, for `from_state`."""
+        return {**asdict(self), "lengths": self.lengths.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        return cls(**{**state, "lengths": np.array(state["lengths"])})
 
 
 class Chunk(NamedTuple):

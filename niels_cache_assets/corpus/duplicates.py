@@ -8,26 +8,27 @@ goes on behind the last band that is on the disk.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from niels_cache_assets.build_cache.resuming import Resume, open_journal
 from niels_cache_assets.corpus.drop_lists import WantedDropLists, wanted_drop_lists
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
-from niels_cache_assets.corpus.store import TableFile, closing_table, sync_file
+from niels_cache_assets.corpus.store import TableFile, closing_table
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
-from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS
@@ -83,6 +84,7 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
 
 
 def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, force: bool, log: Log) -> None:
+    from niels_cache_assets.dedup.buckets import Steps
     from niels_cache_assets.dedup.greedy import Verify, keep_first
 
     dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
@@ -92,8 +94,11 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         _unchanged(root, wanted.corpora) as require_same,
         ExitStack() as opened,
     ):
-        journal = Journal.open(partial, fingerprint=wanted.fingerprint, log=log, afresh=force)
-        done = _steps(journal, bands, log)
+        journal = open_journal(partial, Resume(fingerprint=wanted.fingerprint, log=log, afresh=force), identity={}, state=Steps)
+        assert journal is not None
+        done: Steps | None = journal.state
+        if done is not None:
+            log(f"resuming duplicates at {journal.share:.0%}: {done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
         inputs = Inputs(registry, root, wanted.corpora)
         scratch = partial / _SCRATCH
         scratch.mkdir(exist_ok=True)
@@ -105,10 +110,11 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
             if not journal.due(sum(written.values())):
                 return False
             require_same()  # what was read is what the fingerprint says
-            for file in needed:
-                sync_file(file)
-            share = (steps["bands"] + 1) / (bands + 3)  # reading signatures and the pass at the end take about as long as a band
-            journal.record(dict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
+            for path in needed:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            share = (steps.bands + 1) / (bands + 3)  # reading signatures and the pass at the end take about as long as a band
+            journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
             return True
 
         def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
@@ -135,15 +141,6 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         }
         write_meta(str(partial / META_NAME), meta)
         rmtree(scratch)
-
-
-def _steps(journal: Journal, bands: int, log: Log) -> Steps | None:
-    """What an unfinished search has done, None where there is none."""
-    if journal.state is None:
-        return None
-    done: Steps = {"documents": journal.state["documents"], "bands": journal.state["bands"]}
-    log(f"resuming duplicates: {done['documents']:,} documents read, {done['bands']} of {bands + 1} bands done")
-    return done
 
 
 @contextmanager

@@ -3,30 +3,31 @@
 One pass over all of the source: token budgets are for the cache that is built of the corpus. Memory: a few chunks of about a megabyte per
 worker process and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times its size
 here and fifteen times in its worker, words and copies on the way included. The same source and settings give the same bytes, for any
-number of processes.
+number of processes, and for a run that was ended anywhere and run again: that goes on behind the last complete file of documents.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, TextTotals
+from niels_cache_assets.build_cache.resuming import Reached, Resume, open_journal
+from niels_cache_assets.corpus.chunks import ChunkWork
 from niels_cache_assets.corpus.identity import cleaning_identity, corpus_fingerprint, require_prepared, signature_identity
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.member import with_prepared
-from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
+from niels_cache_assets.corpus.source_chunks import SourceChunks
+from niels_cache_assets.corpus.store import CorpusWriter, Written, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
-from niels_cache_assets.streaming.encode import INVALID_UNICODE, available_threads, in_chunks
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, available_threads
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
@@ -58,6 +59,15 @@ class CorpusOutcome:
     warning: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """What the journal keeps, behind each file of documents: what is `written`, the state of CorpusCounts, how far the source was read."""
+
+    written: Written
+    counts: dict[str, Any]
+    reached: Reached
+
+
 def prepare_corpus(
     registry: Registry,
     name: str,
@@ -71,7 +81,8 @@ def prepare_corpus(
     """Make `corpus/<name>` under `root`, or find that the corpus there is what that would make.
 
     `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
-    without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays.
+    without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays. What an ended run
+    left is gone on with, unless `force`.
     """
     started = time.monotonic()
     source = require_prepared(registry, name)
@@ -102,7 +113,8 @@ def prepare_corpus(
     log(f"preparing {name}: {', '.join(source.prepare)}")
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
-    _write(registry, name, directory, context, fingerprint, processes or registry.build.threads or available_threads(), progress)
+    workers = processes or registry.build.threads or available_threads()
+    _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
     return outcome("built", read_meta(str(directory / META_NAME)))
 
 
@@ -114,8 +126,11 @@ def _write(
     fingerprint: str,
     processes: int,
     progress: Callable[[CorpusProgress], None] | None,
+    *,
+    afresh: bool,
 ) -> None:
     from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.corpus.counts import CorpusCounts
 
     source = registry.pretrain[name]
     signatures = signature_identity(registry, name) or {}
@@ -123,63 +138,52 @@ def _write(
     work = ChunkWork(
         source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
     )
-    report = CleaningReport(context.seed)
-    before = after = TextTotals.of()
-    words = 0
-    dropped_by_source: Counter[str] = Counter()
-    splits: Counter[str] = Counter()
-    with (
-        atomic_directory(directory, is_ours=is_corpus_file) as partial,
-        CorpusWriter(partial, num_perm=signatures.get("num_perm")) as writer,
-        closing(map_in_processes(work, _chunks(source, context), processes=processes, doing=f"preparing {name}")) as chunks,
-    ):
-        for chunk in chunks:
-            writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
-            report.merge(chunk.report)
-            before, after, words = before + chunk.before, after + chunk.after, words + chunk.words
-            dropped_by_source += chunk.dropped_by_source
-            splits.update(row.split or "unknown" for row in chunk.rows)
-            if progress is not None:
-                progress(CorpusProgress(before.documents, after.documents, before.characters))
-        dropped_by_source += context.report.dropped
-        if not writer.documents:
-            raise NielsCacheError(_why_empty(directory, report.dropped, dropped_by_source))
-        writer.seal()
-        write_rejected(partial, report.rows(), writer.files)
-        meta = {
-            "kind": "corpus",
-            "built": True,
-            "dataset_name": name,
-            "dataset_config": getattr(source, "config", None),
-            "dataset_revision": context.revision,
-            "source": source.describe(),
-            "seed": context.seed,
-            "prepare": sorted(source.prepare),
-            "cleaning": cleaning_identity(registry, name),
-            "signatures": signature_identity(registry, name),
-            "documents": {"read": before.documents, "kept": after.documents},
-            "characters": {"before": before.characters, "after": after.characters},
-            "bytes": {"before": before.bytes, "after": after.bytes},
-            "words": words,
-            "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
-            "splits": dict(splits),
-            "languages": dict(report.languages),
-            "dropped": dict(report.dropped + dropped_by_source),
-            "dropped_by_source": dict(+dropped_by_source),
-            "facts": context.report.facts,
-            "files": writer.files,
-            "content_sha256": writer.content_sha256,
-            "fingerprint": fingerprint,
-        }
-        write_meta(str(partial / META_NAME), meta)
-
-
-def _chunks(source: PretrainSource, context: StreamContext) -> Iterator[Chunk]:
-    """The source's own documents in chunks of 256 or about a megabyte, however it batches them."""
-    first = 0
-    for documents in in_chunks(chain.from_iterable(source.unconverted(context)), lambda document: len(document.text)):
-        yield Chunk(first, documents)
-        first += len(documents)
+    with atomic_directory(directory, is_ours=is_corpus_file, resumable=True) as partial:
+        resume = Resume(fingerprint=fingerprint, log=context.log, afresh=afresh)
+        journal = open_journal(partial, resume, identity={}, state=_Done)
+        assert journal is not None
+        done: _Done | None = journal.state
+        counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
+        chunks = SourceChunks(name, source, context, done.reached if done else None)
+        with (
+            CorpusWriter(partial, num_perm=signatures.get("num_perm"), there=done.written if done else None) as writer,
+            closing(map_in_processes(work, chunks, processes=processes, doing=f"preparing {name}")) as results,
+        ):
+            for chunk in results:
+                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+                counts.add(chunk)
+                reached = chunks.next_reached()
+                if finished_file:
+                    written, sizes = writer.checkpoint()
+                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes)
+                if progress is not None:
+                    progress(CorpusProgress(counts.before.documents, counts.after.documents, counts.before.characters))
+            dropped_by_source = counts.dropped_by_source + context.report.dropped
+            if not writer.documents:
+                raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source))
+            writer.seal()
+            write_rejected(partial, counts.report.rows(), writer.files)
+            meta = {
+                "kind": "corpus",
+                "built": True,
+                "dataset_name": name,
+                "dataset_config": getattr(source, "config", None),
+                "dataset_revision": context.revision,
+                "source": source.describe(),
+                "seed": context.seed,
+                "prepare": sorted(source.prepare),
+                "cleaning": cleaning_identity(registry, name),
+                "signatures": signature_identity(registry, name),
+                **counts.meta(),
+                "dropped": dict(counts.report.dropped + dropped_by_source),
+                "dropped_by_source": dict(+dropped_by_source),
+                "facts": context.report.facts,
+                "files": writer.files,
+                "content_sha256": writer.content_sha256,
+                "fingerprint": fingerprint,
+            }
+            write_meta(str(partial / META_NAME), meta)
+            writer.forget()
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str]) -> str:

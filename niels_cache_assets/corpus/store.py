@@ -1,16 +1,17 @@
 """The files of a corpus, written once from front to back: documents in parquet, digests and signatures as arrays, rejected examples.
 
-Memory: one row group of documents (2 MB of text, or 16,384 documents), whatever the size of the corpus and of its texts. What is in them is
-decided in `prepare`.
+A file of documents ends with a chunk of them, and what is written can be gone on with from there: parquet cannot be appended to, the arrays
+can. Memory: one row group of documents (2 MB of text, or 16,384 documents), whatever the size of the corpus and of its texts. What is in
+them is decided in `prepare`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
-from niels_cache_assets.streaming.writers import Files, NpyWriter, add_file
+from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes, add_file, sync_and_close
 from niels_cache_runtime.formats import META_NAME
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
 ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory
 
+_HASHES_NAME = "hashes"  # of the documents, back to back, until the corpus is complete
+_HASH_BYTES = 32
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
 _FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
 
@@ -73,7 +76,8 @@ class TableFile:
 
         self._path, self._relative, self._files = root / relative, relative, files
         self._schema = arrow_schema(columns)
-        self._writer = pyarrow.parquet.ParquetWriter(self._path, self._schema, compression="zstd")
+        self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
+        self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
 
     def write_group(self, columns: Iterable[Sequence[Any] | np.ndarray]) -> None:
         """Append one row group, given by column, in the order of the schema."""
@@ -84,46 +88,61 @@ class TableFile:
 
     def seal(self) -> None:
         self._writer.close()
-        sync_file(self._path)
+        sync_and_close(self._file)
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
-        self._writer.close()
+        with suppress(OSError):  # a full disk has been told of already
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Behind the last file of documents that is complete: how many `documents` and such files (`tables`) there are, and `files`."""
+
+    documents: int = 0
+    tables: int = 0
+    files: Files = field(default_factory=dict)
 
 
 class CorpusWriter:
-    """Documents, in files of about 500 MB of text, and their digests and signatures; a context manager that closes what it opened."""
+    """Documents, in files of about 128 MB of text, and their digests and signatures; a context manager that closes what it opened."""
 
-    def __init__(self, root: Path, *, num_perm: int | None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and no signatures."""
+    def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None) -> None:
+        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: what lies in `root`, cut back to it."""
         self._root = root
+        there = there or Written()
+        self.files, self.documents, self._tables = dict(there.files), there.documents, there.tables
         self._table: TableFile | None = None
-        self._tables = 0
-        self._text_bytes = 0  # in the open file, the waiting rows included
+        self._text_bytes = 0  # in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
-        self._content = hashlib.sha256()
-        self.files: Files = {}
-        self.documents = 0
+        self._hashes_files: Files = {}
+        self._hashes = HashedFile(root, _HASHES_NAME, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
         self._digests = self._slots = None
         if num_perm is not None:
-            self._digests = NpyWriter(root, DIGESTS_NAME, np.dtype("u1"), self.files, width=DIGEST_BYTES)
-            self._slots = NpyWriter(root, SIGNATURES_NAME, np.dtype("<u4"), self.files, width=num_perm)
+            self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
+            self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
+
+    def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
+        return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
 
     def __enter__(self) -> CorpusWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in (self._table, self._digests, self._slots):
+        for part in (self._table, self._hashes, self._digests, self._slots):
             if part is not None:
                 part.abandon()
 
-    def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> None:
-        """Append documents.
+    def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
+        """Append a chunk of documents; whether a file of documents was finished with it, so that all of them are in finished ones.
 
         `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
         """
-        self._content.update(hashes)
+        self._hashes.write(memoryview(hashes))
         if rows and self._digests is not None and self._slots is not None:
             assert digests is not None
             assert slots is not None
@@ -135,19 +154,36 @@ class CorpusWriter:
             self.documents += 1
             if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
                 self._flush()
+        if self._text_bytes < TEXT_BYTES_PER_FILE:
+            return False
+        self._flush()
+        self._seal_table()
+        return True
+
+    def checkpoint(self) -> tuple[Written, Sizes]:
+        """Put all on the disk, where a file of documents was just finished: what to go on with, and the bytes of each file."""
+        sizes = {name: int(entry["bytes"]) for name, entry in self.files.items()}
+        for part in (self._hashes, self._digests, self._slots):
+            if part is not None:
+                part.checkpoint(sizes)
+        return Written(documents=self.documents, tables=self._tables, files=self.files), sizes
 
     def seal(self) -> None:
         self._flush()
         self._seal_table()
-        for part in (self._digests, self._slots):
+        for part in (self._hashes, self._digests, self._slots):
             if part is not None:
                 part.seal()
         self._digests = self._slots = None
 
+    def forget(self) -> None:
+        """Remove what is needed to go on alone: the corpus is complete."""
+        (self._root / _HASHES_NAME).unlink()
+
     @property
     def content_sha256(self) -> str:
-        """Over the hash of every document, in order: what the corpus says, whatever wrote the parquet files."""
-        return self._content.hexdigest()
+        """Over the hash of every document, in order: what the corpus says, whatever wrote the parquet files. After `seal`."""
+        return str(self._hashes_files[_HASHES_NAME]["sha256"])
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -158,8 +194,6 @@ class CorpusWriter:
         self._table.write_group(zip(*self._waiting, strict=True))
         self._text_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = [], 0
-        if self._text_bytes >= TEXT_BYTES_PER_FILE:
-            self._seal_table()
 
     def _seal_table(self) -> None:
         if self._table is not None:
@@ -183,12 +217,6 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
         table.abandon()
         raise
     table.seal()
-
-
-def sync_file(path: Path) -> None:
-    """Put the bytes of a closed file on the disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def document_hash(row: DocumentRow) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ _DIGESTS = "digests"  # (documents, 20) uint8
 _BUCKET_BYTES = 4
 
 
-class Steps(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Steps:
     """How far it is: `documents` are in the files of `scratch`; `bands` have their buckets, that of the digests, the first, included."""
 
     documents: int
@@ -77,13 +78,13 @@ def number_buckets(
     if done is None:
         done = Steps(documents=_write_hashes(signatures, bands, rows, scratch), bands=0)
         after(done)
-    documents = done["documents"]
+    documents = done.documents
     if documents * (bands + 1) >= MAX_BUCKETS:
         raise NielsCacheError(f"{documents:,} documents in {bands} bands are more than deduplication can number: prepare fewer data sets")
     if documents == 0:
         return Buckets(scratch=scratch, documents=0, bands=bands, count=1)
-    count = 1 + sum((scratch / _sizes(band)).stat().st_size // _BUCKET_BYTES for band in range(done["bands"]))
-    for band in range(done["bands"], bands + 1):
+    count = 1 + sum((scratch / _sizes(band)).stat().st_size // _BUCKET_BYTES for band in range(done.bands))
+    for band in range(done.bands, bands + 1):
         count += _number_band(scratch, band, first=count)
         if after(Steps(documents=documents, bands=band + 1)):
             for older in range(band + 1):
@@ -93,7 +94,7 @@ def number_buckets(
 
 def _left_by(scratch: Path, steps: Steps, *, bands: int) -> list[Path]:
     """The files that `steps` need to be gone on with."""
-    done = range(steps["bands"])
+    done = range(steps.bands)
     names = [_DIGESTS, *(name(band) for name in (_numbers, _sizes) for band in done), *map(_hashes, range(len(done), bands + 1))]
     return [scratch / name for name in names]
 
