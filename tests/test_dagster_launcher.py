@@ -1,7 +1,9 @@
 """Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,10 +13,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.corpus.prepare import CorpusProgress
-from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
+from niels_cache_assets.defs import abandoned
+from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, end_abandoned_runs, launcher_identity
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
@@ -24,6 +28,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project
+
+STARTED, CANCELING = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING
 
 
 class Recorder:
@@ -193,18 +199,19 @@ def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> No
 
 def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = instance.event_log_storage
+    other = instance.create_run_for_job(project.defs.resolve_job_def("build_tokenizer")).run_id
     storage.set_concurrency_slots(STREAM_POOL, 1)
-    storage.claim_concurrency_slot(STREAM_POOL, "another-run", "step")
+    storage.claim_concurrency_slot(STREAM_POOL, other, "step")
     freed = []
 
     class Freeing(Recorder):
         def logged(self, name: str, message: str) -> None:
             if message.startswith("waiting"):
                 freed.append(message)
-                storage.free_concurrency_slots_for_run("another-run")
+                storage.free_concurrency_slots_for_run(other)
 
     launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
-    assert freed == ["waiting for the pool source_stream: run another-run is streaming"]
+    assert freed == [f"waiting for the pool source_stream: run {other} is streaming"]
 
 
 @pytest.mark.usefixtures("in_memory")
@@ -245,6 +252,38 @@ def test_runs_of_a_killed_launcher_are_ended_and_free_their_place(project: Proje
         status = {run.run_id: run.status for run in instance.get_runs()}
         assert (status[kept].value, status[abandoned].value) == ("NOT_STARTED", "FAILURE")
         assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 0
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_runs_of_a_ui_are_ended_where_its_code_server_is_gone(
+    project: Project, instance: dg.DagsterInstance, tmp_path: Path, lives: bool
+) -> None:
+    path = tmp_path / "code_server"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        if not lives:
+            server.close()
+        tags = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(path)})}
+        job = project.defs.resolve_job_def("build_tokenizer")
+        runs = [instance.create_run_for_job(job, status=status, tags=tags) for status in (STARTED, CANCELING)]
+        for run in runs:
+            instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, run.run_id, "step")
+        end_abandoned_runs(instance, Path(os.environ["DAGSTER_HOME"]))
+    found = [instance.get_run_by_id(run.run_id) for run in runs]
+    expected = ["STARTED", "CANCELING"] if lives else ["FAILURE", "CANCELED"]
+    assert [run.status.value for run in found if run] == expected
+
+
+def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(project: Project, instance: dg.DagsterInstance) -> None:
+    storage, home = instance.event_log_storage, Path(os.environ["DAGSTER_HOME"])
+    storage.set_concurrency_slots(STREAM_POOL, 3)
+    job = project.defs.resolve_job_def("build_tokenizer")
+    runs = [instance.create_run_for_job(job, status=status) for status in (STARTED, dg.DagsterRunStatus.FAILURE)]
+    for run_id in (*(run.run_id for run in runs), "deleted"):
+        storage.claim_concurrency_slot(STREAM_POOL, run_id, "step")
+    end_abandoned_runs(instance, home)
+    assert storage.get_concurrency_info(STREAM_POOL).active_run_ids == {runs[0].run_id}
 
 
 SLOW = """
@@ -297,3 +336,31 @@ def test_an_interrupt_cancels_the_run_within_two_seconds_and_leaves_nothing_half
         ("build_tokenizer", "SUCCESS"),
     ]
     assert [path.name for path in (project.root / "pretrain").iterdir()] == [".notes.lock"]
+
+
+def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(
+    project: Project, instance: dg.DagsterInstance, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abandoned, "_WATCH_SECONDS", 0.2)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(project.folder), str(tiny_model)],
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    killed = []
+
+    class Killing(Recorder):
+        def logged(self, name: str, message: str) -> None:
+            if message.startswith("waiting for the pool"):
+                child.kill()
+                killed.append(name)
+
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == "writing\n"
+        [*_, result] = launch_builds(project.registry, root=project.root, only=["notes"], listener=Killing())
+    assert child.wait(timeout=60) == -signal.SIGKILL
+    assert (killed, result.state) == (["notes"], "built")
+    statuses = [run.status.value for run in instance.get_runs() if run.job_name == "build_pretrain"]
+    assert statuses == ["SUCCESS", "FAILURE"]
