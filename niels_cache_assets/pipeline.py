@@ -28,6 +28,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.feed import Feed, ValShare
@@ -54,6 +55,7 @@ class BuildOutcome:
     warning: str | None = None
 
 
+@patient
 def build_dataset(
     registry: Registry,
     name: str,
@@ -112,7 +114,8 @@ def build_dataset(
         )
 
     try:
-        revision = prepared.meta["dataset_revision"] if prepared else source.revision(siblings)
+        with briefly(bool(old and old.get("built") and not force)):
+            revision = prepared.meta["dataset_revision"] if prepared else source.revision(siblings)
     except SourceUnavailable as error:
         if not force and old is not None and old.get("built") and old["fingerprint"] == fingerprint_at(old["dataset_revision"]):
             return outcome("cache_hit", warning=f"{error}; kept the finished cache of revision {old['dataset_revision']}")

@@ -23,6 +23,7 @@ from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, TokenizerSettings
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.network import patient
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.writers import Files, add_file
@@ -67,6 +68,7 @@ class RoundTripLoss:
     decoded: str
 
 
+@patient
 def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log: Log = lambda message: None) -> TokenizerOutcome:
     """Make `root/tokenizer/{spm.model, meta.json}`, or find that it is what the settings ask for.
 

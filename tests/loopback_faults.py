@@ -129,9 +129,9 @@ def _another_commit(handler: BaseHTTPRequestHandler, headers: Headers, body: byt
 
 
 def _other_bytes(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
-    """A Content-Range that is not the one asked for; without one, a body that is not of its ETag."""
+    """A Content-Range that is not the one asked for; without one, an answer that is cut."""
     if "Content-Range" in headers:
-        return {**headers, "Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}", "ETag": headers.get("ETag", "")}, [body[::-1]]
+        return {**headers, "Content-Range": f"bytes 1-{len(body)}/{len(body) + 1}"}, [body[::-1]]
     return _too_short(handler, headers, body)
 
 

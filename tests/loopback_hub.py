@@ -28,13 +28,14 @@ _RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 class LoopbackHub:
     """Serves {repository: {path: content}}. `requests` logs (method, path, Range header) of everything asked, `served` the bytes answered.
 
-    Replace `repositories[name]` to publish a new commit, add names to `gated`, set `down` to answer everything with HTTP 503. Files whose
+    Replace `repositories[name]` to publish a new commit (commits that were asked for stay), add names to `gated`, set `down` to answer everything with HTTP 503. Files whose
     names end in one of `large` are answered with a redirect, as those of the hub's large file storage. `plain` files are served at
     /files/NAME as any web server does, with ranges unless `ranges` is off. `faults` are asked before each answer.
     """
 
     def __init__(self, repositories: Repositories, hf_home: Path) -> None:
         self.repositories = repositories
+        self.commits: dict[tuple[str, str], dict[str, bytes]] = {}
         self.gated: set[str] = set()
         self.down = False
         self.refused: dict[str, int] = {}  # repository -> HTTP status for its files
@@ -59,7 +60,10 @@ class LoopbackHub:
 
     def commit(self, repository: str) -> str:
         """The commit sha of what the repository holds now."""
-        return _oid(repr([(path, _oid(content)) for path, content in sorted(self.repositories[repository].items())]).encode())
+        files = self.repositories[repository]
+        sha = _oid(repr([(path, _oid(content)) for path, content in sorted(files.items())]).encode())
+        self.commits[repository, sha] = files
+        return sha
 
     def close(self) -> None:
         self._server.shutdown()
@@ -86,8 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/files/"):
             self._plain(path.removeprefix("/files/"))
         elif path.startswith("/large/"):  # <repository>/<commit>/<file>, signed
-            repository, name = re.fullmatch(r"/large/([^/]+/[^/]+)/[^/]+/(.+)", path).groups()  # type: ignore[union-attr]
-            self._content(self.hub.repositories[repository][name], {"ETag": '"of the store"'})
+            repository, commit, name = re.fullmatch(r"/large/([^/]+/[^/]+)/([^/]+)/(.+)", path).groups()  # type: ignore[union-attr]
+            self._content(self.hub.commits[repository, commit][name], {"ETag": '"of the store"'})
         elif match := _RESOLVE.fullmatch(path):
             self._resolve(*match.groups())
         elif match := _API.fullmatch(path):
@@ -101,10 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
         """The repository's files, or None after answering that there is none (or no such revision), as the hub words it."""
         if repository not in self.hub.repositories:
             self._error(401, None, "Invalid username or password.")
-        elif revision not in (None, "main", self.hub.commit(repository)):
-            self._error(404, "RevisionNotFound")
         else:
-            return self.hub.repositories[repository]
+            newest = self.hub.commit(repository)
+            files = self.hub.commits.get((repository, newest if revision in (None, "main") else str(revision)))
+            if files is None:
+                self._error(404, "RevisionNotFound")
+            return files
         return None
 
     def _api(self, repository: str, what: str | None, revision: str | None, path: str | None, *, recursive: bool, body: bytes) -> None:
@@ -133,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(self.hub.refused[repository], None, "refused")
         if name not in files:
             return self._error(404, "EntryNotFound")
-        content, commit = files[name], self.hub.commit(repository)
+        content, commit = files[name], next(sha for (_, sha), held in self.hub.commits.items() if held is files)
         if name.endswith(self.hub.large):
             linked = {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
             location = f"{self.hub.url}/large/{repository}/{commit}/{name}?Signature=hf_signaturesignature"

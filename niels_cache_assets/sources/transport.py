@@ -83,15 +83,20 @@ class PatientTransport(httpx.BaseTransport):
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
         self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path, and whether two answers agreed on it
+        self._linked: dict[str, Validator] = {}  # by the address that the hub sent us to
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout") or {}
         timeouts = {kind: timeouts.get(kind) or READ_SECONDS for kind in ("connect", "read", "write", "pool")}
         request.extensions = {**request.extensions, "timeout": timeouts}
         request.headers["Accept-Encoding"] = "identity"  # lengths and offsets are those of the file
+        if linked := self._linked.pop(str(request.url), None):
+            request.extensions["linked"] = linked
         tries = Tries(str(request.url))
         while True:
             response = self._answer(request, tries)
+            if request.method == "GET" and "X-Linked-ETag" in response.headers and (location := response.headers.get("Location")):
+                self._linked[str(request.url.join(location))] = validator_of(response)
             if request.method == "HEAD" or response.status_code not in (200, 206) or "headers_only" in request.extensions:
                 tries.progressed()
                 return response
@@ -157,6 +162,9 @@ class PatientTransport(httpx.BaseTransport):
                 raise _Broken("the answer is of another version of the file")
             if request.method == "GET":
                 self._hub_files[path] = known, True
+        linked = request.extensions.get("linked")
+        if linked is not None and linked.size not in (validator.size, None):
+            raise _Broken("the answer is of another version of the file")
         expected = request.extensions.get("validator")
         if expected is not None and expected.differs(validator):
             raise _Broken("the answer is of another version of the file", changed=True)
@@ -191,7 +199,7 @@ class _Body(httpx.SyncByteStream):
             if waiting > WHOLE_BYTES:
                 self._restartable = False
                 return
-        _check_content(self._first, b"".join(self._head))
+        _check_content(self._first, self._request.extensions.get("linked"), b"".join(self._head))
         self._tries.progressed()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -231,7 +239,9 @@ class _Body(httpx.SyncByteStream):
     def _rest(self) -> httpx.Request:
         first, last = _range_of(self._request) or (0, None)
         headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
-        extensions = {**self._request.extensions, "validator": validator_of(self._first)}
+        extensions = {"validator": validator_of(self._first), **self._request.extensions}
+        if "linked" in extensions:
+            del extensions["validator"]  # each server of a store may have tags of its own; its addresses name contents
         if _range_of(self._request) is None:
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
@@ -260,17 +270,27 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
             in_window, seconds = 0, 0.0
 
 
-def _check_content(response: httpx.Response, content: bytes) -> None:
-    """What a whole body can be checked by: the hub's ETag of a file that git keeps is the blob's sha1; JSON must be JSON."""
-    tag = validator_of(response).tag or ""
-    if response.status_code == 200 and "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag):
-        if hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() != tag:
-            raise _Broken("the content is not that of its ETag")
+def _check_content(response: httpx.Response, linked: Validator | None, content: bytes) -> None:
+    """What a whole file can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1. And JSON must be JSON."""
+    tag, size = validator_of(response)
+    if linked is not None and linked.tag and len(linked.tag) == 64 and len(content) == linked.size:
+        intact = hashlib.sha256(content).hexdigest() == linked.tag
+    elif "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag or "") and len(content) == size:
+        intact = hashlib.sha1(b"blob %d\0" % size + content).hexdigest() == tag
     elif response.headers.get("Content-Type", "").startswith("application/json") and "Content-Encoding" not in response.headers:
-        try:
-            json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise _Broken("the answer is cut") from error
+        intact = _is_json(content)
+    else:
+        intact = True
+    if not intact:
+        raise _Broken("the content is damaged")
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _range_of(request: httpx.Request) -> tuple[int, int | None] | None:

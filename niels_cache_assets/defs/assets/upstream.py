@@ -11,6 +11,7 @@ import dagster as dg
 
 from niels_cache_assets.defs.keys import UPSTREAM_KEYS, partitions
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.network import briefly
 from niels_cache_runtime.formats import FAMILIES, Family
 
 _DATA_VERSION_TAG = "dagster/data_version"
@@ -41,7 +42,8 @@ def observe_revision(registry: Registry, family: Family, name: str) -> Iterator[
     Asks upstream (network, or a hash of the files). Raises NielsCacheError where it cannot be asked.
     """
     source = registry.source(name)
-    revision = source.revision(registry.pretrain) if source.enabled else None
+    with briefly():  # a build asks for longer
+        revision = source.revision(registry.pretrain) if source.enabled else None
     if revision is not None:
         yield dg.AssetObservation(
             asset_key=UPSTREAM_KEYS[family], partition=name, tags={_DATA_VERSION_TAG: revision}, metadata={"revision": revision}
