@@ -8,6 +8,7 @@ stops a part is one more problem of it.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -95,13 +96,21 @@ class SpecialIds:
         special = {token for token in (eot, *self.roles) if token is not None}
         runs = pairwise(sorted({-1, vocab_size, *special}))
         self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
+        self._buffers = threading.local()
+
+    def unusual(self, tokens: NDArray[np.uint16]) -> NDArray[np.bool_]:
+        """Which ids are not ordinary; good until the next call in this thread."""
+        buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
+        if buffer is None or len(buffer) < len(tokens):  # a new one for each block would cost more than all else
+            buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
+        unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
+        if len(tokens) and int(tokens.max()) >= self._end:
+            unusual |= tokens >= self._end
+        return unusual
 
     def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
         """Where ids stand that are not ordinary, in order, and these ids."""
-        unusual = tokens < self._begin
-        if len(tokens) and int(tokens.max()) >= self._end:
-            unusual |= tokens >= self._end
-        places = np.flatnonzero(unusual)
+        places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
 
     def too_large(self, ids: NDArray[np.uint16]) -> int:
@@ -168,14 +177,19 @@ class _Shard:
 
     def look_at(self, block: memoryview) -> None:
         tokens = tokens_of(block)
-        _, ids = self._ids.find(tokens)
+        unusual, closed = self._ids.unusual(tokens), 0
+        if self._ends is not None:
+            _, last_tokens = self._ends.within(self._position + 1, len(tokens))
+            closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
+            self.unclosed += len(last_tokens) - closed
+        self._position += len(tokens)
+        if np.count_nonzero(unusual) == closed:  # nothing but the EOT of documents, as nearly always: no need to look where
+            self.eot_tokens += closed
+            return
+        ids = tokens[unusual]
         self.too_large = max(self.too_large, self._ids.too_large(ids))
         self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
-        if self._ends is not None:
-            _, last_tokens = self._ends.within(self._position + 1, len(tokens))
-            self.unclosed += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
-        self._position += len(tokens)
 
 
 def tokens_of(block: memoryview) -> NDArray[np.uint16]:

@@ -77,6 +77,7 @@ def damage_byte(path: Path) -> None:
         ("pretrain/notes/train/shard_00001.bin", damage_byte, "its sha256 is not the one in meta.json"),
         ("pretrain/notes/train/shard_00001.bin", Path.unlink, "missing, though meta.json lists it"),
         ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"123"), "3 bytes is no whole number of uint16 tokens"),
+        ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"1"), "1 bytes is no whole number of uint16 tokens"),
         ("pretrain/notes/train/extra.bin", Path.touch, "not listed in meta.json"),
         ("pretrain/notes/val_doc_ends.npy", damage_byte, "its sha256 is not the one in meta.json"),
         ("pretrain/notes/val_doc_ends.npy", lambda path: path.write_bytes(b""), "has 0 bytes, meta.json says 136"),
@@ -97,6 +98,7 @@ def test_damage_on_disk_is_a_finding_in_that_file(tmp_path: Path, path: str, dam
     findings = verify_cache(root)
     hits = [finding for finding in findings if finding.path and Path(finding.folder) / finding.path == root / path]
     assert any(expected in finding.problem for finding in hits), findings
+    assert not any("cannot be checked" in finding.problem for finding in findings)
     assert all("\n" not in str(finding) for finding in findings)
 
 
