@@ -3,8 +3,8 @@
 A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and the parallel compressors write them. The
 standard library's own readers of such files take what does not begin a stream for padding, and so end silently where the header of a
 later stream is damaged; here all that is no stream and no padding is an error. Formats: RFC 1952 (gzip; zero bytes may follow it), bzip2,
-the .xz file format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'. Which file is opened, and what
-is inside, is not known here.
+the .xz file format 1.2 (padding in fours of zero bytes), RFC 8878 (Zstandard). Cost: the decompressors'; memory: theirs and some megabytes,
+however much a small file becomes. Which file is opened, and what is inside, is not known here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from niels_cache_runtime.errors import NielsCacheError
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time: what a damaged block takes along is no more than comes of it
+_ZSTD_PIECE = 1 << 9
+_XZ_MEMORY = 1 << 28  # the file says how much its reader needs: xz -9 is 65 MiB, a hostile header says 4 GiB
 _BLOCK = 1 << 18
 
 
@@ -63,12 +65,15 @@ class _GzipStream:
 
 
 class _ZstdStream:
-    """Its library gives all that comes of its input at once; what does not fit waits."""
+    """Its library gives all that comes of its input at once, thirty thousand times its size at worst: it gets little, and what does not
+    fit waits.
+    """
 
     def __init__(self) -> None:
         import zstandard
 
-        self._object: Any = zstandard.ZstdDecompressor().decompressobj()
+        self._object: Any = zstandard.ZstdDecompressor().decompressobj()  # of windows up to 128 MiB
+        self._input = memoryview(b"")
         self._waiting = memoryview(b"")
 
     @property
@@ -77,15 +82,18 @@ class _ZstdStream:
 
     @property
     def needs_input(self) -> bool:
-        return not self._waiting
+        return not self._waiting and not self._input
 
     @property
     def unused_data(self) -> bytes:
-        return cast(bytes, self._object.unused_data)
+        return cast(bytes, self._object.unused_data) + bytes(self._input)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        if not self._waiting:
-            self._waiting = memoryview(self._object.decompress(data))
+        if data:
+            self._input = memoryview(data)
+        while self._input and not self._waiting and not self._object.eof:
+            piece, self._input = self._input[:_ZSTD_PIECE], self._input[_ZSTD_PIECE:]
+            self._waiting = memoryview(self._object.decompress(piece))
         ready, self._waiting = self._waiting[:max_length], self._waiting[max_length:]
         return bytes(ready)
 
@@ -104,7 +112,7 @@ def _bzip2() -> _Stream:
 def _xz() -> _Stream:
     import lzma
 
-    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
 _FORMATS = {".gz": _Format(_GzipStream, 1), ".bz2": _Format(_bzip2, 0), ".xz": _Format(_xz, 4), ".zst": _Format(_ZstdStream, 0)}

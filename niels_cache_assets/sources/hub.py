@@ -23,7 +23,7 @@ from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import LimitsDocuments
 from niels_cache_assets.sources.network import install
-from niels_cache_assets.sources.rows import column_values, is_string_type
+from niels_cache_assets.sources.rows import column_values, is_string_type, refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
@@ -148,6 +148,9 @@ def _open(
         local_names = {file.url: file.name for file in found}
         path = _format_of([file.name for file in found])
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
+        if path != "parquet":
+            for file in found:
+                refuse_long_lines(file, data.max_document_bytes)  # the loaders hold any line whole
         if path == "text":
             settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
     builder = _builder(datasets, data, path, settings)

@@ -11,6 +11,7 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
 
 
@@ -34,7 +35,7 @@ class HubText(HubData, PretrainSource):
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
 
     def _part_documents(self, part: Part, context: StreamContext) -> Iterator[list[Document]]:
-        dropped = context.report.dropped
+        dropped, limit = context.report.dropped, self.max_document_bytes
         for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer):
             texts, *maybe_ids = columns.values()
             ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
@@ -42,6 +43,8 @@ class HubText(HubData, PretrainSource):
             for text, source_id, file, row in zip(texts, ids, files, rows, strict=True):
                 if problem := text_problem(text):
                     dropped[problem] += 1
+                elif len(text) > limit:
+                    refuse_length(f"{file}: row {row}", limit)
                 else:
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):

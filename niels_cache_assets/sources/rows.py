@@ -7,14 +7,15 @@ Parquet rows come as whole columns.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
-from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_lines
+from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_lines, refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
+_SCAN_BLOCK = 1 << 20  # no limit is smaller
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
 
 
@@ -92,6 +94,24 @@ def json_rows(
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
             yield index, row
+
+
+def refuse_long_lines(file: SourceFile, limit: int) -> None:
+    """Raise NielsCacheError for a local file with a line of more than `limit` bytes, for readers that know no limit.
+
+    Reads it to its end where it is compressed or larger than that; otherwise its size says enough.
+    """
+    if "://" in file.url or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
+        return
+    number = 1
+    length = 0  # of line `number` until here
+    with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+        while block := stream.read(_SCAN_BLOCK):
+            head, newline, _ = block.partition(b"\n")
+            if length + len(head) > limit:
+                refuse_length(f"{file.name}: line {number}", limit)
+            length = len(block) - block.rfind(b"\n") - 1 if newline else length + len(block)
+            number += block.count(b"\n")
 
 
 def parquet_columns(file: SourceFile) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.rows import batched, choose_text_field
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
@@ -35,7 +36,7 @@ class Wikitext(HubData, PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for part in self.parts():
-            for batch in batched(articles(self._rows(part, context), context.report)):
+            for batch in batched(articles(self._rows(part, context), context.report, limit=self.max_document_bytes)):
                 yield [document._replace(split=part.split) for document in batch]
 
     def _rows(self, part: Part, context: StreamContext) -> Iterator[Row]:
@@ -51,13 +52,15 @@ def heading_title(text: str) -> str | None:
     return match[1] if match and not match[1].endswith("=") else None
 
 
-def articles(rows: Iterable[Row], report: SourceReport) -> Iterator[Document]:
+def articles(rows: Iterable[Row], report: SourceReport, *, limit: int = MAX_DOCUMENT_BYTES) -> Iterator[Document]:
     """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
 
     What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is
-    that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says.
+    that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says. One of more than `limit`
+    characters is an error.
     """
     parts: list[str] = []
+    characters = 0
     start = Row("", "", 0)
     title: str | None = None
     previous = Row("", "", 0)
@@ -71,9 +74,12 @@ def articles(rows: Iterable[Row], report: SourceReport) -> Iterator[Document]:
         if new_title is not None or not parts:
             if "".join(parts).strip():
                 yield _document(parts, start, title)
-                parts = []
+                parts, characters = [], 0
             start, title = row, new_title
         parts.append(row.text)
+        characters += len(row.text)
+        if characters > limit:
+            refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
         yield _document(parts, start, title)
