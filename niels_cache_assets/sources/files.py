@@ -115,8 +115,8 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     """Files below a folder with one of the (lower-case) suffixes, sorted by relative path; `skip` names folders not to enter.
 
     Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed, wherever they lead, since people keep parts
-    of their notes elsewhere; each real folder is entered once, so loops end. What a link leads to has the link's name: no cache records more
-    than paths below `path`. So of a folder that others may write to, what their links point at is read too.
+    of their notes elsewhere; each real folder is entered once, so loops end. What a link leads to has the link's name: no cache records
+    more than paths below `path`. So of a folder that others may write to, what their links point at is read too.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
