@@ -39,7 +39,7 @@ def _are_weights(value: Any) -> bool:
         and len(segment) == 2
         and as_int(segment[0]) is not None
         and isinstance(segment[1], Mapping)
-        and all(isinstance(name, str) for name in segment[1])
+        and all(isinstance(name, str) and type(weight) in (int, float) for name, weight in segment[1].items())
         for segment in value
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
@@ -23,7 +22,7 @@ from niels_cache_runtime.packed_examples import PackedExamples
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
 from tests.hand_made import ASST, EOT, USR, write_cache, write_pair
-from tests.hostile import CASES, fuzz, mutated_bytes, mutated_json
+from tests.hostile import CASES, Draws, fuzz, mutated_bytes, mutated_json
 
 _SHAPES = ["()", "(5,)", "(4,)", "(6,)", "(5)", "(5, 1)", "(0,)", "(-5,)", "(5.0,)", "(2305843009213693952,)", "(2305843009213693957,)"]
 _SHAPES += ["(True,)", "(0, 4611686018427387904, 4)", "(99999999999999999999999,)", "5", "(5,),", "((5,),)", "(5L,)", "(1,)*5", "[5]"]
@@ -31,27 +30,26 @@ _DESCRS = ["'<u8'", "'<i8'", "'>u8'", "'|u1'", "'<f8'", "'|O'", "'O'", "'<u4'", 
 _DESCRS += ["[('a', '<u8')]", "'<M8[ns]'", "{'names': []}", "'<u8'*2", "__import__('os')", "'" + "(" * 3000, "-" * 5000 + "1", "'<u16'"]
 
 
-@st.composite
-def npy_files(draw: st.DrawFn, array: np.ndarray) -> bytes:
+def npy_file(draws: Draws, array: np.ndarray) -> bytes:
     """The array's file: mutated bytes, or a header of any value before its items."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     whole = buffer.getvalue()
-    if draw(st.booleans()):
-        return draw(mutated_bytes(whole, [(8, 2), *((128 + 8 * item, 8) for item in range(len(array)))]))
+    if draws.integer(0, 1):
+        return mutated_bytes(draws, whole, [(8, 2), *((128 + 8 * item, 8) for item in range(len(array)))])
     entries = [
-        f"'descr': {draw(st.sampled_from([repr(array.dtype.str)] * 8 + _DESCRS))}",
-        f"'fortran_order': {draw(st.sampled_from(['False'] * 4 + ['True', '0', 'None']))}",
-        f"'shape': {draw(st.sampled_from([str(array.shape)] * 4 + _SHAPES))}",
+        f"'descr': {draws.of([*[repr(array.dtype.str)] * 8, *_DESCRS])}",
+        f"'fortran_order': {draws.of([*['False'] * 4, 'True', '0', 'None'])}",
+        f"'shape': {draws.of([*[str(array.shape)] * 8, *_SHAPES])}",
     ]
-    entries = draw(st.permutations(entries))[: draw(st.sampled_from([3, 3, 3, 3, 2, 0]))]
-    entries += draw(st.sampled_from([[], [], [], ["'more': 1"], ["'shape': (1,)"], ["'descr': '<i4'"]]))
-    text = "{" + ", ".join(entries) + draw(st.sampled_from([", }", "}", "", ",,}", "} + {}", "}\0"]))
-    version = draw(st.sampled_from([(1, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 0)]))
-    header = text.encode() + b" " * draw(st.integers(0, 70)) + draw(st.sampled_from([b"\n", b"", b"\n\n"]))
-    length = (len(header) + draw(st.sampled_from([0, 0, 0, 1, -1, 60_000]))) % 65_536
+    entries = draws.shuffled(entries)[: draws.of([3, 3, 3, 3, 2, 0])]
+    entries += draws.of([[], [], [], ["'more': 1"], ["'shape': (1,)"], ["'descr': '<i4'"]])
+    text = "{" + ", ".join(entries) + draws.of([", }", "}", "", ",,}", "} + {}", "}\0"])
+    version = draws.of([(1, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 0)])
+    header = text.encode() + b" " * draws.integer(0, 70) + draws.of([b"\n", b"", b"\n\n"])
+    length = (len(header) + draws.of([0, 0, 0, 1, -1, 60_000])) % 65_536
     content = b"\x93NUMPY" + bytes(version) + length.to_bytes(2 if version == (1, 0) else 4, "little") + header
-    return content + whole[128:] + draw(st.sampled_from([b"", b"", b"\0", b"\0" * 8]))
+    return content + whole[128:] + draws.of([b"", b"", b"\0", b"\0" * 8])
 
 
 def as_numpy_reads(content: bytes) -> np.ndarray:
@@ -79,7 +77,7 @@ def test_document_ends_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, 
         assert [0, *found.tolist()] == sorted({0, *found.tolist()})
         assert found[-1] == 20
 
-    fuzz(cases, npy_files(ends), check)
+    fuzz(cases, lambda draws: npy_file(draws, ends), check)
     assert accepted
 
 
@@ -100,7 +98,7 @@ def test_example_starts_are_refused_or_what_numpy_reads_in_order(tmp_path: Path,
         assert found.tolist() == sorted(set(found.tolist()))
         assert (found[0], found[-1] < 20) == (0, True)
 
-    fuzz(cases, npy_files(starts), check)
+    fuzz(cases, lambda draws: npy_file(draws, starts), check)
     assert accepted
 
 
@@ -121,7 +119,7 @@ def test_token_arrays_of_others_are_refused_ignored_or_read_as_numpy_reads_them(
         assert (whole.ndim, whole.dtype.kind in "iu") == (1, True)
         assert (x[0].tolist(), y[0].tolist()) == (whole[:4].tolist(), whole[1:5].tolist())
 
-    fuzz(cases, npy_files(np.arange(10, 21, dtype=np.uint16)), check)
+    fuzz(cases, lambda draws: npy_file(draws, np.arange(10, 21, dtype=np.uint16)), check)
     assert accepted
 
 
@@ -140,7 +138,7 @@ def test_bytes_of_a_meta_json_that_were_not_hashed_again_are_refused_or_say_the_
             return
         assert found == true
 
-    fuzz(cases, mutated_bytes(whole), check)
+    fuzz(cases, lambda draws: mutated_bytes(draws, whole), check)
 
 
 def hashed_again(meta: Any) -> bytes:
@@ -183,7 +181,8 @@ def test_a_meta_json_that_was_edited_and_hashed_again_is_refused_or_its_tokens_a
             return
         accepted += 1
 
-    fuzz(cases, mutated_json(json.loads(path.read_bytes())), check)
+    whole = json.loads(path.read_bytes())
+    fuzz(cases, lambda draws: mutated_json(draws, whole), check)
     assert accepted
 
 
@@ -194,7 +193,8 @@ SFT_TOKENS = [USR, 10, EOT, ASST, 11, EOT, USR, 12, EOT, ASST, 13, 14, EOT]
 @pytest.mark.parametrize("cases", CASES)
 def test_a_bare_pair_of_any_bytes_is_refused_or_gives_batches(tmp_path: Path, cases: int) -> None:
     tokens_path, idx_path = write_pair(tmp_path, "train", [SFT_TOKENS[:6], SFT_TOKENS[6:]])
-    tokens, starts, accepted = Path(tokens_path).read_bytes(), np.array([0, 6], dtype=IDX_DTYPE), 0
+    tokens, whole_index, accepted = Path(tokens_path).read_bytes(), Path(idx_path).read_bytes(), 0
+    starts = np.array([0, 6], dtype=IDX_DTYPE)
 
     def check(drawn: tuple[bytes, bytes, int]) -> None:
         nonlocal accepted
@@ -210,8 +210,11 @@ def test_a_bare_pair_of_any_bytes_is_refused_or_gives_batches(tmp_path: Path, ca
         assert rows.tokens.shape == (packed.samples, drawn[2] + 1)
         assert rows.targets.any(axis=1).all()
 
-    strategy = st.tuples(mutated_bytes(tokens), st.one_of(npy_files(starts), st.just(Path(idx_path).read_bytes())), st.integers(1, 16))
-    fuzz(cases, strategy, check)
+    def pair(draws: Draws) -> tuple[bytes, bytes, int]:
+        index = npy_file(draws, starts) if draws.integer(0, 1) else whole_index
+        return mutated_bytes(draws, tokens), index, draws.integer(1, 16)
+
+    fuzz(cases, pair, check)
     assert accepted
 
 
@@ -258,5 +261,8 @@ def test_an_index_of_megatrons_is_refused_or_read_as_its_format_says(tmp_path: P
         assert [sequence.tolist() for sequence in found] == as_the_format_says(*drawn)
         assert len(found.fingerprint) == 64
 
-    fuzz(cases, st.tuples(mutated_bytes(index, fields), st.just(tokens) | mutated_bytes(tokens)), check)
+    def both(draws: Draws) -> tuple[bytes, bytes]:
+        return mutated_bytes(draws, index, fields), tokens if draws.integer(0, 1) else mutated_bytes(draws, tokens)
+
+    fuzz(cases, both, check)
     assert accepted
