@@ -100,7 +100,6 @@ def build_pretrain_cache(
         **identity,
         "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
     }
-
     middle = PretrainStream(
         feed=feed,
         shuffle_buffer=shuffle_buffer,
@@ -115,11 +114,11 @@ def build_pretrain_cache(
         new_splitter=new_splitter,
         val_texts=val_texts,
         progress=progress,
-        name=meta["dataset_name"],
         log=resume.log if resume is not None else lambda message: None,
     )
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, identity={"settings": settings, "meta": meta, "on_collision": on_collision}, state=State)
+        known = {"settings": settings, "meta": meta, "on_collision": on_collision}
+        journal = open_journal(partial, resume, name=meta["dataset_name"], identity=known, state=State)
         state: State | None = journal.state if journal is not None else None
         splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()
         with (

@@ -55,7 +55,7 @@ class PretrainStream:
     """What the middle of a build works with.
 
     `encode` is encode_documents with all that is set, `new_splitter` makes a splitter of the budgets (all of them, or what is left:
-    `remaining`), `val_texts` are known to be of val before the build, `name` and `log` are for people.
+    `remaining`), `val_texts` are known to be of val before the build.
     """
 
     feed: Feed[Any]
@@ -65,7 +65,6 @@ class PretrainStream:
     new_splitter: Callable[..., BudgetSplitter]
     val_texts: Iterable[str | Document] | None
     progress: OnProgress | None
-    name: str
     log: Callable[[str], None]
 
     def write(self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None) -> Counts:
@@ -100,7 +99,7 @@ class PretrainStream:
         position = Position(0, None, Counter())
         if journal is not None and counted and journal.due(writer.bytes, seconds=_LONG_COUNT_SECONDS):
             record(position)
-        documents = self._documents(state, guard, share())
+        documents = self._documents(state, guard)
         first = state.reached.items if state is not None else 0
         with closing(self.encode(documents, feed=self.feed, first=first, screen=guard.screen if guard else None)) as batches:
             for batch in batches:
@@ -124,7 +123,7 @@ class PretrainStream:
             record(position, ended=ended)  # what is left to do takes time, too
         return ended
 
-    def _documents(self, state: State | None, guard: TrainGuard | None, share: float | None) -> Iterator[Document]:
+    def _documents(self, state: State | None, guard: TrainGuard | None) -> Iterator[Document]:
         """What there is to encode, and, of a build that goes on, the guard as it was."""
 
         def stream(mark: Mark | None) -> Iterator[Document]:
@@ -144,5 +143,4 @@ class PretrainStream:
 
         if state is None:
             return stream(None)
-        replay = show_val if guard is not None else None
-        return take_up(stream, state.reached, name=self.name, share=share, log=self.log, replay=replay)
+        return take_up(stream, state.reached, log=self.log, replay=show_val if guard is not None else None)

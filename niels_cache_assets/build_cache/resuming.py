@@ -48,53 +48,54 @@ class Reached:
     mark: Mark | None
 
 
-def open_journal(partial: Path, resume: Resume | None, *, identity: dict[str, Any], state: type[Any]) -> Journal | None:
+def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
     """The journal of a build in `partial`, whose `state` is None or of that data class; None for a build that keeps none.
 
-    `identity` is what the builder knows that decides the bytes.
+    `identity` is what the builder knows that decides the bytes; `name` is for the log.
     """
     if resume is None:
         return None
-    versions = {name: _version(name) for name in _LIBRARIES}
+    versions = {library: _version(library) for library in _LIBRARIES}
     fingerprint = fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity})
-    return Journal.open(partial, fingerprint=fingerprint, log=resume.log, afresh=resume.afresh, parse=TypeAdapter(state).validate_python)
+    parse = TypeAdapter(state).validate_python
+    journal = Journal.open(partial, fingerprint=fingerprint, log=resume.log, afresh=resume.afresh, parse=parse)
+    if journal.state is not None:
+        resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
+    return journal
 
 
 def take_up(
     stream: Callable[[Mark | None], Iterator[Item]],
     reached: Reached,
     *,
-    name: str,
-    share: float | None,
     log: Callable[[str], None],
     replay: Callable[[Iterator[Item]], None] | None = None,
 ) -> Iterator[Item]:
     """The items that come after those that were reached. `stream` opens them at a mark, or at the beginning.
 
-    `replay` is given the items from the beginning to there, and reads as many as it needs. `name` and `share` are for the log. Raises
-    NielsCacheError if the stream ends before.
+    `replay` is given the items from the beginning to there, and reads as many as it needs. Raises NielsCacheError if the stream ends
+    before.
     """
     started = time.monotonic()
-    log(f"resuming {name}{'' if share is None else f' at {share:.0%}'}: {reached.items:,} are kept")
     items = stream(None)
-    past = _first(items, reached.items, name)
+    past = _first(items, reached.items)
     if replay is not None:
         replay(past)
     if reached.mark is not None:
         items = stream(reached.mark)
-        past = _first(items, reached.items - reached.mark.items, name)
+        past = _first(items, reached.items - reached.mark.items)
     for _ in past:
         pass
-    log(f"resumed {name} after {time.monotonic() - started:.1f} s")
+    log(f"{reached.items:,} are kept, skipped in {time.monotonic() - started:.1f} s")
     return items
 
 
-def _first(items: Iterator[Item], count: int, name: str) -> Iterator[Item]:
+def _first(items: Iterator[Item], count: int) -> Iterator[Item]:
     for _ in range(count):
         try:
             yield next(items)
         except StopIteration:
-            raise NielsCacheError(f"{name}: the source now ends before what is built already; build afresh (--force)") from None
+            raise NielsCacheError("the source now ends before what is built of it already; build afresh (--force)") from None
 
 
 def _version(name: str) -> str | None:

@@ -104,20 +104,19 @@ def build_sft_cache(
     def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
         return _encode_conversations(*task, view, raise_on_invalid=on_invalid == "raise", raise_on_collision=on_collision == "raise")
 
-    def encoded(state: _State | None, share: float | None) -> Generator[_Encoded]:
-        def stream(mark: Mark | None) -> Iterator[Conversation]:
-            return as_conversations(feed.open(mark), first=mark.items if mark else 0)
+    def stream(mark: Mark | None) -> Iterator[Conversation]:
+        return as_conversations(feed.open(mark), first=mark.items if mark else 0)
 
+    def encoded(state: _State | None) -> Generator[_Encoded]:
         conversations, first = stream(None), 0
-        if state is not None:
-            log = resume.log if resume is not None else lambda message: None
-            conversations, first = take_up(stream, state.reached, name=meta["dataset_name"], share=share, log=log), state.reached.items
+        if resume is not None and state is not None:
+            conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
         chunks = feed.positioned(in_chunks(conversations, _characters), first=first)
         return map_in_order(encode, chunks, threads=threads or available_threads())
 
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
         identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
-        journal = open_journal(partial, resume, identity=identity, state=_State)
+        journal = open_journal(partial, resume, name=meta["dataset_name"], identity=identity, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None
@@ -141,7 +140,7 @@ def build_sft_cache(
 
 def _spool(
     spool: SftSpool,
-    encoded: Callable[[_State | None, float | None], Generator[_Encoded]],
+    encoded: Callable[[_State | None], Generator[_Encoded]],
     feed: Feed[Conversation],
     journal: Journal | None,
     progress: OnProgress | None,
@@ -158,7 +157,7 @@ def _spool(
         journal.record(asdict(now), files=sizes, bytes_written=spool.bytes)
 
     position = Position(0, None, Counter())
-    with closing(encoded(state, journal.share if journal is not None else None)) as batches:
+    with closing(encoded(state)) as batches:
         for batch in batches:
             position = batch.position
             dropped.update(batch.dropped)

@@ -94,11 +94,12 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         _unchanged(root, wanted.corpora) as require_same,
         ExitStack() as opened,
     ):
-        journal = open_journal(partial, Resume(fingerprint=wanted.fingerprint, log=log, afresh=force), identity={}, state=Steps)
+        resume = Resume(fingerprint=wanted.fingerprint, log=log, afresh=force)
+        journal = open_journal(partial, resume, name="duplicates", identity={}, state=Steps)
         assert journal is not None
         done: Steps | None = journal.state
         if done is not None:
-            log(f"resuming duplicates at {journal.share:.0%}: {done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
+            log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
         inputs = Inputs(registry, root, wanted.corpora)
         scratch = partial / _SCRATCH
         scratch.mkdir(exist_ok=True)

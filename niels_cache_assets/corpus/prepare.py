@@ -140,11 +140,11 @@ def _write(
     )
     with atomic_directory(directory, is_ours=is_corpus_file, resumable=True) as partial:
         resume = Resume(fingerprint=fingerprint, log=context.log, afresh=afresh)
-        journal = open_journal(partial, resume, identity={}, state=_Done)
+        journal = open_journal(partial, resume, name=name, identity={}, state=_Done)
         assert journal is not None
         done: _Done | None = journal.state
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
-        chunks = SourceChunks(name, source, context, done.reached if done else None)
+        chunks = SourceChunks(source, context, done.reached if done else None)
         with (
             CorpusWriter(partial, num_perm=signatures.get("num_perm"), there=done.written if done else None) as writer,
             closing(map_in_processes(work, chunks, processes=processes, doing=f"preparing {name}")) as results,

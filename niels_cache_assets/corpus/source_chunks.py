@@ -20,9 +20,9 @@ from niels_cache_assets.streaming.feed import Feed, Mark
 class SourceChunks:
     """To be iterated once, from what was `reached` on; `context.report` is then what it would be in a pass from the beginning."""
 
-    def __init__(self, name: str, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
+    def __init__(self, source: PretrainSource, context: StreamContext, reached: Reached | None) -> None:
         self._feed: Feed[Document] = Feed(source.unconverted, context)
-        self._name, self._log, self._reached = name, context.log, reached
+        self._log, self._reached = context.log, reached
         self._under_way: deque[Reached] = deque()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -31,7 +31,7 @@ class SourceChunks:
 
         documents, first = opened(None), 0
         if self._reached is not None:
-            documents = take_up(opened, self._reached, name=self._name, share=None, log=self._log)
+            documents = take_up(opened, self._reached, log=self._log)
             first = self._reached.items
         chunks = in_chunks(documents, lambda document: len(document.text))
         for chunk, position in self._feed.positioned(chunks, first=first):
