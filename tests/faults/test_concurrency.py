@@ -1,0 +1,190 @@
+"""One writer, many readers: who reads a data set that is rebuilt has one build, whole; of many who build it one does, and all end well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache.resuming import Resume
+from niels_cache_assets.streaming.directories import finished_meta, in_turn, sweep_leftovers
+from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import idx_name, tokens_name
+from niels_cache_runtime.opening import open_split
+from tests.faults import children
+from tests.test_cache_determinism import digests
+
+Build = Callable[[Path, int], None]
+Reader = Callable[[Path, int], set[int]]
+
+EOT, ROLE = 299, 290
+DOCUMENTS = 40
+
+
+class Marked:
+    """A tokenizer that writes one and the same id: tokens of another build are told by theirs."""
+
+    vocab_size = 300
+
+    def __init__(self, mark: int) -> None:
+        self._mark = mark
+
+    def encode(self, text: str) -> list[int]:
+        return [self._mark] * (len(text) + self._mark % 7)  # so that builds differ in length too
+
+    def special_token_ids(self) -> dict[str, int | None]:
+        return {"eot": EOT, "usr": ROLE, "asst": ROLE + 1, "sys": ROLE + 2}
+
+
+def build_pretrain(folder: Path, mark: int) -> None:
+    texts = ["x" * (20 + number % 11) for number in range(DOCUMENTS)]
+    settings = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 512, "shuffle_buffer": None}
+    build_pretrain_cache(texts, str(folder), tokenizer=Marked(mark), seed=mark, resume=Resume(fingerprint="same"), **settings)  # type: ignore[arg-type]
+
+
+def build_sft(folder: Path, mark: int) -> None:
+    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "an answer"}]
+    build_sft_cache([chat] * DOCUMENTS, str(folder), tokenizer=Marked(mark), val_frac=0.2, seed=mark)
+
+
+def marks(tokens: torch.Tensor) -> set[int]:
+    """The ids of content among these: of one build there is one."""
+    return set(tokens.flatten().tolist()) - {EOT, -100, *range(ROLE, ROLE + 3)}
+
+
+def read_windows(folder: Path, seed: int) -> set[int]:
+    data = PretrainTokenStreamDataset(str(folder / "train"), T=16, device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    return set().union(*(marks(batch) for _ in range(3) for batch in data.get_batch(B=8, generator=generator)))
+
+
+def read_ordered(folder: Path, seed: int) -> set[int]:
+    batches = iter(TokenLoader(str(folder / "train"), T=16, B=4, seed=seed))
+    return set().union(*(marks(next(batches).x) for _ in range(3)))
+
+
+def read_whole(folder: Path, seed: int) -> set[int]:
+    """All shards and the document ends, and meta.json, which says of which build they must be."""
+    split = open_split(folder / "train", doc_ends=True)
+    assert split.meta is not None
+    assert split.doc_ends is not None
+    tokens = np.concatenate(split.tokens.shards)
+    assert len(tokens) == split.meta["train_tokens"]
+    assert len(split.doc_ends) == DOCUMENTS
+    assert (tokens[split.doc_ends - 1] == EOT).all()
+    found = set(tokens.tolist()) - {EOT}
+    assert found == {split.meta["seed"]}
+    return found
+
+
+def read_examples(folder: Path, seed: int) -> set[int]:
+    tokens, starts = folder / tokens_name("train"), folder / idx_name("train")
+    data = SFTExampleDataset(str(tokens), str(starts), T=64, device="cpu", eot_id=EOT)
+    return marks(data.get_batch(B=8, generator=torch.Generator().manual_seed(seed))[0])
+
+
+@pytest.mark.parametrize("rebuilds", [12, pytest.param(100, marks=pytest.mark.torture)])
+@pytest.mark.parametrize(
+    ("build", "readers"), [(build_pretrain, (read_windows, read_ordered, read_whole)), (build_sft, (read_examples, read_examples))]
+)
+def test_every_batch_belongs_wholly_to_one_build_while_the_data_set_is_built_again_and_again(
+    tmp_path: Path, build: Build, readers: tuple[Reader, ...], rebuilds: int
+) -> None:
+    folder = tmp_path / "x"
+    build(folder, 1)
+    done = threading.Event()
+
+    def read(reader: Reader) -> list[int]:
+        """Of which build was what was opened, each time."""
+        seen: list[int] = []
+        while not done.is_set() or not seen:
+            try:
+                found = reader(folder, len(seen))
+            except NielsCacheError as error:
+                if "was rebuilt 5 times while it was being opened" not in str(error):
+                    raise
+                continue
+            assert len(found) == 1, f"a batch of the builds {sorted(found)}"
+            seen += found
+        return seen
+
+    kept = PretrainTokenStreamDataset(str(folder / "train"), T=16, device="cpu") if build is build_pretrain else None
+    with ThreadPoolExecutor(len(readers)) as pool:
+        reads = [pool.submit(read, reader) for reader in readers]
+        try:
+            for mark in range(2, rebuilds + 2):
+                build(folder, mark)
+        finally:
+            done.set()
+        for each in reads:
+            seen = each.result()
+            assert seen == sorted(seen), "never an older build after a newer one"
+            assert len(seen) > 5
+            assert len(set(seen)) > 1
+    if kept is not None:
+        assert marks(kept.get_batch(B=64, generator=torch.Generator().manual_seed(0))[0]) == {1}, "what is open stays the build it was"
+
+
+def build_or_find(folder: Path, told: Path) -> None:
+    """One of many processes that want the same data set: it says in a file of its own what it did."""
+
+    def attempt() -> str:
+        if finished_meta(folder) is not None:
+            return "found"
+        build_pretrain(folder, 7)
+        return "built"
+
+    outcome = in_turn(folder, attempt, wait=True, log=lambda message: None)
+    (told / f"{os.getpid()}.{outcome}").touch()
+
+
+def reference(folder: Path) -> dict[str, str]:
+    folder.mkdir()
+    build_pretrain(folder / "x", 7)
+    return digests(folder / "x")
+
+
+def outcomes(told: Path) -> list[str]:
+    return sorted(path.suffix[1:] for path in told.iterdir())
+
+
+def test_of_many_processes_that_want_a_data_set_one_builds_it_and_the_others_find_it(tmp_path: Path) -> None:
+    expected = reference(tmp_path / "reference")
+    told = tmp_path / "told"
+    told.mkdir()
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: children.run(build_or_find, tmp_path / "x", told), range(6)))
+    assert codes == [0] * 6
+    assert outcomes(told) == ["built", *["found"] * 5]
+    assert digests(tmp_path / "x") == expected
+
+
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.torture)])
+def test_builders_that_are_killed_among_others_leave_what_the_next_one_needs(tmp_path: Path, seed: int) -> None:
+    """A failure is replayed by its seed, as far as the moments of kills can be."""
+    expected = reference(tmp_path / "reference")
+    generator = torch.Generator().manual_seed(seed)
+    rounds = 3 if seed < 3 else 60
+    killed = 0
+    for number in range(rounds):
+        folder, told = tmp_path / str(number) / "x", tmp_path / str(number) / "told"
+        told.mkdir(parents=True)
+        delays = [None, *(torch.rand(3, generator=generator) * 0.3).tolist()]
+        with ThreadPoolExecutor(4) as pool:
+            codes = list(pool.map(lambda delay: children.run(build_or_find, folder, told, kill_after=delay), delays))  # noqa: B023
+        assert codes[0] == 0, f"seed {seed}, round {number}"
+        assert set(codes) <= {0, -signal.SIGKILL}, f"seed {seed}, round {number}"
+        killed += codes.count(-signal.SIGKILL)
+        assert digests(folder) == expected, f"seed {seed}, round {number}"
+        sweep_leftovers(folder)
+        assert {path.name for path in folder.parent.iterdir()} == {".x.lock", "told", "x"}, f"seed {seed}, round {number}"
+    assert killed
