@@ -1,0 +1,355 @@
+"""Corpora and drop lists that are begun again go on where they were, and end in the bytes of an undisturbed run."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.cleaning.counting import CleaningReport
+from niels_cache_assets.corpus import duplicates, prepare, store
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
+from niels_cache_assets.corpus.counts import CorpusCounts
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.corpus.order import Input
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.dedup import buckets
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming.directories import partial_directory
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, Journal, read_journal
+from niels_cache_runtime.errors import NielsCacheError
+from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
+
+CHUNK = 20
+COUNT = 300
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of documents ends every few chunks of twenty."""
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", CHUNK)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 30_000)
+    monkeypatch.setattr(Journal, "BYTES", 0)
+
+
+@pytest.fixture
+def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first document of every chunk that is worked on."""
+    firsts: list[int] = []
+    work = ChunkWork.__call__
+
+    def noted(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
+        firsts.append(chunk.first)
+        return work(self, chunk)
+
+    monkeypatch.setattr(ChunkWork, "__call__", noted)
+    return firsts
+
+
+def texts() -> list[str]:
+    """Articles, every ninth of them too short to stay."""
+    return [text if number % 9 else f"short {number}" for number, text in enumerate(articles(COUNT))]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    assert "meta.json" in found
+    return found
+
+
+def misbehaving(folder: Path, **faults: Any) -> Registry:
+    source = MisbehavingSource.model_validate({"prepare": ("clean", "dedup"), "count": COUNT, "split": True, **faults})
+    return with_source(corpus_registry(folder, {"notes": []}), "notes", source)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
+    """Ctrl-C comes when so many chunks were worked on."""
+    work, done = ChunkWork.__call__, [0]
+
+    def stopping(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
+        if done[0] == chunks:
+            raise KeyboardInterrupt
+        done[0] += 1
+        return work(self, chunk)
+
+    monkeypatch.setattr(ChunkWork, "__call__", stopping)
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, registry: Registry, root: Path, *, chunks: int) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, chunks)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(registry, "notes", root=root, processes=1)
+
+
+# counts
+
+
+def test_counts_go_into_json_and_come_back_at_any_chunk(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    work = ChunkWork(source=registry.pretrain["notes"], seed=7, cleaning=registry.cleaning_of("notes"), num_perm=16, ngram=5)
+    documents = [document for batch in registry.pretrain["notes"].documents(StreamContext(seed=7)) for document in batch]
+    chunks = [work(Chunk(first, documents[first : first + CHUNK])) for first in range(0, COUNT, CHUNK)]
+    assert len(chunks) > 10
+    expected = CorpusCounts(report=CleaningReport(7))
+    for chunk in chunks:
+        expected.add(chunk)
+    assert len(expected.report.rows()) > 20
+    for cut in range(len(chunks) + 1):
+        counts = CorpusCounts(report=CleaningReport(7))
+        for chunk in chunks[:cut]:
+            counts.add(chunk)
+        counts = CorpusCounts.from_state(json.loads(json.dumps(counts.state())))
+        for chunk in chunks[cut:]:
+            counts.add(chunk)
+        assert (counts.state(), counts.meta(), counts.report.rows()) == (expected.state(), expected.meta(), expected.report.rows())
+
+
+# cleaning
+
+
+@pytest.mark.parametrize("places", [True, False])
+def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int], places: bool
+) -> None:
+    """`places`: of a source that starts in the middle, and of one that is read again."""
+    registry = corpus_registry(tmp_path, {"notes": texts()}) if places else misbehaving(tmp_path)
+    whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
+    expected, chunks = contents(whole.directory), len(cleaned)
+    assert chunks == COUNT // CHUNK
+    assert len([name for name in expected if name.startswith("documents_")]) > 4
+    resumed = 0
+    for stop in range(chunks):
+        root, log = tmp_path / str(stop), list[str]()
+        begin(monkeypatch, registry, root, chunks=stop)
+        kept = read_journal(partial_directory(corpus_dir(root, "notes")))
+        cleaned.clear()
+        outcome = prepare_corpus(registry, "notes", root=root, processes=1, log=log.append)
+        assert contents(outcome.directory) == expected
+        first = kept.state["reached"]["items"] if kept else 0
+        assert cleaned == list(range(first, COUNT, CHUNK))
+        assert [line for line in log if "resuming" in line] == ([f"resuming notes: {first} are kept"] if kept else [])
+        assert not any("afresh" in line for line in log)
+        resumed += kept is not None
+        assert stop * CHUNK - first <= 4 * CHUNK  # about a file
+    assert resumed > chunks // 2
+
+
+def test_a_run_is_stopped_again_and_again_and_in_other_numbers_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
+    progress: list[int] = []
+    for _ in range(3):
+        begin(monkeypatch, registry, tmp_path / "parts", chunks=4)
+    outcome = prepare_corpus(registry, "notes", root=tmp_path / "parts", processes=2, progress=lambda done: progress.append(done.documents))
+    assert progress[0] >= 3 * 2 * CHUNK
+    assert contents(outcome.directory) == contents(whole.directory)
+
+
+@pytest.mark.parametrize(
+    ("fault", "processes"), [({"kill_at": 200}, 2), ({"fail_at": 250}, 1), ({"refuse_at": 200}, 1)], ids=["worker", "stream", "convert"]
+)
+def test_a_run_that_failed_goes_on_when_the_cause_is_gone(
+    tmp_path: Path, cleaned: list[int], fault: dict[str, int], processes: int
+) -> None:
+    whole = prepare_corpus(misbehaving(tmp_path), "notes", root=tmp_path / "whole", processes=1)
+    with pytest.raises(NielsCacheError):
+        prepare_corpus(misbehaving(tmp_path, **fault), "notes", root=tmp_path, processes=processes)
+    cleaned.clear()
+    outcome = prepare_corpus(misbehaving(tmp_path), "notes", root=tmp_path, processes=1)
+    assert 0 < len(cleaned) < COUNT // CHUNK
+    assert contents(outcome.directory) == contents(whole.directory)
+
+
+@pytest.mark.parametrize("ending", ["write_rejected", "write_meta"])
+def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int], ending: str
+) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, ending, full)
+        with pytest.raises(NielsCacheError, match="No space left on device; the last good cache is unchanged"):
+            prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    cleaned.clear()
+    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    assert len(cleaned) <= 4
+    assert contents(outcome.directory) == contents(whole.directory)
+
+
+@pytest.mark.parametrize("change", ["data", "settings", "force", "damage"])
+def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int], change: str
+) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    begin(monkeypatch, registry, tmp_path, chunks=8)
+    reason = "the unfinished build was of other settings, other data or another version"
+    if change == "data":
+        write_jsonl(tmp_path / "notes.jsonl", [*texts()[1:], "a new last document"])
+    elif change == "settings":
+        registry = corpus_registry(tmp_path, {"notes": texts()}, table='prepare = ["clean", "dedup"]\ncleaning = { min_words = 60 }\n')
+    elif change == "force":
+        reason = "a fresh build was asked for"
+    else:
+        (partial_directory(corpus_dir(tmp_path, "notes")) / "documents_00000.parquet").unlink()
+        reason = "documents_00000.parquet of the unfinished build is missing or shorter than its journal says"
+    whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
+    cleaned.clear()
+    log: list[str] = []
+    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1, force=change == "force", log=log.append)
+    assert f"starting afresh: {reason}" in log
+    assert cleaned[0] == 0
+    assert contents(outcome.directory) == contents(whole.directory)
+
+
+def test_what_a_run_left_is_no_corpus_and_what_is_complete_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    begin(monkeypatch, registry, tmp_path, chunks=8)
+    assert not corpus_dir(tmp_path, "notes").exists()
+    partial = partial_directory(corpus_dir(tmp_path, "notes"))
+    assert (partial / JOURNAL_NAME).is_file()
+    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    assert set(contents(outcome.directory)) == {*outcome.meta["files"], "meta.json"}
+    assert not partial.exists()
+
+
+# duplicates
+
+
+def prepared(folder: Path, verify: str) -> Registry:
+    """Two corpora with copies and near copies, within and across."""
+    base = articles(60)
+    data = {"notes": [*base, *base[:10]], "books": [*articles(40, seed=1), *(nearly(text) for text in base[:20]), *base[50:]]}
+    registry = corpus_registry(folder, data, table='prepare = ["dedup"]\nval_frac = 0.1\n', settings=f'[dedup]\nverify = "{verify}"\n')
+    for name in data:
+        prepare_corpus(registry, name, root=folder, processes=1)
+    return registry
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Registry:
+    return prepared(tmp_path, "signatures")
+
+
+def stop_at_band(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    number_band = buckets._number_band
+
+    def stopping(scratch: Path, band: int, *, first: int) -> int:
+        if band == number:
+            raise KeyboardInterrupt
+        return number_band(scratch, band, first=first)
+
+    monkeypatch.setattr(buckets, "_number_band", stopping)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The data sets whose signatures are read."""
+    names: list[str] = []
+    signatures = Input.signatures
+
+    def noted(self: Input) -> Iterator[Any]:
+        names.append(self.name)
+        return signatures(self)
+
+    monkeypatch.setattr(Input, "signatures", noted)
+    return names
+
+
+@pytest.mark.parametrize("verify", ["signatures", "jaccard"])
+def test_a_search_that_was_stopped_at_any_band_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str], verify: str
+) -> None:
+    registry = prepared(tmp_path, verify)
+    whole = contents(find_duplicates(registry, root=tmp_path).directory)
+    assert sum(counts["near"] for counts in json.loads(whole["meta.json"])["datasets"].values()) > 10
+    bands = json.loads(whole["meta.json"])["bands"] + 1
+    assert bands > 5
+    for band in range(bands):
+        for path in duplicates_dir(tmp_path).iterdir():
+            path.unlink()
+        with monkeypatch.context() as patch:
+            stop_at_band(patch, band)
+            with pytest.raises(KeyboardInterrupt):
+                find_duplicates(registry, root=tmp_path)
+        reads.clear()
+        log: list[str] = []
+        outcome = find_duplicates(registry, root=tmp_path, log=log.append)
+        assert reads == []
+        assert f"{band} of {bands} bands of 140 documents are kept" in log[1]
+        assert contents(outcome.directory) == whole
+    assert not partial_directory(duplicates_dir(tmp_path)).exists()
+
+
+def test_a_search_that_failed_at_its_end_goes_on_behind_its_last_band(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry, reads: list[str]
+) -> None:
+    whole = contents(find_duplicates(corpora, root=tmp_path).directory)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(duplicates, "write_meta", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            find_duplicates(corpora, root=tmp_path, force=True)
+    for path in duplicates_dir(tmp_path).iterdir():
+        path.unlink()
+    reads.clear()
+    assert contents(find_duplicates(corpora, root=tmp_path).directory) == whole
+    assert reads == []
+
+
+def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry, reads: list[str]
+) -> None:
+    def begin_search() -> None:
+        with monkeypatch.context() as patch:
+            stop_at_band(patch, 3)
+            with pytest.raises(KeyboardInterrupt):
+                find_duplicates(corpora, root=tmp_path)
+
+    begin_search()
+    reads.clear()
+    log: list[str] = []
+    forced = contents(find_duplicates(corpora, root=tmp_path, force=True, log=log.append).directory)
+    assert (reads, log[1]) == (["notes", "books"], "starting afresh: a fresh build was asked for")
+    write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
+    prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
+    begin_search()
+    write_jsonl(tmp_path / "notes.jsonl", [*articles(60), *articles(10)])
+    prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
+    for path in duplicates_dir(tmp_path).iterdir():
+        path.unlink()
+    log.clear()
+    assert contents(find_duplicates(corpora, root=tmp_path, log=log.append).directory) == forced
+    assert log[1] == "starting afresh: the unfinished build was of other settings, other data or another version"
+
+
+def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry
+) -> None:
+    """The fingerprint is of the corpus before; were it to come back, its search would go on with what was read of another."""
+    number_band = buckets._number_band
+
+    def and_replace(scratch: Path, band: int, *, first: int) -> int:
+        if band == 2:
+            write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
+            prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
+        return number_band(scratch, band, first=first)
+
+    monkeypatch.setattr(buckets, "_number_band", and_replace)
+    with pytest.raises(NielsCacheError, match="corpus/notes: was replaced while it was read"):
+        find_duplicates(corpora, root=tmp_path)
+    recorded = read_journal(partial_directory(duplicates_dir(tmp_path)))
+    assert recorded is not None
+    assert recorded.state["bands"] == 2
