@@ -68,6 +68,8 @@ def hash_files(
     sizes: to begin with the largest, so that no core is left with it at the end. threads: None for as many as this process may use.
     on_bytes: told of each block, by one thread at a time. An exception of a `Look` ends all of it.
     """
+    if threads is not None and threads < 1:
+        raise NielsCacheError(f"threads={threads}: at least one file at a time must be read")
     order = sorted(files, key=lambda path: -(sizes or {}).get(path, 0))
     stopped, lock, buffers = threading.Event(), threading.Lock(), threading.local()
 

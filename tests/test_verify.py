@@ -468,6 +468,9 @@ def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_pat
     for threads in (2, 5, None):
         assert verify_cache(root, threads=threads) == one
 
+    with pytest.raises(NielsCacheError, match="threads=0"):
+        verify_cache(root, threads=0)
+
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 

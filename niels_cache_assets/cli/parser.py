@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options, status_options, ui_options
+from niels_cache_assets.cli import corpus_options, exchange_options, prebuild_options, status_options, ui_options, verify_options
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, whole_number
 from niels_cache_runtime.errors import NielsCacheError
@@ -60,13 +60,6 @@ _SHOW_EPILOG = """\
 examples:
   niels-cache show wikitext
   niels-cache show tokenizer --cache-dir cache/quickstart"""
-
-_VERIFY_EPILOG = """\
-examples:
-  niels-cache verify                    everything below the cache directory
-  niels-cache verify wikitext dolly15k  two data sets
-
-training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/"""
 
 _SAMPLE_EPILOG = """\
 examples:
@@ -164,8 +157,10 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
         "show", "showing", "NAME ", "show what a cache holds: counts, what was dropped, revision, files with sha256", _SHOW_EPILOG
     )
     show.add_argument("name", metavar="NAME", help="a data set, or `tokenizer`")
-    verify = command("verify", "verifying", "[NAME ...] ", "hash every file again and check the invariants of the format", _VERIFY_EPILOG)
-    verify.add_argument("names", metavar="NAME", nargs="*", help="data sets; all of the cache directory where none is named")
+    verify = command(
+        "verify", "verifying", "[NAME ...] ", "hash every file again and check the invariants of the format", verify_options.VERIFY_EPILOG
+    )
+    verify_options.add_verify_options(verify)
     sample = command("sample", "sampling", "NAME ", "print random windows (pretrain), examples (SFT) or documents as text", _SAMPLE_EPILOG)
     _add_sample_options(sample)
     clean = command(

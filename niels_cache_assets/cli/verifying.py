@@ -17,18 +17,22 @@ EXIT_FINDINGS = 1
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     names = arguments.names or None
-    known = find_places(registry, root)
+    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*") for path in root.glob(pattern))]
     for name in arguments.names:
         if name.rpartition("/")[2] not in known:
             refuse_choice(WHERE, "no data set", name, known)
     folders = find_folders(root, names=names)
     with transfer_progress("verifying") as progress:
-        findings = verify_cache(root, names=names, progress=progress)
+        findings = verify_cache(root, names=names, quick=arguments.quick, threads=arguments.threads, progress=progress)
+    if arguments.against_dagster:
+        from niels_cache_assets.defs.recorded import recorded_findings
+
+        findings += recorded_findings(root, folders)
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
     if findings:
         return EXIT_FINDINGS
-    output().print(
-        f"{', '.join(folder.name for folder in folders)}: {counted(len(folders), 'cache')} verified, no findings", soft_wrap=True
-    )
+    how = "compared by name and size" if arguments.quick else "verified"
+    names_found = ", ".join(folder.relative_to(root).as_posix() for folder in folders)
+    output().print(f"{names_found}: {counted(len(folders), 'folder')} {how}, no findings", soft_wrap=True)
     return 0

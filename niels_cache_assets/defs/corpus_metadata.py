@@ -47,6 +47,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
         "facts": dg.MetadataValue.json(meta["facts"]),
         "dataset_revision": meta["dataset_revision"],
         "content_sha256": meta["content_sha256"],
+        "meta_sha256": meta["meta_sha256"],
         "fingerprint": meta["fingerprint"],
         "files": files_table(meta["files"]),
     }
@@ -87,6 +88,7 @@ def duplicates_metadata(outcome: DuplicatesOutcome) -> Metadata:
         "bands": meta["bands"],
         "rows": meta["rows"],
         "content_sha256": meta["content_sha256"],
+        "meta_sha256": meta["meta_sha256"],
         "files": files_table(meta["files"]),
     }  # fmt: skip
 

@@ -1,0 +1,72 @@
+"""`niels-cache verify --against-dagster`: a cache whose every hash was made anew is found by what Dagster recorded of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.corpus.layout import DIGESTS_NAME
+from niels_cache_assets.defs.instance import HOME_VARIABLE
+from niels_cache_runtime import read_meta
+from niels_cache_runtime.meta import content_sha256, sha256_file, write_meta
+from niels_cache_runtime.verify import verify_cache
+from tests.prepared_project import prepare_project
+
+
+def hide_change(folder: Path, path: str) -> None:
+    """Change a file and every hash in meta.json, its own included; of a corpus, the hash of its content cannot be told from its files."""
+    file = folder / path
+    content = bytearray(file.read_bytes())
+    place = len(content) - 2 if file.suffix == ".npy" else int(np.flatnonzero(np.frombuffer(content, dtype="<u2") > 20)[0]) * 2
+    content[place] ^= 1
+    file.write_bytes(content)
+    meta = read_meta(str(folder / "meta.json"))
+    meta["files"][path]["sha256"] = sha256_file(str(file))
+    if meta["kind"] in ("pretrain", "sft"):
+        meta["content_sha256"] = content_sha256(meta["files"])
+    write_meta(str(folder / "meta.json"), meta)
+
+
+def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    project = prepare_project(tmp_path / "project", tiny_model)
+    root = project.root
+    where = ["--config", str(project.folder / "niels_cache.toml"), "--cache-dir", str(root), "--profile", "quickstart"]
+    command = ["verify", *where]
+    (root / "tokenizer").mkdir(parents=True)
+    assert main([*command, "--against-dagster"]) == 2
+    assert "no Dagster home" in capsys.readouterr().err
+    (root / "tokenizer").rmdir()
+
+    assert main(["build-all", *where, "--only", "notes", "books", "letters", "chats"]) == 0
+    assert main([*command, "--against-dagster"]) == 0
+    capsys.readouterr()
+    changed = {
+        "pretrain/books": "train/shard_00000.bin",
+        "sft/chats": "train_tokens.bin",
+        "corpus/letters": DIGESTS_NAME,
+    }
+    for folder, path in changed.items():
+        hide_change(root / folder, path)
+    (root / "pretrain" / "copied").mkdir()
+    meta = read_meta(str(root / "pretrain/notes/meta.json"))
+    for name in [*meta["files"], "meta.json"]:
+        (root / "pretrain/copied" / name).parent.mkdir(exist_ok=True)
+        (root / "pretrain/copied" / name).write_bytes((root / "pretrain/notes" / name).read_bytes())
+    assert verify_cache(root) == []
+    assert main([*command, "--against-dagster"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0].removeprefix(f"{root}/") for line in lines] == [
+        "pretrain/books/meta.json",
+        "pretrain/copied/meta.json",
+        "sft/chats/meta.json",
+        "corpus/letters/meta.json",
+    ]
+    assert all("Dagster recorded" in line for line in (lines[0], *lines[2:]))
+    assert "no record of a build here" in lines[1]
+    assert main([*command, "notes", "tokenizer", "duplicates", "--against-dagster"]) == 0
+    assert json.loads((root / "corpus/letters/meta.json").read_text())["kind"] == "corpus"
