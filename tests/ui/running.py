@@ -1,0 +1,116 @@
+"""`niels-cache ui` on a small project in a process of its own: what the tests of this folder share."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.dagster_tools import Project
+
+START_SECONDS = 120
+SETTINGS = """
+[build]
+cache_dir = "cache"
+[pretrain.python_docs]
+enabled = false
+[sft.python_help]
+enabled = false
+"""
+LAUNCH = "mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on PythonError { message } } }"
+RUNS = "{ runsOrError { ... on Runs { results { runId status } } } }"
+
+
+def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} after {seconds} s"
+        time.sleep(0.2)
+
+
+@dataclass
+class RunningUi:
+    """The process, and what it printed as its address."""
+
+    project: Project
+    home: Path
+    process: subprocess.Popen[bytes]
+    output: Path
+    url: str = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def graphql(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            answer: dict[str, Any] = json.load(response)["data"]
+            return answer
+
+    def runs(self) -> list[dict[str, str]]:
+        """runId and status of all, the newest first."""
+        found: list[dict[str, str]] = self.graphql(RUNS)["runsOrError"]["results"]
+        return found
+
+    def services(self) -> list[int]:
+        """The processes that it started, and theirs."""
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split("\n")
+        parents = {int(line.split()[0]): int(line.split()[1]) for line in listed if line}
+        found = [self.process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found[1:]
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has ended, but that nobody has asked about, counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def running_ui(folder: Path, tokenizer_model: Path, *options: str, project: Project | None = None) -> Iterator[RunningUi]:
+    """The UI on a small project in `folder`; what the quickstart profile adds is switched off. Any port that is free."""
+    folder.mkdir(exist_ok=True)
+    if project is None:
+        project = Project(folder / "project", tokenizer_model)
+        config = project.folder / "niels_cache.toml"
+        config.write_text(f"{config.read_text()}{SETTINGS}")
+    home, output = folder / "home", folder / "ui.log"
+    command = [sys.executable, "-m", "niels_cache_assets.cli", "ui", "--port", "0", "--profile", "quickstart", *options]
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "NIELS_CACHE_CONFIG": str(project.folder / "niels_cache.toml"),
+        "PYTHONPATH": str(Path(__file__).parent.parent.parent),
+    }
+    environment.pop("NIELS_CACHE_ROOT", None)
+    with open(output, "wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=project.folder, stdout=log, stderr=log)
+    ui = RunningUi(project, home, process, output)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, output.read_text()
+        ui.url = next((line.partition(" ")[0].rstrip(";") for line in output.read_text().splitlines() if line.startswith("http://")), "")
+        return bool(ui.url)
+
+    try:
+        wait_until(is_ready, seconds=START_SECONDS, what="the UI does not answer")
+        yield ui
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,77 @@
+"""What `niels-cache ui` refuses before it starts anything: addresses, ports, configurations, a Dagster that the guard does not fit."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.defs import web
+from niels_cache_runtime.errors import NielsCacheError
+from tests.ui.running import is_alive, wait_until
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command line prints."""
+    assert main(["ui", *words]) == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "example.com", "", "127.0.0.2", "localhost"])
+def test_any_address_but_loopback_is_refused_with_advice(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refusal(capsys, "--host", host, "--port", "3123")
+    assert f"--host {host}" in text
+    assert "ssh -L 3123:127.0.0.1:3123" in text
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert refusal(capsys, "--port", str(port)) == f"niels-cache: error: port {port} is in use; take another: --port {port + 1}\n"
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http", "3000.0", "²"])
+def test_a_port_that_is_none_is_said(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is no port" in refusal(capsys, f"--port={port}")
+
+
+def test_a_wrong_configuration_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong.toml").write_text("[pretrain.x]\nsource = 'jsonk'\n")
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", "")  # the command sets it for its children; this takes it back after the test
+    assert "jsonk" in refusal(capsys, "--config", str(tmp_path / "wrong.toml"), "--port", "0")
+
+
+def test_what_the_guard_does_not_fit_is_not_served() -> None:
+    with (
+        pytest.raises(NielsCacheError, match=r"its guard does not fit the installed Dagster 1\..*: no such thing; install the tested"),
+        web._saying_what_does_not_fit(),
+    ):
+        raise AttributeError("no such thing")
+
+
+def test_an_attended_module_ends_with_who_started_it(tmp_path: Path) -> None:
+    """Also by SIGKILL, which leaves nobody the time to say so."""
+    (tmp_path / "patient.py").write_text("import os, sys, time\nprint(os.getpid(), sys.argv[1:], flush=True)\ntime.sleep(300)\n")
+    starter = f"""
+import os, subprocess, sys, time
+read_end, write_end = os.pipe()
+command = [sys.executable, "-m", "niels_cache_assets.attended", str(read_end), "patient", "an argument"]
+subprocess.Popen(command, pass_fds=[read_end], start_new_session=True, cwd={str(tmp_path)!r})
+time.sleep(300)
+"""
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    pid, _, arguments = process.stdout.readline().partition(" ")
+    assert arguments == "['an argument']\n"
+    assert is_alive(int(pid))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not is_alive(int(pid)), seconds=20, what="the attended module still runs")

@@ -1,0 +1,100 @@
+"""`niels-cache ui` while it runs and when it stops: one per home, read-only ones beside, and nothing left afterwards."""
+
+import http.client
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from tests.tiny import sentences
+from tests.ui.running import LAUNCH, RunningUi, is_alive, running_ui, wait_until
+
+pytestmark = pytest.mark.slow
+
+STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningUi]:
+    with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
+        yield ui
+
+
+def request(ui: RunningUi, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, bytes]:
+    """`headers` replace what a program would send; `_` in their names is `-`."""
+    connection = http.client.HTTPConnection("127.0.0.1", ui.port, timeout=60)
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    response = connection.getresponse()
+    answer = response.status, response.read()
+    connection.close()
+    return answer
+
+
+MUTATION = json.dumps({"query": "mutation { setNuxSeen }"})
+
+
+def test_over_the_network_it_answers_as_the_guard_does(ui: RunningUi) -> None:
+    assert request(ui, "GET", "/")[0] == 200
+    assert request(ui, "POST", "/graphql", MUTATION, Content_Type="application/json") == (200, b'{"data":{"setNuxSeen":true}}')
+    assert request(ui, "GET", "/graphql?query=mutation%7BsetNuxSeen%7D")[0] == 405
+    assert request(ui, "GET", "/graphql%0A?query=mutation%7BsetNuxSeen%7D")[0] == 403
+    assert request(ui, "POST", "/graphql", MUTATION, Content_Type="text/plain;application/json")[0] == 415
+    assert request(ui, "POST", "/graphql", MUTATION, Content_Type="application/json", Origin="http://127.0.0.1:1")[0] == 403
+    assert request(ui, "POST", "/graphql", MUTATION, Content_Type="application/json", Host="evil.example")[0] == 403
+
+
+def test_the_server_listens_on_loopback_alone(ui: RunningUi) -> None:
+    """As the kernel lists it: of this port, one socket that listens, on 127.0.0.1."""
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    listening = [local for _, local, _, state, *_ in lines if state == "0A" and int(local.rpartition(":")[2], 16) == ui.port]
+    assert listening == [f"0100007F:{ui.port:04X}"]
+
+
+def test_a_second_ui_on_the_same_home_is_told_where_the_first_is(ui: RunningUi, tiny_model: Path) -> None:
+    with pytest.raises(AssertionError) as raised, running_ui(ui.home.parent, tiny_model, project=ui.project):
+        pass
+    assert f"a UI runs on it already (process {ui.process.pid}, port {ui.port})" in str(raised.value)
+    assert "Traceback" not in (ui.home.parent / "ui.log").read_text()
+
+
+def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_model: Path) -> None:
+    with running_ui(ui.home.parent, tiny_model, "--read-only", project=ui.project) as beside:
+        assert beside.graphql("{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }") == {
+            "repositoriesOrError": {"nodes": [{"name": "__repository__"}]}
+        }
+        status, text = request(beside, "POST", "/graphql", MUTATION, Content_Type="application/json")
+        assert (status, text) == (403, b"niels-cache ui: refused: this server is read-only\n")
+        assert not any("dagster._daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
+        services = beside.services()
+        assert services
+        beside.process.kill()
+        beside.process.wait()
+        wait_until(lambda: not any(map(is_alive, services)), seconds=60, what="what a killed UI started still runs")
+    assert ui.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_stopping_it_cancels_its_runs_and_leaves_nothing(number: signal.Signals, tmp_path: Path, tiny_model: Path) -> None:
+    with running_ui(tmp_path, tiny_model) as ui:
+        assert ui.project.build_tokenizer().success
+        ui.project.write_notes(sentences(60) * 20_000)
+        launch = {"mode": "default", "runConfigData": "{}"}
+        location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
+        partition = {"tags": [{"key": "dagster/partition", "value": "notes"}]}
+        ui.graphql(LAUNCH, {"p": {**launch, "executionMetadata": partition, "selector": {**location, "jobName": "build_pretrain"}}})
+        partial = ui.project.root / "pretrain/.notes.partial"
+        wait_until(partial.exists, seconds=120, what="the build has not begun")
+        services = ui.services()
+        assert len(services) >= 4  # the code server and its child, the daemon, the run
+        begin = time.monotonic()
+        ui.process.send_signal(number)
+        assert ui.process.wait(timeout=STOP_SECONDS) == 0
+        seconds = time.monotonic() - begin
+        assert [pid for pid in services if is_alive(pid)] == []
+    assert ui.output.read_text().splitlines()[-1] == "stopped", f"after {seconds:.1f} s"
+    with dg.DagsterInstance.from_config(str(ui.home)) as instance:
+        assert [run.status for run in instance.get_runs()] == [dg.DagsterRunStatus.CANCELED]
