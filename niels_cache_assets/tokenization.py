@@ -141,7 +141,7 @@ class BuildTokenizer:
 
     @property
     def forbidden_ids(self) -> np.ndarray:
-        return np.array(sorted(token for token in self.special_ids.values() if token is not None))
+        return np.array(sorted({token for token in self.special_ids.values() if token is not None}))
 
     def require(self, keys: Sequence[str]) -> None:
         """Raise unless every one of these roles has an id and all differ."""
