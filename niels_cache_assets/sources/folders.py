@@ -16,7 +16,7 @@ from pydantic import Field
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder, writable
-from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_assets.sources.rows import batched, row_id
 from niels_cache_runtime.errors import NielsCacheError
@@ -77,14 +77,14 @@ def _notes(files: FilePass, context: StreamContext, *, limit: int, named: bool) 
         if not text.strip():
             context.report.dropped["empty"] += 1
         elif is_export:
-            yield from _pages(file, text, position, context, named=named)
+            yield from _pages(file, text, position, context, limit=limit, named=named)
         else:
             position.row = 1
             title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
             yield Document(text, file.name, file.name, 0, title)
 
 
-def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamContext, *, named: bool) -> Iterator[Document]:
+def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamContext, *, limit: int, named: bool) -> Iterator[Document]:
     """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
     dropped = context.report.dropped
     try:
@@ -100,7 +100,7 @@ def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamC
         return
     for row, page in enumerate(pages[position.row :], position.row):
         position.row = row + 1
-        outline = _outline(page, dropped)
+        outline = _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
         if not outline:
             dropped["empty"] += 1
         else:
@@ -108,15 +108,26 @@ def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamC
             yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 
 
-def _outline(page: dict[str, Any], dropped: Counter[str]) -> str:
-    """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep."""
+def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
+    """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep.
+
+    Every line of a block is indented, so that a small export may have a huge outline: more than `limit` characters are an error.
+    """
     lines = []
+    characters = 0
     stack = [(0, block) for block in reversed(_blocks(page, dropped))]
     while stack:
         level, block = stack.pop()
         indent = "  " * level
-        text = str(block.get("string") or "").replace("\r\n", "\n").strip("\n")
+        text = block.get("string") or ""
+        if not isinstance(text, str):
+            dropped["malformed_block"] += 1
+            text = ""
+        text = text.replace("\r\n", "\n").strip("\n")
         if text.strip():
+            characters += len(text) + (text.count("\n") + 1) * (len(indent) + 2)
+            if characters > limit:
+                refuse_length(where, limit)
             lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
         stack.extend((level + 1, child) for child in reversed(_blocks(block, dropped)))
     return "\n".join(lines)

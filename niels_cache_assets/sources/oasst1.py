@@ -15,7 +15,7 @@ from pydantic import Field
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.sources.base import SftSource, StreamContext
 from niels_cache_assets.sources.chat import valid_batches
-from niels_cache_assets.sources.files import SourceFile, find_files
+from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.rows import json_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
@@ -111,18 +111,23 @@ def _holds_trees(file: SourceFile, limit: int) -> bool:
 
 
 def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> Iterator[Node]:
-    tree_id = str(tree.get("message_tree_id"))
+    tree_id = writable(str(tree.get("message_tree_id")))
     stack: list[tuple[Any, str | None]] = [(tree["prompt"], None)]
     while stack:
         message, parent_id = stack.pop()
         if not isinstance(message, dict):
             dropped["malformed_message"] += 1
             continue
-        message_id = message.get("message_id") or ""  # None would make roots of its replies
+        message_id = message.get("message_id")
+        if not isinstance(message_id, str):
+            message_id = ""  # which `threads` leaves out; None would make roots of its replies
         lang, deleted = message.get("lang"), message.get("deleted")
         yield Node(message_id, parent_id, tree_id, message.get("text"), message.get("role"), lang, deleted, file, row)
-        replies = message.get("replies")
-        stack.extend((reply, message_id) for reply in reversed(replies if isinstance(replies, list) else []))
+        replies = message.get("replies") or []
+        if isinstance(replies, list):
+            stack.extend((reply, message_id) for reply in reversed(replies))
+        else:
+            dropped["malformed_message"] += 1
 
 
 def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:

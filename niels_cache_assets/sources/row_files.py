@@ -18,7 +18,7 @@ from niels_cache_assets.sources import rows
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import OnDamage
 from niels_cache_assets.sources.damage import KeepsDamaged
-from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading, writable
 from niels_cache_assets.sources.limits import LimitsDocuments, read_lines, refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 
@@ -69,8 +69,9 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if problem := rows.text_problem(text):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
                 continue
-            source_id, title = values.get(id_field), values.get("title")
-            yield Document(text, rows.row_id(source_id, name, row), name, row, title if isinstance(title, str) else None)  # type: ignore[arg-type]
+            title = values.get("title")
+            title = writable(title) if isinstance(title, str) else None
+            yield Document(text, rows.row_id(values.get(id_field), name, row), name, row, title)  # type: ignore[arg-type]
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
         on_damage = self.on_damage(context)

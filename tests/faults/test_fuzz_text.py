@@ -1,0 +1,326 @@
+"""Random Roam exports, message trees, chats and wiki pages, whole and damaged: NielsCacheError, or everything in them read or counted.
+
+The long versions (`make torture`) are the same with more cases. Cases that once failed are examples here. A failure prints the case and
+hypothesis' @reproduce_failure line, which replays it.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.sources.base import Source, StreamContext
+from niels_cache_assets.sources.chat import ChatJsonl
+from niels_cache_assets.sources.folders import Roam
+from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_assets.sources.wikipedia_markup import plain_text
+from niels_cache_runtime.errors import NielsCacheError
+from tests.read_sources import read
+
+CASES, MANY_CASES = 100, 5_000
+MANY_PAGES = 100_000  # of wiki markup
+HANGS_AFTER = 30  # seconds, of which no case takes one
+
+Test = Callable[..., None]
+
+
+def cases(count: int) -> Callable[[Test], Test]:
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(derandomize=True, max_examples=count, deadline=None, print_blob=True, database=None, suppress_health_check=checks)
+
+
+@contextmanager
+def no_hang() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise AssertionError(f"still at it after {HANGS_AFTER} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(HANGS_AFTER)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_or_refused(source: Source) -> tuple[list[Any], StreamContext] | None:
+    """What the source gives; None where it refuses, in one line. All that a lineage file takes of it is UTF-8."""
+    with no_hang():
+        refusal = None
+        try:
+            items, context = read(source)
+        except NielsCacheError as error:
+            refusal = str(error)
+    if refusal is not None:
+        assert len(refusal.splitlines()) == 1
+        assert len(refusal) < 2_000
+        return None
+    for item in items:
+        for field in ("source_id", "file", "title", "group", "category"):
+            (getattr(item, field, None) or "").encode()
+    return items, context
+
+
+def written(folder: Path, name: str, content: bytes) -> str:
+    path = folder / name
+    path.write_bytes(content)
+    return str(path)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=6),
+    st.sampled_from(["\ud800", "\x00", "a\nb\r\n", " ", "\u2028"]),
+)
+
+
+def values(*keys: str) -> st.SearchStrategy[Any]:
+    """Any JSON, its objects with these keys more often than not."""
+    names = st.one_of(st.sampled_from(keys), st.sampled_from(keys), st.text(max_size=3))
+    return st.recursive(
+        SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=5)), max_leaves=12
+    )
+
+
+def damaged(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """The content as it is, cut, with a piece of it twice, or with other bytes in the middle."""
+
+    def harm(content: bytes, kind: str, at: int, other: bytes) -> bytes:
+        at = at % (len(content) + 1)
+        return {"": content, "cut": content[:at], "twice": content + content[at:], "other": content[:at] + other + content[at + 1 :]}[kind]
+
+    kinds = st.sampled_from(["", "", "", "cut", "twice", "other"])
+    return st.builds(harm, content, kinds, st.integers(0, 1 << 16), st.binary(max_size=4))
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def lines(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    return st.lists(strategy.map(encoded) | st.sampled_from([b"", b" ", b"\r"]), max_size=6).map(b"\n".join)
+
+
+# Roam
+
+BLOCK = values("string", "children", "uid", "title")
+EXPORT = st.one_of(
+    st.lists(st.fixed_dictionaries({"title": st.text(max_size=5)}, optional={"children": BLOCK, "uid": SCALARS}), max_size=5), BLOCK
+)
+
+
+def check_roam(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, "graph.json", content)
+    named = read_or_refused(Roam(path=path))
+    among_notes = read_or_refused(Roam(path=str(tmp_path)))
+    if named is None:
+        assert among_notes is None or among_notes[0] == []
+        return
+    pages = json.loads(content.decode("utf-8-sig", errors="replace")) if content.strip() else []
+    for items, context in (named, among_notes or named):
+        assert len(items) + context.report.dropped["empty"] == max(len(pages), not content.strip())
+        for item in items:
+            assert item.text.startswith(pages[item.row]["title"])
+
+
+@cases(CASES)
+@given(damaged(EXPORT.map(encoded)))
+@example(encoded([{"title": "t", "children": [{"string": {"a": "object"}}]}]))  # once read as what Python prints of it
+@example(encoded([{"title": "t", "children": [{"children": [{"string": "a\nb"}]}]}]))
+@example(b"[" * 100_000)
+@example(b"[" + b"9" * 5000 + b"]")
+@example(b"")
+def test_roam_exports(tmp_path: Path, content: bytes) -> None:
+    check_roam(tmp_path, content)
+
+
+def test_what_is_no_text_of_a_block_is_counted(tmp_path: Path) -> None:
+    page = {"title": "t", "children": [{"string": {"a": "object"}, "children": [{"string": "inner"}]}, {"string": 7}, {"string": "outer"}]}
+    path = written(tmp_path, "graph.json", encoded([page]))
+    (document,), context = read(Roam(path=path))
+    assert document.text == "t\n\n  - inner\n- outer"
+    assert context.report.dropped == {"malformed_block": 2}
+
+
+def test_an_outline_that_indents_its_way_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    block: dict[str, Any] = {"string": "a\n" * 20_000 + "b"}
+    for _ in range(200):
+        block = {"children": [block]}
+    path = written(tmp_path, "graph.json", encoded([{"title": "t", "children": [block]}]))
+    assert Path(path).stat().st_size < 100_000
+    with pytest.raises(NielsCacheError, match=r"graph\.json: page 0: is longer than 1 MiB"):
+        read(Roam(path=path, max_document_mib=1))
+
+
+# Message trees
+
+MESSAGE_KEYS = ("message_id", "text", "role", "replies", "lang", "deleted")
+MESSAGES = st.recursive(
+    st.fixed_dictionaries(
+        {"message_id": st.sampled_from(["a", "b", "c", "d"]) | SCALARS, "text": st.sampled_from(["x", "", None, 3, "\ud800"])},
+        optional={"role": st.sampled_from(["prompter", "assistant", "x", None, []]), "lang": st.sampled_from(["en", "de", [], None])},
+    ),
+    lambda inner: st.builds(
+        lambda message, replies: {**message, "replies": replies}, inner, st.lists(inner | values(*MESSAGE_KEYS), max_size=3) | SCALARS
+    ),
+    max_leaves=8,
+)
+TREES = lines(
+    st.fixed_dictionaries({"prompt": MESSAGES | values(*MESSAGE_KEYS)}, optional={"message_tree_id": SCALARS})
+    | values("prompt", *MESSAGE_KEYS)
+)
+
+
+def check_trees(tmp_path: Path, content: bytes) -> None:
+    first = b'{"prompt": {"message_id": "p", "text": "q", "role": "prompter", "replies": []}}\n'
+    path = written(tmp_path, "a.trees.jsonl", first + content)
+    result = read_or_refused(Oasst1(files=[path]))
+    if result is None:
+        return
+    items, context = result
+    rows = [line for line in (first + content).split(b"\n") if line.strip()]
+    assert context.report.facts["trees"] + context.report.dropped["missing_prompt"] == len(rows)
+    for item in items:
+        roles = [message["role"] for message in item.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert all(isinstance(message["content"], str) and message["content"].strip() for message in item.messages)
+
+
+@cases(CASES)
+@given(damaged(TREES))
+@example(encoded({"prompt": {"message_id": [], "replies": [{"message_id": "a", "text": "x", "role": "assistant"}]}}))  # once a TypeError
+@example(encoded({"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}))
+@example(encoded({"prompt": {}, "message_tree_id": "\ud800"}))
+def test_message_trees(tmp_path: Path, content: bytes) -> None:
+    check_trees(tmp_path, content)
+
+
+def test_replies_that_are_no_list_are_counted(tmp_path: Path) -> None:
+    tree = {"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}
+    _, context = read(Oasst1(files=[written(tmp_path, "a.trees.jsonl", encoded(tree))]))
+    assert context.report.dropped == {"malformed_message": 1, "no_assistant": 1}
+
+
+# Chats
+
+TURN = st.fixed_dictionaries(
+    {},
+    optional={
+        key: st.sampled_from(["user", "assistant", "gpt", "x", "", None, [], "\ud800"]) for key in ("role", "from", "content", "value")
+    },
+)
+CHATS = lines(
+    st.fixed_dictionaries({"messages": st.lists(TURN, max_size=3) | values("role", "content")}) | values("messages", "role", "content")
+)
+
+
+def check_chats(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, "a.jsonl", content)
+    result = read_or_refused(ChatJsonl(files=[path]))
+    if result is None:
+        return
+    items, context = result
+    rows = [line for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    assert len(items) + sum(context.report.dropped.values()) == len(rows)
+    for item in items:
+        assert {"role", "content"} == set().union(*item.messages)
+        assert any(message["role"] == "assistant" for message in item.messages)
+
+
+@cases(CASES)
+@given(damaged(CHATS))
+@example(b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}], "id": "\\udfff"}')
+@example(b'{"messages": ' + b"[" * 100_000)
+@example(b'{"messages": NaN}\n{"messages": [{"from": [], "value": {}}]}')
+def test_chats(tmp_path: Path, content: bytes) -> None:
+    check_chats(tmp_path, content)
+
+
+# Wiki markup
+
+MARKS = """{{ }} {{{ }}} [[ ]] [ ] {| |} |- | ! || <!-- --> <ref> <ref/> </ref> <ref~name="a"> <nowiki> </nowiki> <nowiki/> <math> </math>
+<table> </table> <sup> </sup> <br> < > ''' '' ''''' * # : ; == = ==a== ; & &amp; &#60; &#x1F600; &#99999999; http:// [http://a~ //a
+__NOTOC__ {{lang|de| {{convert|1|km}} {{quote| [[File:a| [[Category: [[de: -{ }- ~~~~ \x02 \x030\x03 \x05 \x0e |a=b
+{{#if: {{!}} <pre> </pre>"""
+PIECE = st.sampled_from([mark.replace("~", " ") for mark in MARKS.split()]) | st.sampled_from(
+    ["\n", " ", "oak", "Ä", "\n\n", "\t", "\u2028", "1", "."]
+)
+PAGE = st.one_of(
+    st.lists(PIECE, max_size=40).map("".join),
+    st.builds(lambda pieces, times: "".join(pieces) * times, st.lists(PIECE, min_size=1, max_size=6), st.integers(2, 60)),
+    st.text(max_size=60),
+)
+
+
+def check_markup(wikitext: str) -> None:
+    with no_hang():
+        made = plain_text(wikitext)
+    assert made == made.strip()
+    assert len(made) <= 4 * len(wikitext) + 100
+    assert not set(made) & set("\x02\x03\x04\x05\x06\x07\x08\x0e")
+
+
+@cases(CASES)
+@given(PAGE)
+def test_wiki_markup(wikitext: str) -> None:
+    check_markup(wikitext)
+
+
+# Dumps
+
+TAGS = "<page> </page> <title> </title> <ns> </ns> <revision> </revision> <text> </text> <redirect/> <id> 1 T &lt; x"
+WHOLE_PAGE = b"<page><ns>0</ns><revision><text>x</text></revision></page>"
+DUMP = st.builds(
+    lambda pieces: b"<mediawiki>" + b"".join(pieces) + b"</mediawiki>",
+    st.lists(st.sampled_from(TAGS.encode().split()) | st.binary(max_size=3) | st.just(WHOLE_PAGE), max_size=12),
+)
+
+
+def check_dump(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, "a.xml", content)
+    result = read_or_refused(Wikipedia(files=[path]))
+    kept = read_or_refused(Wikipedia(files=[path], keep_damaged=True))
+    if result is not None:
+        assert kept is not None
+        assert kept[0] == result[0]
+        assert len(result[0]) + sum(result[1].report.dropped.values()) == content.count(b"</page>")
+    elif kept is not None:
+        assert kept[1].report.dropped["damaged_file"] == 1
+
+
+@cases(CASES)
+@given(damaged(DUMP))
+def test_dumps(tmp_path: Path, content: bytes) -> None:
+    check_dump(tmp_path, content)
+
+
+LONG = {
+    "roam": (damaged(EXPORT.map(encoded)), check_roam, MANY_CASES),
+    "trees": (damaged(TREES), check_trees, MANY_CASES),
+    "chats": (damaged(CHATS), check_chats, MANY_CASES),
+    "dumps": (damaged(DUMP), check_dump, MANY_CASES),
+    "markup": (PAGE, lambda _, wikitext: check_markup(wikitext), MANY_PAGES),
+}
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("what", LONG)
+def test_many_more(tmp_path: Path, what: str) -> None:
+    strategy, check, count = LONG[what]
+
+    @cases(count)
+    @given(strategy)
+    def run(case: Any) -> None:
+        check(tmp_path, case)
+
+    run()
