@@ -21,8 +21,8 @@ from niels_cache_runtime.formats import dataset_dir, tokenizer_dir
 from tests.faults.disk import Disk
 from tests.tiny import sentences
 
-DOCUMENTS = 2_500
-SPLIT_BY_BUDGETS = "train_tokens = 28_000\nval_tokens = 3_000\n"
+DOCUMENTS = 1_500
+SPLIT_BY_BUDGETS = "train_tokens = 16_000\nval_tokens = 2_000\n"
 TABLES = {
     "jsonl": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nval_frac = 0.1\n',
     "compressed": 'source = "jsonl"\nfiles = ["packed.jsonl.gz"]\n' + SPLIT_BY_BUDGETS,

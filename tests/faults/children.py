@@ -9,7 +9,15 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-_PRELOADED = ["torch", "numpy", "pyarrow.parquet", "sentencepiece", "niels_cache_assets.pipeline", "niels_cache_assets.sources"]
+_PRELOADED = [
+    "torch",
+    "numpy",
+    "pyarrow.parquet",
+    "sentencepiece",
+    "pandas",
+    "niels_cache_assets.streaming.val_index",
+    "tests.faults.builds",
+]
 _PATIENCE_SECONDS = 120.0  # a child that takes so long hangs
 
 

@@ -23,6 +23,7 @@ from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
 NAMES = [*builds.TABLES, *builds.SFT_TABLES, "hub"]
+SELDOM = ("mirror", "exact")  # whose like is among the others; these are for the torture
 SHARD_BYTES = [512, 20_000, 1 << 27]
 RECORD_EVERY = [0, 3_000, 20_000]
 
@@ -42,7 +43,7 @@ class Workshop:
         self.project = folder / "project"
         self.project.mkdir()
         builds.write_project(self.project, model)
-        pages = [{"text": text if row % 30 else "", "id": f"page-{row}"} for row, text in enumerate(sentences(2_500, seed=8))]
+        pages = [{"text": text if row % 30 else "", "id": f"page-{row}"} for row, text in enumerate(sentences(builds.DOCUMENTS, seed=8))]
         files = {f"data/{part}.parquet": parquet(pages[part::3], row_group_size=100) for part in range(3)}
         self.hub = LoopbackHub({"owner/pages": {"README.md": card({"default": {"train": "data/*"}}), **files}}, folder / "hf_home")
         self._references: dict[tuple[str, int, int], Reference] = {}
@@ -110,7 +111,7 @@ def kill_and_resume(workshop: Workshop, name: str, root: Path, *, seed: int, kil
     return log_of(root)
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(NAMES))
+@pytest.mark.parametrize(("seed", "name"), [(seed, name) for seed, name in enumerate(NAMES) if name not in SELDOM])
 def test_a_killed_build_is_finished_by_the_next(workshop: Workshop, tmp_path: Path, seed: int, name: str) -> None:
     kill_and_resume(workshop, name, tmp_path / "root", seed=seed, kills=1, shard_bytes=20_000, record_every=3_000)
 
@@ -135,7 +136,7 @@ def test_a_build_killed_late_goes_on_and_does_not_start_afresh(workshop: Worksho
     assert workshop.written(name, root) == reference.files
 
 
-@pytest.mark.parametrize(("seed", "number"), enumerate([signal.SIGTERM, signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.parametrize(("seed", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_a_signal_ends_a_build_within_two_seconds_and_the_next_finishes_it(
     workshop: Workshop, tmp_path: Path, seed: int, number: signal.Signals
 ) -> None:
