@@ -122,7 +122,7 @@ class WebGuard:
 def refuse_unknown_routes(routes: Iterable[Any]) -> None:
     """Raise NielsCacheError if a Starlette app has routes that this guard was not written for."""
     for route in routes:
-        methods = getattr(route, "methods", None) or {"WEBSOCKET"}
+        methods = getattr(route, "methods", {"WEBSOCKET"}) or {"ANY"}  # of Starlette's routes only those of websockets have none
         if not (str(route.name).endswith(_STATIC) or methods <= _KNOWN_ROUTES.get(route.path, frozenset())):
             raise NielsCacheError(f"the web server has a route that the guard does not know: {'/'.join(sorted(methods))} {route.path}")
 

@@ -53,6 +53,9 @@ class Services:
         try:
             process = self._start("the code server", "dagster", command)
             wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
+        except Exception as error:
+            self._stop()
+            raise NielsCacheError(f"the code server of the UI does not start: {error}") from error
         except BaseException:
             self._stop()
             raise

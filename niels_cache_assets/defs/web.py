@@ -5,25 +5,26 @@ them, or the guard no longer fits what they make, nothing is served: a NielsCach
 """
 
 import asyncio
-import fcntl
-import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import uvicorn
 
 from niels_cache_assets.defs.instance import ensure_instance
-from niels_cache_assets.defs.services import Services
+from niels_cache_assets.streaming.locks import Busy, writer_lock, writer_of
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.web_self_test import check_guard
 from niels_cache_runtime.errors import NielsCacheError
 
-LOCK_NAME = ".ui.lock"
+if TYPE_CHECKING:
+    from niels_cache_assets.defs.services import Services
 
+_NAME = "ui"  # of what the lock in the home is for
 _REFRESH_MILLISECONDS = 2_000  # how often the page asks for new states, as under `dagster dev`
 _DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; not for SQLite
 _CHECK_SECONDS = 1.0
@@ -35,11 +36,13 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     Read-only: it shows, and starts no daemon. Otherwise there is one UI per Dagster home. Raises NielsCacheError where there is another,
     the home cannot be used, the guard does not fit the web server, or a service ends by itself.
     """
+    with _saying_what_does_not_fit():
+        from niels_cache_assets.defs.services import Services
     port = listener.getsockname()[1]
     with (
         ensure_instance() as instance,
         tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
-        _only_one(Path(instance.root_directory), port=port, shared=read_only),
+        _only_one(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder)) as services,
         _guarded(instance, services, port=port, read_only=read_only) as guard,
     ):
@@ -49,26 +52,20 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
 
 
 @contextmanager
-def _only_one(home: Path, *, port: int, shared: bool) -> Iterator[None]:
+def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
     """Two daemons on one home would launch every queued run twice."""
-    if shared:
-        yield
-        return
-    with open(home / LOCK_NAME, "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            where = lock.read() or "elsewhere"
-            raise NielsCacheError(f"{home}: a UI runs on it already ({where}); open that one, or start a second one --read-only") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}, port {port}")
-        lock.flush()
+    with ExitStack() as stack:
+        if not shared:
+            try:
+                stack.enter_context(writer_lock(home / _NAME))
+            except Busy:
+                who = writer_of(home / _NAME) or "which has just ended"
+                raise NielsCacheError(f"{home}: a UI runs on it already: {who}; open that one, or start another --read-only") from None
         yield
 
 
 @contextmanager
-def _guarded(instance: dg.DagsterInstance, services: Services, *, port: int, read_only: bool) -> Iterator[WebGuard]:
+def _guarded(instance: dg.DagsterInstance, services: "Services", *, port: int, read_only: bool) -> Iterator[WebGuard]:
     """The guard in front of the web server, tried."""
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
@@ -97,7 +94,7 @@ def _saying_what_does_not_fit() -> Iterator[None]:
         ) from error
 
 
-async def _serve(guard: WebGuard, listener: socket.socket, services: Services, ready: Callable[[], None]) -> None:
+async def _serve(guard: WebGuard, listener: socket.socket, services: "Services", ready: Callable[[], None]) -> None:
     config = uvicorn.Config(
         guard, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, server_header=False
     )
@@ -105,7 +102,8 @@ async def _serve(guard: WebGuard, listener: socket.socket, services: Services, r
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    ready()
+    if not serving.done():
+        ready()
     try:
         while not serving.done():
             services.check()

@@ -4,11 +4,17 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import dagster as dg
 import pytest
+from dagster._core.workspace.load_target import EmptyWorkspaceTarget
+from starlette.routing import Route
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs import web
+from niels_cache_assets.web_guard import App, WebGuard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.ui.running import is_alive, wait_until
 
@@ -49,12 +55,37 @@ def test_a_wrong_configuration_is_said_before_anything_starts(
     assert "jsonk" in refusal(capsys, "--config", str(tmp_path / "wrong.toml"), "--port", "0")
 
 
-def test_what_the_guard_does_not_fit_is_not_served() -> None:
-    with (
-        pytest.raises(NielsCacheError, match=r"its guard does not fit the installed Dagster 1\..*: no such thing; install the tested"),
-        web._saying_what_does_not_fit(),
-    ):
-        raise AttributeError("no such thing")
+def open_guard(app: App, **_: Any) -> App:
+    """A guard that an update has made useless."""
+    return app
+
+
+def other_signature(context: Any) -> None:
+    """The function that makes the app, after an update."""
+
+
+@pytest.mark.parametrize(
+    ("target", "replacement", "what"),
+    [
+        ("niels_cache_assets.defs.web.WebGuard", open_guard, "the guard let through a mutation by GET"),
+        ("dagster_webserver.app.create_app_from_workspace_process_context", other_signature, "takes 1 positional argument"),
+        ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "does not know: ANY /run;"),
+        ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object is not callable"),
+    ],
+)
+def test_what_the_guard_does_not_fit_is_not_served(
+    target: str, replacement: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services: Any = SimpleNamespace(target=EmptyWorkspaceTarget())
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        with web._guarded(instance, services, port=3000, read_only=False) as guard:
+            assert isinstance(guard, WebGuard)
+        monkeypatch.setattr(target, replacement)
+        with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, port=3000, read_only=False):
+            pass
+    assert "its guard does not fit the installed Dagster 1." in str(raised.value)
+    assert what in str(raised.value)
+    assert str(raised.value).endswith("install the tested version (constraints.txt)")
 
 
 def test_an_attended_module_ends_with_who_started_it(tmp_path: Path) -> None:

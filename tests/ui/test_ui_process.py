@@ -57,7 +57,7 @@ def test_the_server_listens_on_loopback_alone(ui: RunningUi) -> None:
 def test_a_second_ui_on_the_same_home_is_told_where_the_first_is(ui: RunningUi, tiny_model: Path) -> None:
     with pytest.raises(AssertionError) as raised, running_ui(ui.home.parent, tiny_model, project=ui.project):
         pass
-    assert f"a UI runs on it already (process {ui.process.pid}, port {ui.port})" in str(raised.value)
+    assert f"a UI runs on it already: process {ui.process.pid} on " in str(raised.value)
     assert "Traceback" not in (ui.home.parent / "ui.log").read_text()
 
 
