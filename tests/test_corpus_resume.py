@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 
 CHUNK = 20
-COUNT = 300
+COUNT = 180
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of documents ends every few chunks of twenty."""
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", CHUNK)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
-    monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 30_000)
+    monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
     monkeypatch.setattr(Journal, "BYTES", 0)
 
 
@@ -95,11 +95,11 @@ def test_counts_go_into_json_and_come_back_at_any_chunk(tmp_path: Path) -> None:
     work = ChunkWork(source=registry.pretrain["notes"], seed=7, cleaning=registry.cleaning_of("notes"), num_perm=16, ngram=5)
     documents = [document for batch in registry.pretrain["notes"].documents(StreamContext(seed=7)) for document in batch]
     chunks = [work(Chunk(first, documents[first : first + CHUNK])) for first in range(0, COUNT, CHUNK)]
-    assert len(chunks) > 10
+    assert len(chunks) > 8
     expected = CorpusCounts(report=CleaningReport(7))
     for chunk in chunks:
         expected.add(chunk)
-    assert len(expected.report.rows()) > 20
+    assert len(expected.report.rows()) > 10
     for cut in range(len(chunks) + 1):
         counts = CorpusCounts(report=CleaningReport(7))
         for chunk in chunks[:cut]:
@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
     whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
     expected, chunks = contents(whole.directory), len(cleaned)
     assert chunks == COUNT // CHUNK
-    assert len([name for name in expected if name.startswith("documents_")]) > 4
+    assert len([name for name in expected if name.startswith("documents_")]) > 3
     resumed = 0
     for stop in range(chunks):
         root, log = tmp_path / str(stop), list[str]()
@@ -133,10 +133,11 @@ def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
         assert contents(outcome.directory) == expected
         first = kept.state["reached"]["items"] if kept else 0
         assert cleaned == list(range(first, COUNT, CHUNK))
-        assert [line for line in log if "resuming" in line] == ([f"resuming notes: {first} are kept"] if kept else [])
+        assert [line for line in log if "resuming" in line] == (["resuming notes"] if kept else [])
+        assert any(line.startswith(f"{first} are kept, skipped in") for line in log) == (kept is not None)
         assert not any("afresh" in line for line in log)
         resumed += kept is not None
-        assert stop * CHUNK - first <= 4 * CHUNK  # about a file
+        assert stop * CHUNK - first <= 2 * CHUNK  # about a file
     assert resumed > chunks // 2
 
 
@@ -145,14 +146,14 @@ def test_a_run_is_stopped_again_and_again_and_in_other_numbers_of_processes(tmp_
     whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
     progress: list[int] = []
     for _ in range(3):
-        begin(monkeypatch, registry, tmp_path / "parts", chunks=4)
+        begin(monkeypatch, registry, tmp_path / "parts", chunks=3)
     outcome = prepare_corpus(registry, "notes", root=tmp_path / "parts", processes=2, progress=lambda done: progress.append(done.documents))
-    assert progress[0] >= 3 * 2 * CHUNK
+    assert progress[0] > 4 * CHUNK
     assert contents(outcome.directory) == contents(whole.directory)
 
 
 @pytest.mark.parametrize(
-    ("fault", "processes"), [({"kill_at": 200}, 2), ({"fail_at": 250}, 1), ({"refuse_at": 200}, 1)], ids=["worker", "stream", "convert"]
+    ("fault", "processes"), [({"kill_at": 120}, 2), ({"fail_at": 150}, 1), ({"refuse_at": 120}, 1)], ids=["worker", "stream", "convert"]
 )
 def test_a_run_that_failed_goes_on_when_the_cause_is_gone(
     tmp_path: Path, cleaned: list[int], fault: dict[str, int], processes: int
@@ -182,7 +183,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
             prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     cleaned.clear()
     outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    assert len(cleaned) <= 4
+    assert len(cleaned) <= 2
     assert contents(outcome.directory) == contents(whole.directory)
 
 
@@ -191,7 +192,7 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int], change: str
 ) -> None:
     registry = corpus_registry(tmp_path, {"notes": texts()})
-    begin(monkeypatch, registry, tmp_path, chunks=8)
+    begin(monkeypatch, registry, tmp_path, chunks=5)
     reason = "the unfinished build was of other settings, other data or another version"
     if change == "data":
         write_jsonl(tmp_path / "notes.jsonl", [*texts()[1:], "a new last document"])
@@ -213,7 +214,7 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
 
 def test_what_a_run_left_is_no_corpus_and_what_is_complete_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = corpus_registry(tmp_path, {"notes": texts()})
-    begin(monkeypatch, registry, tmp_path, chunks=8)
+    begin(monkeypatch, registry, tmp_path, chunks=5)
     assert not corpus_dir(tmp_path, "notes").exists()
     partial = partial_directory(corpus_dir(tmp_path, "notes"))
     assert (partial / JOURNAL_NAME).is_file()
@@ -237,7 +238,7 @@ def prepared(folder: Path, verify: str) -> Registry:
 
 @pytest.fixture
 def corpora(tmp_path: Path) -> Registry:
-    return prepared(tmp_path, "signatures")
+    return prepared(tmp_path, "none")
 
 
 def stop_at_band(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -265,7 +266,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("verify", ["signatures", "jaccard"])
+@pytest.mark.parametrize("verify", ["none", "jaccard"])
 def test_a_search_that_was_stopped_at_any_band_goes_on_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str], verify: str
 ) -> None:
@@ -285,7 +286,8 @@ def test_a_search_that_was_stopped_at_any_band_goes_on_there(
         log: list[str] = []
         outcome = find_duplicates(registry, root=tmp_path, log=log.append)
         assert reads == []
-        assert f"{band} of {bands} bands of 140 documents are kept" in log[1]
+        assert log[1].startswith("resuming duplicates at ")
+        assert log[2] == f"{band} of {bands} bands of 140 documents are kept"
         assert contents(outcome.directory) == whole
     assert not partial_directory(duplicates_dir(tmp_path)).exists()
 
