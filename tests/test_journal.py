@@ -1,0 +1,356 @@
+"""What a build that was stopped leaves, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pydantic import TypeAdapter
+
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming.feed import Feed, Mark, ValShare
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, TOKEN_DTYPE
+from tests.test_cache_determinism import conversations, digests
+from tests.tiny import sentences
+
+
+def opened(folder: Path, *, fingerprint: str = "one", afresh: bool = False, told: list[str] | None = None, **settings: Any) -> Journal:
+    log = (told if told is not None else []).append
+    return Journal.open(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A folder as a killed build leaves it: one file that has grown since the record, one that has come since, one as it was."""
+    journal = opened(tmp_path)
+    assert journal.state is None
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "shard").write_bytes(b"12345")
+    (tmp_path / "ends").write_bytes(b"1")
+    journal.record({"documents": 3}, files={"train/shard": 5, "ends": 1}, share=0.5)
+    (tmp_path / "train" / "shard").write_bytes(b"123456789")
+    (tmp_path / "later").write_bytes(b"x")
+    return tmp_path
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_are_as_they_were_at_the_record(recorded: Path) -> None:
+    told: list[str] = []
+    journal = opened(recorded, told=told)
+    assert (journal.state, journal.share, told) == ({"documents": 3}, 0.5, [])
+    files = files_of(recorded)
+    del files[JOURNAL_NAME]
+    assert files == {"train/shard": b"12345", "ends": b"1"}
+
+
+def damage_journal(folder: Path) -> None:
+    content = (folder / JOURNAL_NAME).read_bytes()
+    (folder / JOURNAL_NAME).write_bytes(content.replace(b'"documents": 3', b'"documents": 4'))
+
+
+def lead_out(folder: Path) -> None:
+    (folder / "ends").unlink()
+    (folder / "ends").symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "reason"),
+    [
+        (lambda folder: None, {"fingerprint": "two"}, "other settings, other data or another version"),
+        (lambda folder: None, {"afresh": True}, "a fresh build was asked for"),
+        (lambda folder: None, {"parse": TypeAdapter(int).validate_python}, "not of this kind of build"),
+        (damage_journal, {}, "no journal that can be read"),
+        (lambda folder: (folder / JOURNAL_NAME).write_bytes(b""), {}, "no journal that can be read"),
+        (lambda folder: (folder / "ends").unlink(), {}, "ends of the unfinished build is missing or shorter"),
+        (lambda folder: os.truncate(folder / "train" / "shard", 4), {}, "train/shard of the unfinished build is missing or shorter"),
+        (lead_out, {}, "ends of the unfinished build is missing or shorter"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_cleared_and_said(
+    recorded: Path, change: Callable[[Path], object], settings: dict[str, Any], reason: str
+) -> None:
+    change(recorded)
+    told: list[str] = []
+    assert opened(recorded, told=told, **settings).state is None
+    assert [line for line in told if reason in line] == told != []
+    assert list(recorded.iterdir()) == []
+
+
+def test_a_record_that_was_cut_short_leaves_the_one_before(recorded: Path) -> None:
+    (recorded / f"{JOURNAL_NAME}.new").write_bytes(b"half")
+    assert opened(recorded).state == {"documents": 3}
+    assert not (recorded / f"{JOURNAL_NAME}.new").exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../outside"])
+def test_a_journal_names_no_file_outside(recorded: Path, name: str) -> None:
+    (recorded / "a").mkdir()
+    opened(recorded).record({}, files={name: 0})
+    assert read_journal(recorded) is None
+
+
+def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "BYTES", 100)
+    journal = opened(tmp_path)
+    assert [journal.due(written) for written in (0, 99, 100)] == [False, False, True]
+    journal.record({}, files={}, bytes_written=100)
+    assert [journal.due(written) for written in (100, 199, 200)] == [False, False, True]
+    again = opened(tmp_path)
+    assert [again.due(written) for written in (150, 249, 250)] == [False, False, True]
+    monkeypatch.setattr(Journal, "SECONDS", 0.0)
+    assert again.due(150)
+
+
+def tokens(count: int) -> np.ndarray:
+    return np.arange(count, dtype=TOKEN_DTYPE)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 31, 32, 33, 64, 100])
+def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int) -> None:
+    """Both are what they are in one go, wherever they stopped: before, in, at the end of, and behind a shard of 32 tokens."""
+    written: list[tuple[Files, dict[str, bytes]]] = []
+    for folder in (tmp_path / "once", tmp_path / "twice"):
+        folder.mkdir()
+        files: Files = {}
+        resume_at = 0
+        for end in (100,) if folder.name == "once" else (stop, 100):
+            shards = ShardWriter(folder, "train", shard_bytes=64, files=files, resume_at=resume_at)
+            ends = NpyWriter(folder, "ends.npy", DOC_ENDS_DTYPE, files, resume_at=resume_at)
+            shards.write(tokens(100)[resume_at:end])
+            ends.write(tokens(100)[resume_at:end])
+            sizes: Sizes = {}
+            shards.checkpoint(sizes)
+            ends.checkpoint(sizes)
+            assert all((folder / name).stat().st_size == size for name, size in sizes.items())
+            if end == 100:
+                shards.seal()
+                ends.seal()
+            shards.abandon()
+            ends.abandon()
+            resume_at = end
+        written.append((files, files_of(folder)))
+    assert written[0] == written[1]
+    assert len(written[0][0]) == 5
+
+
+def test_lineage_has_the_same_bytes_however_it_came_and_whole_row_groups(tmp_path: Path) -> None:
+    count, files = 70_000, Files()
+    schema = {"source_id": "string", "row": "int64"}
+    for name, step in (("small", 300), ("large", 66_000)):
+        spool = RowSpool(tmp_path, f"{name}.arrow", schema)
+        assert [*spool.read()] == []
+        for first in range(0, count, step):
+            rows = range(first, min(first + step, count))
+            spool.write({"source_id": [f"document {row}" for row in rows], "row": rows})
+        writer = LineageWriter(tmp_path, f"{name}.parquet", schema, files)
+        for batch in spool.read():
+            writer.write_batch(batch)
+        writer.seal()
+        spool.abandon()
+    assert files["small.parquet"] == files["large.parquet"]
+    metadata = pq.read_metadata(tmp_path / "small.parquet")
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [65_536, count - 65_536]
+    assert pq.read_table(tmp_path / "small.parquet")["ordinal"].to_pylist() == list(range(count))
+
+
+class Stopped(Exception):
+    """Raised in a source to stop a build."""
+
+
+BATCH = 40
+
+
+def batches(context: StreamContext, *, stop_at: int | None = None, opened_at: list[int] | None = None) -> Iterator[list[Document]]:
+    """A source that seeks: 1,000 documents with one that is dropped before each batch."""
+    first = context.start["row"] if context.start else 0
+    if opened_at is not None:
+        opened_at.append(first)
+    texts = sentences(1_000)
+    for start in range(first, len(texts), BATCH):
+        if stop_at is not None and start >= stop_at:
+            raise Stopped
+        context.report.dropped["empty"] += 1
+        context.report.facts["batches"] = context.report.facts.get("batches", 0) + 1
+        rows = range(start, min(start + BATCH, len(texts)))
+        context.report.place = {"file": "a", "row": rows.stop}
+        yield [Document(texts[row], f"{row}", "a", row) for row in rows]
+
+
+def share(*, counted: list[int] | None = None) -> ValShare:
+    def count() -> int:
+        if counted is not None:
+            counted.append(1_000)
+        return 1_000
+
+    return ValShare(val_frac=0.2, seed=3, count=count)
+
+
+@pytest.mark.parametrize("taken", [1, BATCH, BATCH + 1, 999, 1_000])
+def test_a_feed_goes_on_from_its_mark_with_the_counts_of_an_undisturbed_one(taken: int) -> None:
+    feed = Feed(batches, StreamContext(seed=0), share=share())
+    documents = [*feed.open()]
+    counts = (dict(feed.report.dropped), dict(feed.report.facts), feed.mark)
+    stream = iter(feed.open())
+    assert [next(stream) for _ in range(taken)] == documents[:taken]
+    mark = feed.mark
+    assert (mark.items if mark else 0) == (taken - 1) // BATCH * BATCH
+    rest = Feed(batches, StreamContext(seed=0), share=share())
+    rest.count(1_000)
+    assert [*rest.open(mark)] == documents[mark.items if mark else 0 :]
+    assert (dict(rest.report.dropped), dict(rest.report.facts), rest.mark) == counts
+
+
+def build(folder: Path, texts: Any, tokenizer: SentencePieceTokenizer, *, told: list[str] | None = None, **changes: Any) -> dict[str, str]:
+    settings = {"max_train_tokens": 9_000, "max_val_tokens": 700, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None, **changes}
+    resume = Resume(fingerprint="texts", log=(told if told is not None else []).append)
+    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, resume=resume, threads=1, **settings)
+    return digests(folder)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record after every chunk, and small chunks."""
+    monkeypatch.setenv(BYTES_VARIABLE, "0")
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
+
+
+def until(stop_at: int, items: Iterable[Any]) -> Iterator[Any]:
+    for number, item in enumerate(items):
+        if number == stop_at:
+            raise Stopped
+        yield item
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shuffle_buffer": 90},
+        {"max_train_tokens": 10**9},
+        {"decontaminate": "near", "max_val_tokens": 5_000},
+        {"decontaminate": "exact", "max_val_tokens": 100},
+    ],
+)
+def test_a_builder_that_is_given_plain_texts_goes_on(tmp_path: Path, tokenizer: SentencePieceTokenizer, changes: dict[str, Any]) -> None:
+    texts = [*sentences(900), *sentences(300)]
+    whole = build(tmp_path / "whole" / "x", texts, tokenizer, **changes)
+    told: list[str] = []
+    for stop_at in (20, 300, 400, 560):
+        with pytest.raises(Stopped):
+            build(tmp_path / "x", until(stop_at, texts), tokenizer, told=told, **changes)
+    assert build(tmp_path / "x", iter(texts), tokenizer, told=told, **changes) == whole
+    assert sum("resuming x" in line for line in told) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "whole", "x"]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_builder_opens_a_source_that_seeks_where_it_was_and_counts_it_once(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    opened_at: list[int] = []
+    counted: list[int] = []
+
+    def feed(stop_at: int | None = None) -> Feed[Document]:
+        def source(context: StreamContext) -> Iterator[list[Document]]:
+            return batches(context, stop_at=stop_at, opened_at=opened_at)
+
+        return Feed(source, StreamContext(seed=0), share=share(counted=counted))
+
+    budgets = {"max_train_tokens": 10**9, "max_val_tokens": 0}
+    whole = build(tmp_path / "whole" / "x", feed(), tokenizer, **budgets)
+    opened_at.clear()
+    counted.clear()
+    for stop_at in (600, 900):
+        with pytest.raises(Stopped):
+            build(tmp_path / "x", feed(stop_at), tokenizer, **budgets)
+    assert build(tmp_path / "x", feed(), tokenizer, **budgets) == whole
+    assert counted == [1_000]
+    assert opened_at[0] == 0
+    assert opened_at == sorted(set(opened_at)), "each run begins behind the one before"
+    assert json.loads((tmp_path / "x" / "meta.json").read_text())["dropped"] == {"empty": 25}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("split_by", ["example", "group"])
+def test_a_builder_of_conversations_goes_on(tmp_path: Path, tokenizer: SentencePieceTokenizer, split_by: str) -> None:
+    invalid: list[Message] = [{"role": "user", "content": "and then?"}]
+    examples = [
+        Conversation(invalid if row % 50 == 0 else messages, f"{row}", "a", row, group=f"{row // 3}" if row % 7 else None)
+        for row, messages in enumerate(conversations(1_500))
+    ]
+
+    def sft(folder: Path, items: Iterable[Conversation], told: list[str]) -> dict[str, str]:
+        settings: dict[str, Any] = {"val_frac": 0.2, "seed": 1, "split_by": split_by, "on_invalid": "drop", "threads": 1}
+        build_sft_cache(items, str(folder), tokenizer=tokenizer, resume=Resume(fingerprint="a", log=told.append), **settings)
+        return digests(folder)
+
+    told: list[str] = []
+    whole = sft(tmp_path / "whole" / "x", examples, [])
+    for stop_at in (800, 1_400):
+        with pytest.raises(Stopped):
+            sft(tmp_path / "x", until(stop_at, examples), told)
+    assert sft(tmp_path / "x", examples, told) == whole
+    assert sum("resuming x" in line for line in told) == 2
+    assert json.loads((tmp_path / "x" / "meta.json").read_text())["dropped"] == {"no_assistant": 30}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_source_that_has_become_shorter_says_so_and_the_build_can_go_on_with_the_right_one(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer
+) -> None:
+    texts = sentences(1_000)
+    with pytest.raises(Stopped):
+        build(tmp_path / "x", until(950, texts), tokenizer, max_train_tokens=10**9)
+    with pytest.raises(NielsCacheError, match="ends before what is built of it already; build afresh"):
+        build(tmp_path / "x", texts[:10], tokenizer, max_train_tokens=10**9)
+    assert build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9) == build(
+        tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9
+    )
+
+
+@pytest.mark.usefixtures("often")
+def test_other_settings_or_texts_of_another_name_start_afresh(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    texts = sentences(1_000)
+    with pytest.raises(Stopped):
+        build(tmp_path / "x", until(500, texts), tokenizer)
+    told: list[str] = []
+    changed = build(tmp_path / "x", texts, tokenizer, told=told, shard_bytes=2_048)
+    assert told == ["starting afresh: the unfinished build was of other settings, other data or another version"]
+    assert changed == build(tmp_path / "whole" / "x", texts, tokenizer, shard_bytes=2_048)
+
+
+def test_a_build_without_resume_keeps_no_journal(tmp_path: Path, tokenizer: SentencePieceTokenizer, often: None) -> None:
+    with pytest.raises(Stopped):
+        build_pretrain_cache(
+            until(900, sentences(1_000)),
+            str(tmp_path / "x"),
+            tokenizer=tokenizer,
+            max_train_tokens=10**9,
+            max_val_tokens=0,
+            shard_bytes=4_096,
+            seed=1,
+            shuffle_buffer=None,
+            report=SourceReport(),
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]
+
+
+def test_a_mark_survives_json() -> None:
+    mark = Mark(items=1, unsplit=1, place={"file": "a", "row": 1}, dropped={"empty": 1}, facts={})
+    assert TypeAdapter(Mark).validate_python(json.loads(TypeAdapter(Mark).dump_json(mark))) == mark
