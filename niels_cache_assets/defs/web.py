@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import uvicorn
 
+from niels_cache_assets.defs.abandoned import end_abandoned_runs
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.streaming.locks import Busy, writer_lock, writer_of
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
@@ -47,6 +48,7 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
         _guarded(instance, services, port=port, read_only=read_only) as guard,
     ):
         if not read_only:
+            end_abandoned_runs(instance, Path(instance.root_directory))  # of a UI that was killed: or they would run for ever
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 
