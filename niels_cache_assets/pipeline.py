@@ -32,6 +32,7 @@ from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -126,6 +127,7 @@ def build_dataset(
     context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
     resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
     run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
+    require_room(directory, _need(source, prepared), log=log)
     if isinstance(source, PretrainSource):
         _build_pretrain(source, run, prepared)
     else:
@@ -205,6 +207,14 @@ def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> 
     shared = {key: value for key, value in run_settings.items() if key in BuildSettings.model_fields}
     own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
     return apply_run_settings(registry.build, shared), apply_run_settings(registry.source(name), own)
+
+
+def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
+    if not isinstance(source, PretrainSource):
+        return None
+    files = getattr(source, "files", None)
+    text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(files) if files else None
+    return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=prepared is not None)
 
 
 def _split_rule(source: Source, seed: int) -> str:

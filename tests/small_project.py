@@ -3,17 +3,20 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from niels_cache_assets.blends.prebuild import plan_of, prebuild
 from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.export.formats import ExportSettings, plan_export
 from niels_cache_assets.export.writing import write_export
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.formats import dataset_dir
+from niels_cache_runtime.formats import dataset_dir, tokenizer_dir
 from tests.corpora import articles, write_jsonl
 from tests.tiny import sentences
 
@@ -42,6 +45,9 @@ files = ["chats.jsonl"]
 [cleaning]
 skip = ["not_english", "language_error"]
 
+[dedup]
+threshold = {threshold}
+
 [blend.mix]
 weights = {{ letters = 1.0, notes = 2.0 }}
 sequence_length = 16
@@ -50,6 +56,7 @@ num_samples = 100
 [build]
 shard_bytes = 4096
 threads = 1
+seed = {seed}
 """
 
 
@@ -65,7 +72,7 @@ class SmallProject:
 
     @property
     def exports(self) -> Path:
-        return self.root.with_name(f"{self.root.name}_exports")
+        return self.root / "exports"
 
     def build_all(self) -> None:
         for build in STAGES.values():
@@ -78,19 +85,29 @@ def _export(project: SmallProject) -> None:
     write_export(plan_export("letters", folder, settings), force=True)
 
 
+def _built(project: SmallProject, target: Path, build: Callable[..., object], *what: str, **settings: object) -> object:
+    """As the command line and the UI build."""
+    attempt = partial(build, project.registry, *what, root=project.root, **settings)
+    return in_turn(target, attempt, wait=False, log=lambda message: None)
+
+
+def _dataset(project: SmallProject, name: str) -> object:
+    return _built(project, dataset_dir(project.root, project.registry.family_of(name), name), build_dataset, name)
+
+
 STAGES: dict[str, Callable[[SmallProject], object]] = {
-    "tokenizer": lambda project: build_tokenizer(project.registry, root=project.root),
-    "corpus": lambda project: prepare_corpus(project.registry, "notes", root=project.root, processes=1),
-    "duplicates": lambda project: find_duplicates(project.registry, root=project.root),
-    "pretrain": lambda project: build_dataset(project.registry, "letters", root=project.root),
-    "prepared pretrain": lambda project: build_dataset(project.registry, "notes", root=project.root),
-    "sft": lambda project: build_dataset(project.registry, "chats", root=project.root),
+    "tokenizer": lambda project: _built(project, tokenizer_dir(project.root), build_tokenizer),
+    "corpus": lambda project: _built(project, corpus_dir(project.root, "notes"), prepare_corpus, "notes", processes=1),
+    "duplicates": lambda project: _built(project, duplicates_dir(project.root), find_duplicates),
+    "pretrain": lambda project: _dataset(project, "letters"),
+    "prepared pretrain": lambda project: _dataset(project, "notes"),
+    "sft": lambda project: _dataset(project, "chats"),
     "index": lambda project: prebuild(plan_of(project.registry, "mix", root=project.root), root=project.root),
     "export": _export,
 }
 
 
-def small_project(folder: Path, tokenizer_model: Path) -> SmallProject:
+def small_project(folder: Path, tokenizer_model: Path, *, seed: int = 42, threshold: float = 0.85) -> SmallProject:
     """Its texts and settings; nothing is built yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_jsonl(folder / "letters.jsonl", articles(DOCUMENTS, seed=1))
@@ -103,5 +120,5 @@ def small_project(folder: Path, tokenizer_model: Path) -> SmallProject:
     ]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     config = folder / "niels_cache.toml"
-    config.write_text(_TABLES.format(model=json.dumps(str(tokenizer_model))), encoding="utf-8")
+    config.write_text(_TABLES.format(model=json.dumps(str(tokenizer_model)), seed=seed, threshold=threshold), encoding="utf-8")
     return SmallProject(registry=load_registry(profile="quickstart", config=str(config)), root=folder / "cache")

@@ -27,6 +27,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
+from niels_cache_assets.streaming.space import naming
 from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes, add_file, sync_and_close
 from niels_cache_runtime.formats import META_NAME
 
@@ -84,10 +85,12 @@ class TableFile:
         import pyarrow as pa
 
         arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        with naming(self._path):
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def seal(self) -> None:
-        self._writer.close()
+        with naming(self._path):
+            self._writer.close()
         sync_and_close(self._file)
         add_file(self._path, self._relative, self._files)
 

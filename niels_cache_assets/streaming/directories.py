@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, read_journal, sync_directory
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
+from niels_cache_assets.streaming.space import refusal
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -104,9 +105,8 @@ def atomic_directory(
                         _remove(partial)
                         _remove(_spare_journal(target))
     except OSError as error:
-        where = error.filename or target
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else "the last good cache is unchanged"
-        raise NielsCacheError(f"{where}: {error.strerror or error}; {stands}: {target}") from error
+        raise NielsCacheError(f"{refusal(error, target)}; {stands}: {target}") from error
 
 
 def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.streaming.space import naming
 from niels_cache_assets.streaming.writers import Files, GrowingFile, Sizes, add_file, sync_and_close
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class LineageWriter:
     def seal(self) -> None:
         if len(self._waiting):
             self._write_group(self._waiting)
-        self._writer.close()
+        with naming(self._path):
+            self._writer.close()
         sync_and_close(self._file)
         add_file(self._path, self._relative, self._files)
 
@@ -101,7 +103,8 @@ class LineageWriter:
 
         ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
         # In one piece, or the pages would tell where the batches ended.
-        self._writer.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
+        with naming(self._path):
+            self._writer.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)
 
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from niels_cache_assets.streaming.space import naming
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES, shard_name
 from niels_cache_runtime.meta import sha256_file
@@ -41,14 +42,16 @@ class GrowingFile:
         self._on_disk: int | None = resume_at or None  # a new file is not yet
 
     def write(self, data: memoryview | bytes) -> None:
-        self.file.write(data)
+        with naming(self.path):
+            self.file.write(data)
         self.bytes += len(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
         """Put what was written on the disk, and say how much it is."""
         if self._on_disk != self.bytes:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            with naming(self.path):
+                self.file.flush()
+                os.fsync(self.file.fileno())
             self._on_disk = self.bytes
         sizes[self.relative] = self.bytes
 
@@ -187,6 +190,7 @@ def add_file(path: Path, relative: str, files: Files) -> None:
 
 def sync_and_close(file: BinaryIO) -> None:
     """Put a file's bytes on the disk before anything refers to them."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
+    with naming(file.name):
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
