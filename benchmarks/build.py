@@ -5,6 +5,8 @@ One run measures everything on the same texts, in rounds that take turns, and pr
 * the build from Parquet (our reader, and Hugging Face's loading code) and from .jsonl.gz, against `encode_as_numpy` of the same texts
   already in memory on all cores: 1.0 would mean that reading, shuffling, hashing and writing cost nothing;
 * against the loop everybody writes first: json, `encode`, `np.array(...).tofile`, one thread;
+* the build from Parquet that keeps a journal, to be gone on with when it is killed: with its fsyncs every 32 MiB of what is written, and
+  how long the records of its journal took;
 * peak memory of the build over four times the input against once (a child process each).
 
 Texts: bulk/debian_docs_dev.jsonl.gz below NIELS_CACHE_REAL_DATA, repeated, where that is set; else the standard library's sources.
@@ -26,17 +28,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
 import pyarrow
 import pyarrow.parquet
 
-from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import available_threads
+from niels_cache_assets.streaming.journal import Journal
+from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
 
@@ -83,7 +89,7 @@ def sources(folder: Path) -> dict[str, PretrainSource]:
     }
 
 
-def build(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Path) -> None:
+def build(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Path, *, resume: Resume | None = None) -> None:
     build_pretrain_cache(
         chain.from_iterable(source.documents(StreamContext(seed=42))),
         str(folder / "cache"),
@@ -93,7 +99,33 @@ def build(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Pat
         shard_bytes=2**27,
         seed=42,
         shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
+        resume=resume,
     )
+
+
+record_seconds: list[float] = []  # of each build with a journal
+
+
+def build_with_journal(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Path) -> None:
+    seconds_now = 0.0
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **settings: Any) -> Any:
+            nonlocal seconds_now
+            started = time.perf_counter()
+            try:
+                return call(*args, **settings)
+            finally:
+                seconds_now += time.perf_counter() - started
+
+        return wrapper
+
+    with (
+        mock.patch.object(Journal, "record", timed(Journal.record)),
+        mock.patch.object(PretrainWriter, "checkpoint", timed(PretrainWriter.checkpoint)),
+    ):
+        build(source, tokenizer, folder, resume=Resume(fingerprint="benchmark", afresh=True))
+    record_seconds.append(seconds_now)
 
 
 def bare_encode(texts: list[str], tokenizer: SentencePieceTokenizer) -> None:
@@ -155,6 +187,7 @@ def main() -> None:
         jobs: dict[str, Callable[[], None]] = {"bare encode_as_numpy": lambda: bare_encode(texts, tokenizer)}
         for kind, source in sources(folder).items():
             jobs[kind] = lambda source=source: build(source, tokenizer, folder)  # type: ignore[misc]
+        jobs["parquet with a journal"] = lambda: build_with_journal(sources(folder)["parquet"], tokenizer, folder)
         jobs["plain loop, one thread"] = lambda: plain_loop(folder, tokenizer)
         rounds = {name: [] for name in jobs}  # type: dict[str, list[float]]
         for _ in range(arguments.rounds):
@@ -165,6 +198,9 @@ def main() -> None:
         print(f"{'':32} {'seconds':>8} {'MB/s':>7} {'x bare':>7} {'x loop':>7}")
         for name, median in medians.items():
             print(f"{name:32} {median:8.1f} {size / median:7.1f} {bare / median:7.2f} {plain / median:7.2f}")
+
+        share = statistics.median(record_seconds) / medians["parquet with a journal"]
+        print(f"records of the journal: {share:.2%} of the build")
 
         (folder / "four").mkdir()
         write_inputs(folder / "four", [f"{turn} {text}" for turn in range(4) for text in texts])
