@@ -4,6 +4,8 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.documents import Place, SourceReport
-from niels_cache_assets.sources import chat, mediawiki, rows
+from niels_cache_assets.sources import chat, hub, mediawiki, rows
 from niels_cache_assets.sources.base import SftSource, Source, StreamContext
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub_text import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import card, parquet
+from tests.loopback_hub import LoopbackHub
 from tests.tiny import sentences
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -70,8 +76,8 @@ def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any
     return found
 
 
-def require_every_place_is_exact(source: Source, *, at_least: int) -> None:
-    """From each place the same batches, places and counts follow as in the pass that reported it."""
+def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 1) -> None:
+    """From each place (or every so many of them) the same batches, places and counts follow as in the pass that reported it."""
 
     def follow(context: StreamContext) -> list[tuple[list[Any], Place, dict[str, int], dict[str, Any]]]:
         return [
@@ -81,14 +87,14 @@ def require_every_place_is_exact(source: Source, *, at_least: int) -> None:
 
     def rows_of(followed: list[Any]) -> list[Any]:
         """Without how a place is found again, of which there may be several ways."""
-        return [(batch, place["number"], place["row"], *counted) for batch, place, *counted in followed]
+        return [(batch, place.get("number"), place.get("file"), place.get("row"), *counted) for batch, place, *counted in followed]
 
     assert type(source).seeks
     whole = StreamContext(seed=42)
     undisturbed = follow(whole)
     places = [(number, *rest) for number, (_, *rest) in enumerate(undisturbed, 1) if rest[0]]
     assert len(places) >= at_least
-    for number, place, dropped, facts in places:
+    for number, place, dropped, facts in places[::every]:
         context = started_at(place, dropped, facts)
         assert rows_of(follow(context)) == rows_of(undisturbed[number:]), place
         assert context.report.dropped == whole.report.dropped, place
@@ -289,6 +295,67 @@ def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> Non
     (tmp_path / "0.jsonl").write_bytes(b'{"text": "new"}')
     with pytest.raises(NielsCacheError, match=r"a\.jsonl: is not where it was among the files .* build again with --force"):
         list(batches_of(source, started_at(place, *counted)))
+
+
+PARAGRAPHS = [
+    [" \n", f" = Title {index} = \n", " \n", f" {text} \n", " = = Part = = \n", " more \n"] for index, text in enumerate(texts(20))
+]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_articles_of_wikitext_start_at_every_place(tmp_path: Path, suffix: str) -> None:
+    for name in "abc":
+        lines = [" before any heading \n", *(line for article in PARAGRAPHS for line in article), " \n"]
+        (tmp_path / f"{name}.txt{suffix}").write_bytes(COMPRESS[suffix]("".join(lines).encode()))
+    require_every_place_is_exact(Wikitext(files=[str(tmp_path / "*.txt*")]), at_least=20)
+
+
+def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ITER_ROWS", 3)
+    for name in "abc":
+        values: list[Any] = [{"text": text} for text in texts(ord(name))]
+        values[4:7] = [{"text": None}] * 3
+        pq.write_table(pa.Table.from_pylist(values), tmp_path / f"{name}.parquet", row_group_size=5)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
+    val = [str(tmp_path / "a.parquet")]
+    for files in ([str(tmp_path / "*.parquet")], [str(tmp_path / "*.jsonl")]):
+        require_every_place_is_exact(Huggingface(dataset="local/files", files=files, shuffle_buffer=0), at_least=10, every=3)
+        require_every_place_is_exact(Gutenberg(files=files), at_least=15, every=4)
+    parts = Huggingface(dataset="local/files", files=[str(tmp_path / "[bc].parquet")], val_files=val, shuffle_buffer=0)
+    require_every_place_is_exact(parts, at_least=10, every=3)
+    context = StreamContext(seed=1)
+    assert {context.report.place is None for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5).documents(context)} == {
+        True
+    }
+
+
+def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
+    """In a child process: the hub's address counts only before the first import."""
+    pages = [{"text": text if row % 9 else "", "id": str(row), "title": "T"} for row, text in enumerate(texts(21, 50))]
+    lines = [{"text": line} for article in PARAGRAPHS for line in article]
+    repositories = {
+        "owner/pages": {"README.md": card({"default": {"train": "data/*"}})}
+        | {f"data/{part}.parquet": parquet(pages[part::3], row_group_size=7) for part in range(3)},
+        "owner/lines": {"README.md": card({"default": {"train": "train/*", "validation": "val/*"}})}
+        | {f"{split}/{part}.parquet": parquet(lines[part * 40 :][:40]) for split in ("train", "val") for part in range(2)},
+    }
+    code = """
+from niels_cache_assets.sources import PRETRAIN_SOURCES, hub, rows
+from tests.test_sources_seek import require_every_place_is_exact
+hub.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
+pages = {"dataset": "owner/pages", "config": "default"}
+for kind, table in (
+    ("wikipedia", pages),
+    ("wikitext", {"dataset": "owner/lines", "config": "default"}),
+):
+    require_every_place_is_exact(PRETRAIN_SOURCES[kind](source=kind, **table), at_least=8, every=9)
+"""
+    served = LoopbackHub(repositories, tmp_path / "hf_home")
+    try:
+        done = subprocess.run([sys.executable, "-c", code], env=served.env, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, read_text, walk_folder
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.places import FilePass
+from niels_cache_assets.sources.places import FilePass, RowsPass
 from niels_cache_assets.sources.rows import batched, choose_text_field
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
@@ -35,7 +35,7 @@ _PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or every *.txt below `path`."""
 
-    seeks: ClassVar[bool] = True  # in a folder
+    seeks: ClassVar[bool] = True
 
     source: Literal["gutenberg"] = "gutenberg"
     enabled: bool = Field(False, description="False writes an empty cache that says so instead of building")
@@ -47,7 +47,8 @@ class Gutenberg(HubData, PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         if not self.path:
-            return batched(self._hub_books(context))
+            rows_pass = RowsPass(context)
+            return batched(self._hub_books(rows_pass, context), rows_pass)
         files = FilePass(walk_folder(self.path, (".txt",)), context)
         return batched(self._folder_books(files, context), files)
 
@@ -58,12 +59,13 @@ class Gutenberg(HubData, PretrainSource):
                 whole = Document(read_text(file, limit=self.max_document_bytes), file.name, file.name)
                 yield from _book(whole, context)
 
-    def _hub_books(self, context: StreamContext) -> Iterator[Document]:
+    def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
-        for part in self.parts():
-            for columns, files, rows in self.stream(part, context, choose):
+        for part, start in places.parts(self.parts()):
+            for columns, files, rows in self.stream(part, context, choose, start=start):
                 (texts,) = columns.values()
                 for text, file, row in zip(texts, files, rows, strict=True):
+                    places.file, places.row = file, row + 1
                     if text is None:
                         context.report.dropped["null_text"] += 1
                     else:

@@ -22,7 +22,7 @@ from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamCo
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import LimitsDocuments
-from niels_cache_assets.sources.network import install
+from niels_cache_assets.sources.network import install, shown
 from niels_cache_assets.sources.rows import column_values, is_string_type, refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
@@ -99,13 +99,15 @@ class HubData(LimitsDocuments):
         *,
         shuffle_buffer: int = 0,
         keep_linebreaks: bool = False,
+        start: tuple[str, int] | None = None,
     ) -> Iterator[HubRows]:
         """Rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
-        `keep_linebreaks` is for plain text files, whose rows are lines. Closing the iterator early is quick.
+        `keep_linebreaks` is for plain text files, whose rows are lines. `start`: the file and row to begin at, without a shuffle; files
+        before it are not opened. Closing the iterator early is quick.
         """
-        with hub_errors(self.files[0] if self.files else self.dataset, context.revision):
-            dataset, names = _open(self, part, context, choose_columns, keep_linebreaks)
+        with hub_errors(shown(self.files[0]) if self.files else self.dataset, context.revision):
+            dataset, names = _open(self, part, context, choose_columns, keep_linebreaks, start)
             if shuffle_buffer:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             # Arrow where the schema is known: plain iteration does the same inside, so the order is the same at a quarter of the cost.
@@ -134,7 +136,12 @@ def _datasets() -> Any:
 
 
 def _open(
-    data: HubData, part: Part, context: StreamContext, choose_columns: Callable[[dict[str, bool]], list[str]], keep_linebreaks: bool
+    data: HubData,
+    part: Part,
+    context: StreamContext,
+    choose_columns: Callable[[dict[str, bool]], list[str]],
+    keep_linebreaks: bool,
+    start: tuple[str, int] | None,
 ) -> tuple[Any, list[str]]:
     """The part as an IterableDataset of the chosen columns, file index and row; and the names behind the file indices."""
     datasets = _datasets()
@@ -159,10 +166,10 @@ def _open(
     if hasattr(builder.config, "on_mixed_types"):
         _decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
-        return _with_origin(dataset, columns, local_names)
+        return _with_origin(dataset, columns, local_names, start)
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
-    return _with_origin(dataset, columns, local_names, _parquet_tables(builder))
+    return _with_origin(dataset, columns, local_names, start, _parquet_tables(builder))
 
 
 def _values(column: Any) -> list[Any]:
@@ -272,12 +279,17 @@ def _fields(dataset: Any) -> dict[str, bool]:
 
 
 def _with_origin(
-    dataset: Any, columns: list[str], local_names: dict[str, str], read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None
+    dataset: Any,
+    columns: list[str],
+    local_names: dict[str, str],
+    start: tuple[str, int] | None,
+    read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
 ) -> tuple[Any, list[str]]:
     """The data set with two more columns: index of the file, and row in that file.
 
     Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
-    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the order after a shuffle stays the same.
+    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the order after a shuffle stays the same. What
+    comes before `start` is left out.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
@@ -290,23 +302,32 @@ def _with_origin(
     in_repository = re.compile(r"^hf://datasets/[^@]+@[^/]+/")
     names = [local_names.get(url) or in_repository.sub("", url) for url in urls]
     index_of = {url: index for index, url in enumerate(urls)}
+    first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
 
     # Of a hub's files an OSError may be the network, which hub_errors tells apart.
     damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
 
     def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
         shards = _shard_urls(kwargs)
+        left = [shard for shard, url in enumerate(shards) if index_of[url] >= first]
+        if not left:
+            return
+        kwargs = {name: [value[shard] for shard in left] if isinstance(value, list) else value for name, value in kwargs.items()}
+        shards = [shards[shard] for shard in left]
         current, row = 0, 0
         try:
             for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
                 shard = key[0] if isinstance(key, tuple) else key.original_shard_id
                 if shard != current:
                     current, row = shard, 0
-                count = len(table)
-                table = table.select(columns)
-                table = table.append_column(_FILE, pa.repeat(pa.scalar(index_of[shards[shard]], pa.int32()), count))
-                yield key, table.append_column(_ROW, pa.array(range(row, row + count), pa.int64()))
-                row += count
+                index, end = index_of[shards[shard]], row + len(table)
+                before = min(first_row - row, len(table)) if index == first and row < first_row else 0
+                row += before
+                table = table.select(columns).slice(before)
+                if len(table) or not before:
+                    table = table.append_column(_FILE, pa.repeat(pa.scalar(index, pa.int32()), len(table)))
+                    yield key, table.append_column(_ROW, pa.array(range(row, end), pa.int64()))
+                row = end
         except NielsCacheError:
             raise
         except damaged as error:

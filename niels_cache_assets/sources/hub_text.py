@@ -12,6 +12,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.limits import refuse_length
+from niels_cache_assets.sources.places import RowsPass
 from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
 
 
@@ -19,14 +20,16 @@ class HubText(HubData, PretrainSource):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
+    seeks: ClassVar[bool] = True  # unless it shuffles
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        for part in self.parts():
-            yield from self._part_documents(part, context)
+        places = RowsPass(context)
+        for part, start in places.parts(self.parts()):
+            yield from self._part_documents(part, context, places, start)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         """The text field, then the id field if there is one."""
@@ -34,9 +37,11 @@ class HubText(HubData, PretrainSource):
         id_field = self.id_field or "id"
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
 
-    def _part_documents(self, part: Part, context: StreamContext) -> Iterator[list[Document]]:
+    def _part_documents(
+        self, part: Part, context: StreamContext, places: RowsPass, begin: tuple[str, int] | None
+    ) -> Iterator[list[Document]]:
         dropped, limit = context.report.dropped, self.max_document_bytes
-        for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer):
+        for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer, start=begin):
             texts, *maybe_ids = columns.values()
             ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
             batch = []
@@ -48,6 +53,10 @@ class HubText(HubData, PretrainSource):
                 else:
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):
+                context.report.place = None
+                if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    places.file, places.row = files[-1], rows[-1] + 1
+                    places.report_place()
                 yield batch[start : start + BATCH_DOCUMENTS]
 
 

@@ -1,4 +1,4 @@
-"""Where a pass over the files of a source stands, and how one begins there: `FilePass`, and the `FilePosition` that readers keep.
+"""Where a pass over a source stands, and how one begins there: `FilePass`, the `FilePosition` that readers keep; `RowsPass` of hub rows.
 
 A reader moves its position past a row before it gives the row away, so whenever a source has yielded, its position is where the next row
 begins. Files before a place are not opened; inside a file the reader seeks where the stream can (uncompressed ones), else it reads rows
@@ -16,6 +16,7 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.sources.base import StreamContext
     from niels_cache_assets.sources.files import SourceFile
+    from niels_cache_assets.sources.hub import Part
 
 Row = TypeVar("Row")
 
@@ -35,6 +36,31 @@ class FilePosition:
         else:
             self.offset = self.offset_row = 0
         return self.offset_row
+
+
+class RowsPass:
+    """One pass over the upstream splits of a data set whose rows tell their file and row, from `context.start` on.
+
+    `file`, `row`: the next row to be given; `file` is None at the beginning of a split.
+    """
+
+    def __init__(self, context: StreamContext) -> None:
+        self._report = context.report
+        start = context.start or {"part": 0, "file": None, "row": 0}
+        self._part: int = start["part"]
+        self.file: str | None = start["file"]
+        self.row: int = start["row"]
+
+    def parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, tuple[str, int] | None]]:
+        """The parts that are not read to their end, each with the file and row to begin at; None for its beginning."""
+        for number in range(self._part, len(parts)):
+            if number > self._part:
+                self._part, self.file, self.row = number, None, 0
+            yield parts[number], None if self.file is None else (self.file, self.row)
+
+    def report_place(self) -> None:
+        """As of FilePass."""
+        self._report.place = {"part": self._part, "file": self.file, "row": self.row}
 
 
 class FilePass:

@@ -16,7 +16,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_lines, refuse_length
-from niels_cache_assets.sources.places import FilePass, FilePosition
+from niels_cache_assets.sources.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ _SCAN_BLOCK = 1 << 20  # no limit is smaller
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
 
 
-def batched(documents: Iterable[Document], files: FilePass | None = None) -> Iterator[list[Document]]:
+def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = None) -> Iterator[list[Document]]:
     """Group documents: up to 256, or about a million characters, so that large documents do not pile up.
 
-    `files`: the pass that the documents come of; it reports where each next batch begins.
+    `places`: the pass that the documents come of; it reports where each next batch begins.
     """
     batch: list[Document] = []
     characters = 0
@@ -41,13 +41,13 @@ def batched(documents: Iterable[Document], files: FilePass | None = None) -> Ite
         batch.append(document)
         characters += len(document.text)
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
-            if files is not None:
-                files.report_place()
+            if places is not None:
+                places.report_place()
             yield batch
             batch, characters = [], 0
     if batch:
-        if files is not None:
-            files.report_place()
+        if places is not None:
+            places.report_place()
         yield batch
 
 

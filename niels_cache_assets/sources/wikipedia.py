@@ -19,9 +19,9 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
-from niels_cache_assets.sources.hub import HubData, Part
+from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.mediawiki import read_pages
-from niels_cache_assets.sources.places import FilePass, FilePosition
+from niels_cache_assets.sources.places import FilePass, FilePosition, RowsPass
 from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
 from niels_cache_runtime.formats import Split
 
@@ -32,7 +32,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
     code_version: ClassVar[str] = "2"  # of wikipedia_markup too
-    seeks: ClassVar[bool] = True  # in files
+    seeks: ClassVar[bool] = True
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
@@ -62,8 +62,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             splits = [part.split for part, found in parts for _ in found]
             yield from batched(self._local(files, splits, context), files)
         else:
-            for part in self.parts():
-                yield from batched(self._hub(part, context))
+            places = RowsPass(context)
+            yield from batched(self._hub(places, context), places)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
         """Wikitext to text, for the articles of a dump. One that shows no text of its own is dropped as `empty`."""
@@ -117,16 +117,19 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             else:
                 yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
 
-    def _hub(self, part: Part, context: StreamContext) -> Iterator[Document]:
+    def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         wanted = ("text", "id", "title")
-        for columns, files, rows in self.stream(part, context, lambda fields: [name for name in wanted if name in fields]):
-            nothing = [None] * len(files)
-            texts, ids, titles = (columns.get(name, nothing) for name in wanted)
-            for text, source_id, title, file, row in zip(texts, ids, titles, files, rows, strict=True):
-                if problem := text_problem(text):
-                    context.report.dropped[problem] += 1
-                else:
-                    yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
+        choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
+        for part, start in places.parts(self.parts()):
+            for columns, files, rows in self.stream(part, context, choose, start=start):
+                nothing = [None] * len(files)
+                texts, ids, titles = (columns.get(name, nothing) for name in wanted)
+                for text, source_id, title, file, row in zip(texts, ids, titles, files, rows, strict=True):
+                    places.file, places.row = file, row + 1
+                    if problem := text_problem(text):
+                        context.report.dropped[problem] += 1
+                    else:
+                        yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
 
 
 def _title(value: object) -> str | None:

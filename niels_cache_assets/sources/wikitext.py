@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
+from niels_cache_assets.sources.places import RowsPass
 from niels_cache_assets.sources.rows import batched, choose_text_field
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
@@ -29,19 +30,23 @@ class Row(NamedTuple):
 class Wikitext(HubData, PretrainSource):
     """Upstream's train and validation are the splits; with `files` alone val_frac decides."""
 
+    seeks: ClassVar[bool] = True
+
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"
     config: str | None = "wikitext-103-raw-v1"
     val_split: str | None = "validation"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        for part in self.parts():
-            for batch in batched(articles(self._rows(part, context), context.report, limit=self.max_document_bytes)):
+        places = RowsPass(context)
+        for part, start in places.parts(self.parts()):
+            rows = self._rows(part, context, start)
+            for batch in batched(articles(rows, context.report, places, limit=self.max_document_bytes), places):
                 yield [document._replace(split=part.split) for document in batch]
 
-    def _rows(self, part: Part, context: StreamContext) -> Iterator[Row]:
+    def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None) -> Iterator[Row]:
         choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
-        for columns, files, rows in self.stream(part, context, choose, keep_linebreaks=True):
+        for columns, files, rows in self.stream(part, context, choose, keep_linebreaks=True, start=start):
             (texts,) = columns.values()
             yield from map(Row, texts, files, rows)
 
@@ -52,12 +57,14 @@ def heading_title(text: str) -> str | None:
     return match[1] if match and not match[1].endswith("=") else None
 
 
-def articles(rows: Iterable[Row], report: SourceReport, *, limit: int = MAX_DOCUMENT_BYTES) -> Iterator[Document]:
+def articles(
+    rows: Iterable[Row], report: SourceReport, places: RowsPass | None = None, *, limit: int = MAX_DOCUMENT_BYTES
+) -> Iterator[Document]:
     """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
 
     What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is
     that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says. One of more than `limit`
-    characters is an error.
+    characters is an error. The next place of `places` is the heading after an article.
     """
     parts: list[str] = []
     characters = 0
@@ -73,6 +80,8 @@ def articles(rows: Iterable[Row], report: SourceReport, *, limit: int = MAX_DOCU
         new_title = heading_title(row.text) if stands_alone else None
         if new_title is not None or not parts:
             if "".join(parts).strip():
+                if places is not None:
+                    places.file, places.row = row.file, row.row
                 yield _document(parts, start, title)
                 parts, characters = [], 0
             start, title = row, new_title
@@ -82,6 +91,8 @@ def articles(rows: Iterable[Row], report: SourceReport, *, limit: int = MAX_DOCU
             refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
+        if places is not None:
+            places.file, places.row = previous.file, previous.row + 1
         yield _document(parts, start, title)
 
 
