@@ -1,0 +1,243 @@
+"""Cleaning, looking for duplicates and exporting: killed anywhere, run again, the same bytes; interrupted anywhere, over in two seconds.
+
+Each trial draws where it is killed from its seed, which is the number in the test's name: run the one test again to replay it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export
+from niels_cache_assets.export.writing import write_export
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from tests.corpora import articles, nearly, write_jsonl
+from tests.exports import random_documents, write_documents_cache
+from tests.faults import children
+from tests.faults.disk import Disk
+
+_PREPARE = 'prepare = ["clean", "dedup"]\n'
+TABLES = {
+    "lines": 'source = "jsonl"\nfiles = ["lines-0.jsonl", "lines-1.jsonl"]\nval_frac = 0.1\n' + _PREPARE,
+    "packed": 'source = "jsonl"\nfiles = ["packed.jsonl.gz"]\nval_frac = 0.1\nprepare = ["clean"]\n',
+    "rows": 'source = "parquet"\nfiles = ["rows.parquet"]\n' + _PREPARE,
+    "paragraphs": 'source = "text"\nfiles = ["book.txt"]\nsample_by = "paragraph"\nprepare = ["dedup"]\n',
+    "mix": 'source = "interleave"\nmembers = {plain = 2, other = 1}\nprepare = ["clean"]\n',
+    "mirror": 'source = "huggingface"\ndataset = "local/mirror"\nfiles = ["rows.parquet"]\nshuffle_buffer = 50\nprepare = ["clean"]\n',
+}
+_MEMBERS = {"plain": 'source = "jsonl"\nfiles = ["lines-0.jsonl"]\n', "other": 'source = "parquet"\nfiles = ["rows.parquet"]\n'}
+STAGES = [
+    *(f"cleaning {name}" for name in TABLES),
+    *(f"duplicates {verify}" for verify in ("none", "jaccard")),
+    *(f"export {format}" for format in FORMATS),
+    *(f"replacing {format}" for format in FORMATS),
+]
+
+
+def write_project(folder: Path) -> None:
+    """Sources and niels_cache.toml, what is to be exported, and the corpora that duplicates are looked for in."""
+    texts = [text if row % 9 else f"short {row}" for row, text in enumerate(articles(200))]
+    texts += [nearly(text) for text in texts[:40]]
+    for part in range(2):
+        write_jsonl(folder / f"lines-{part}.jsonl", texts[part::2])
+    with gzip.open(folder / "packed.jsonl.gz", "wt") as packed:
+        packed.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    pq.write_table(
+        pa.table({"text": [text if row % 17 else "" for row, text in enumerate(texts)]}), folder / "rows.parquet", row_group_size=70
+    )
+    (folder / "book.txt").write_text("\n\n".join(texts))
+    tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **_MEMBERS}.items()]
+    (folder / "niels_cache.toml").write_text("\n".join(['[cleaning]\nskip = ["not_english", "language_error"]', *tables]))
+    for name in ("lines", "rows"):
+        prepare_corpus(project(folder), name, root=folder / "prepared", processes=1)
+    for name, seed in (("older", 1), ("newer", 5)):
+        documents = {"train": random_documents(300, seed=seed), "val": random_documents(40, seed=seed + 1)}
+        write_documents_cache(folder / name / "pages", documents, shard_tokens=500)
+
+
+def project(folder: Path, verify: str = "none") -> Registry:
+    overrides = {"dedup": {"verify": verify}}
+    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"), overrides=overrides)
+
+
+def export(folder: Path, build: str, format: str, root: Path, *, force: bool) -> None:
+    settings = ExportSettings(format=format, out=root / "out" / "pages", max_bytes=None if format == "nanogpt" else 2_000)
+    write_export(plan_export("pages", folder / build / "pages", settings), force=force)
+
+
+def begin(folder: Path, stage: str, root: Path) -> None:
+    """Make what the stage finds when it is run for the first time."""
+    kind, name = stage.split()
+    root.mkdir()
+    if kind == "duplicates":
+        shutil.copytree(folder / "prepared" / "corpus", root / "corpus")
+    elif kind == "replacing":
+        export(folder, "older", name, root, force=False)
+
+
+def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: int | None = None) -> None:
+    """The stage as `niels-cache` runs it, with a record for every few documents; killed at disk call `at`. `root`.calls and .log tell."""
+    encode._CHUNK_ITEMS, store.TEXT_BYTES_PER_GROUP, store.TEXT_BYTES_PER_FILE = 20, 5_000, 15_000
+    os.environ[BYTES_VARIABLE] = "0"
+    kind, name = stage.split()
+    with open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk, stop_on_signals():
+
+        def tell(message: str) -> None:
+            print(message, file=log)
+
+        try:
+            if kind == "cleaning":
+                prepare_corpus(project(folder), name, root=root, processes=processes, log=tell)
+            elif kind == "duplicates":
+                find_duplicates(project(folder, name), root=root, log=tell)
+            else:
+                export(folder, "newer", name, root, force=kind == "replacing")
+        finally:
+            Path(f"{root}.calls").write_text(str(len(disk.calls)))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file, but those that hold a lock."""
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    return {name: content for name, content in found.items() if not name.endswith(".lock")}
+
+
+class Reference(NamedTuple):
+    """What an undisturbed run left, in how many calls to the disk, and in how many seconds."""
+
+    files: dict[str, bytes]
+    calls: int
+    seconds: float
+
+
+class Workshop:
+    """The project and the undisturbed runs that were asked for so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = folder / "project"
+        self.project.mkdir()
+        write_project(self.project)
+        self._references: dict[str, Reference] = {}
+
+    def run(self, stage: str, root: Path, *, processes: int = 1, at: int | None = None, **settings: object) -> int:
+        """Exit code of a child that runs the stage."""
+        return children.run(partial(run_stage, self.project, stage, root, processes=processes, at=at), **settings)  # type: ignore[arg-type]
+
+    def reference(self, stage: str) -> Reference:
+        if stage not in self._references:
+            root = self.project.parent / stage.replace(" ", "-")
+            begin(self.project, stage, root)
+            before, started = contents(root), time.monotonic()
+            assert self.run(stage, root) == 0, log_of(root)
+            files, seconds = contents(root), time.monotonic() - started
+            assert len(files.items() - before.items()) >= 2
+            self._references[stage] = Reference(files, int(Path(f"{root}.calls").read_text()), seconds)
+        return self._references[stage]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("corpora"))
+
+
+def drawing(seed: int) -> Callable[[int], int]:
+    """Whole numbers below a limit, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda limit: int(torch.randint(limit, (), generator=generator))
+
+
+def log_of(root: Path) -> str:
+    log = Path(f"{root}.log")
+    return log.read_text() if log.exists() else "killed before it began"
+
+
+def kill_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, kills: int, processes: int = 1) -> None:
+    """Kill the stage so often, finish it, compare. Half of the kills come at a call to the disk, half at a time."""
+    draw, reference = drawing(seed), workshop.reference(stage)
+    begin(workshop.project, stage, root)
+    story = []
+    for _ in range(kills):
+        if draw(2):
+            at = draw(reference.calls)
+            story.append(f"at call {at} of {reference.calls}")
+            workshop.run(stage, root, at=at, processes=processes)
+        else:
+            after = reference.seconds * draw(1000) / 1000
+            story.append(f"after {after:.3f} s")
+            workshop.run(stage, root, kill_after=after, processes=processes)
+    told = f"seed {seed}: {stage}, killed {', '.join(story)}\n"
+    finished = contents(root) == reference.files and stage.startswith("export")
+    assert finished or workshop.run(stage, root) == 0, told + log_of(root)  # an export that is complete is not made again
+    assert contents(root) == reference.files, told + log_of(root)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_killed_stage_is_finished_by_the_next_run(workshop: Workshop, tmp_path: Path, seed: int) -> None:
+    kill_and_run_again(workshop, STAGES[seed * 7 % len(STAGES)], tmp_path / "root", seed=seed, kills=1)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(300))
+def test_stages_killed_anywhere_and_more_than_once_are_finished_by_the_next_run(workshop: Workshop, tmp_path: Path, seed: int) -> None:
+    kill_and_run_again(workshop, STAGES[seed % len(STAGES)], tmp_path / "root", seed=seed, kills=1 + seed % 3, processes=1 + seed % 2)
+
+
+@pytest.mark.parametrize("stage", ["cleaning lines", "cleaning mix", "duplicates none"])
+def test_a_stage_killed_late_goes_on_and_does_not_start_afresh(workshop: Workshop, tmp_path: Path, stage: str) -> None:
+    reference, root = workshop.reference(stage), tmp_path / "root"
+    begin(workshop.project, stage, root)
+    assert workshop.run(stage, root, at=reference.calls * 3 // 4) == -signal.SIGKILL
+    assert workshop.run(stage, root) == 0
+    assert "resuming" in log_of(root)
+    assert "afresh" not in log_of(root)
+    assert int(Path(f"{root}.calls").read_text()) < reference.calls
+    assert contents(root) == reference.files
+
+
+def stop_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, number: signal.Signals) -> None:
+    draw, reference = drawing(seed), workshop.reference(stage)
+    begin(workshop.project, stage, root)
+    after = reference.seconds * (0.1 + 0.8 * draw(1000) / 1000)
+    started = time.monotonic()
+    code = workshop.run(stage, root, kill_after=after, with_signal=number)
+    lasted = time.monotonic() - started - after
+    told = f"seed {seed}: {stage}, {number.name} after {after:.3f} s, which took {lasted:.1f} s\n"
+    assert code in (0, 1, -number), told + log_of(root)  # 0: it was finished before; less the signal: it had not begun
+    assert lasted < 2.5, told + log_of(root)  # two seconds, and those of starting the process
+    finished = contents(root) == reference.files and stage.startswith("export")
+    assert finished or workshop.run(stage, root) == 0, told + log_of(root)
+    assert contents(root) == reference.files, told + log_of(root)
+
+
+@pytest.mark.parametrize(("seed", "number"), list(enumerate([signal.SIGTERM, signal.SIGINT, signal.SIGTERM])))
+def test_a_signal_ends_a_stage_within_two_seconds_and_the_next_run_finishes_it(
+    workshop: Workshop, tmp_path: Path, seed: int, number: signal.Signals
+) -> None:
+    stop_and_run_again(workshop, STAGES[seed * 5 % len(STAGES)], tmp_path / "root", seed=seed, number=number)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(100))
+def test_signals_end_stages_within_two_seconds_and_the_next_runs_finish_them(workshop: Workshop, tmp_path: Path, seed: int) -> None:
+    stop_and_run_again(
+        workshop, STAGES[seed % len(STAGES)], tmp_path / "root", seed=seed, number=signal.SIGTERM if seed % 2 else signal.SIGINT
+    )
