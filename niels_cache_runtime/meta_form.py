@@ -42,10 +42,17 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], tuple[str, ...]]] = {
 }
 
 
-def check_form(meta: Meta, path: object) -> Meta:
-    """`meta`, read from `path`. Raises NielsCacheError that names the first key with a value that no such key has."""
+def form_problem(meta: Meta) -> str | None:
+    """One clause about the first key with a value that no such key has, else None."""
     for form, (holds, keys) in _FORMS.items():
         for key in keys:
             if key in meta and not holds(meta[key]):
-                raise NielsCacheError(f"{path}: {key} is {meta[key]!r:.80}, expected {form}; rebuild this data set")
+                return f"{key} is {meta[key]!r:.80}, expected {form}"
+    return None
+
+
+def check_form(meta: Meta, path: object) -> Meta:
+    """`meta`, read from `path`. Raises NielsCacheError with its `form_problem`."""
+    if problem := form_problem(meta):
+        raise NielsCacheError(f"{path}: {problem}; rebuild this data set")
     return meta

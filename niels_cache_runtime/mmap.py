@@ -12,6 +12,7 @@ Nothing here samples, and nothing here needs torch. Maps are never pickled: whoe
 import ctypes
 import mmap
 import os
+import stat
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -74,14 +75,16 @@ class MappedTokens:
 def _tokens_size(path: str | Path) -> int:
     """Size in bytes."""
     try:
-        size = os.stat(path).st_size
+        state = os.stat(path)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such tokens file; build this data set first") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    if size % TOKEN_BYTES:
-        raise NielsCacheError(f"{path}: {size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
-    return size
+    if not stat.S_ISREG(state.st_mode):
+        raise NielsCacheError(f"{path}: is no regular file; rebuild this data set")
+    if state.st_size % TOKEN_BYTES:
+        raise NielsCacheError(f"{path}: {state.st_size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
+    return state.st_size
 
 
 def _open_tokens(path: str | Path, size: int) -> int:

@@ -14,6 +14,7 @@ from niels_cache_runtime.formats import FAMILIES, META_NAME, TOKENIZER_MODEL_NAM
 from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
 from niels_cache_runtime.invariants_sft import sft_parts
 from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, read_meta
+from niels_cache_runtime.meta_form import form_problem
 from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, tokenizer_problem
 from niels_cache_runtime.reading import Look, find_files
 
@@ -115,11 +116,16 @@ class VerifiedFolder:
             yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_PARTS, *_FILES_ALONE])}"
         if None in self._stopped:
             yield self._stopped[None]
+        named = None in self._stopped
         for part in self._parts:
             problems = [*self._guarded(part, part.problems())] if part not in self._stopped else []
             if part in self._stopped:
                 problems.append(self._stopped[part])
-            yield from (problem for problem in problems if problem[0] in damaged or not part.inputs & damaged)
+            shown = [problem for problem in problems if problem[0] in damaged or not part.inputs & damaged]
+            named |= any(path == META_NAME for path, _ in shown)
+            yield from shown
+        if (problem := form_problem(meta)) and not named:
+            yield META_NAME, problem
 
     def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
         try:

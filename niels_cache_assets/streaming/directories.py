@@ -28,7 +28,10 @@ from niels_cache_runtime.formats import (
     idx_name,
     tokens_name,
 )
+from niels_cache_runtime.hostile_paths import link_problem
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta_form import check_form
+from niels_cache_runtime.opening import listed_files
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -37,14 +40,14 @@ _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name
 
 
 def finished_meta(directory: Path) -> Meta | None:
-    """The meta.json of what may still be good: readable, and every file of the right size. Anything else is to be built again."""
+    """The meta.json of what may still be good: readable, and every file there and of the right size. Anything else is to be built again."""
     try:
-        meta = read_meta(str(directory / META_NAME))
+        meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
+        files = listed_files({"files": {}, **meta}, directory)
     except NielsCacheError:
         return None
-    sizes = {path: entry["bytes"] for path, entry in meta.get("files", {}).items()}
-    whole = all((directory / path).is_file() and (directory / path).stat().st_size == size for path, size in sizes.items())
-    return meta if whole else None
+    whole = all((directory / path).is_file() and (directory / path).stat().st_size == entry["bytes"] for path, entry in files.items())
+    return meta if whole and not link_problem(directory, files) else None
 
 
 def partial_directory(target: str | Path) -> Path:

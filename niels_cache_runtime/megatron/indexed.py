@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.hostile_paths import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -228,7 +229,7 @@ def differ(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
 
 def _map_bytes(path: str) -> tuple[memoryview, os.stat_result]:
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             state = os.fstat(file.fileno())
             mapped = mmap.mmap(file.fileno(), state.st_size, access=mmap.ACCESS_READ) if state.st_size else b""
             return memoryview(mapped), state

@@ -107,8 +107,7 @@ def test_a_spoiled_index_is_built_again_or_its_samples_are_read_without_a_crash(
             open_arrays(folder)
         try:
             found = dataset()
-        except NielsCacheError as error:  # files of the right sizes with arrays of other shapes
-            assert "remove it" in str(error)
+        except NielsCacheError:  # files of the right sizes with arrays of other shapes
             (folder / META_NAME).unlink()
             found = dataset()
         assert len(found) == len(first)

@@ -1,0 +1,261 @@
+"""Files that are not what they say, found by fuzzing or thought of: refused with one line that names them, whatever they hold."""
+
+import io
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta, write_meta
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, META_NAME
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset
+from niels_cache_runtime.meta import MOST_META_BYTES, canonical_json, sha256_text
+from niels_cache_runtime.mmap import map_doc_ends
+from niels_cache_runtime.npy_files import map_npy, read_npy_header
+from niels_cache_runtime.opening import open_split
+from niels_cache_runtime.verify import verify_dataset
+from tests import megatron_core
+from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain, write_stream
+
+ENDS = np.array([3, 4, 9, 15, 20], dtype=DOC_ENDS_DTYPE)
+
+
+def npy(header: str, items: bytes = ENDS.tobytes(), *, version: bytes = b"\1\0") -> bytes:
+    return b"\x93NUMPY" + version + len(header).to_bytes(2 if version == b"\1\0" else 4, "little") + header.encode("latin-1") + items
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,)"),  # numpy 2.4: tokenize.TokenError
+        npy("{"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), }") + b"\0",  # numpy ignores what lies behind
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (4,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (6,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (-5,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (1152921504606846976,), }"),  # 2**60
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (2305843009213693957,), }"),  # 2**61 + 5: as 64 bits, 40 bytes
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (0, 4611686018427387904, 4), }", b""),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (True,), }"),
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': [('a', '<u8')], 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': '>u8', 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5, 1), }"),
+        npy("{'descr': '<u8', 'descr': '<u8', 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), 'more': 1}"),
+        npy("{'descr': __import__('os').abort(), 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': " + "-" * 5000 + "1, 'fortran_order': False, 'shape': (5,), }"),  # RecursionError, where it is evaluated
+        npy("{'descr': " + "(" * 300 + ", 'fortran_order': False, 'shape': (5,), }"),
+        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), }", version=b"\4\0"),
+        b"\x93NUMPY\2\0\xff\xff\xff\xff{",
+        b"\x93NUMPY\1\0",
+        b"PK\3\4",
+        b"",
+    ],
+)
+def test_an_array_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train_doc_ends.npy"
+    path.write_bytes(content)
+    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy: ") as caught:
+        map_doc_ends(path, token_count=20)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        ENDS,
+        ENDS[:0],
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array(7),
+        np.ones((2, 0, 3), "f2"),
+    ],
+)
+def test_what_numpy_writes_is_read_as_numpy_reads_it(tmp_path: Path, array: np.ndarray, version: tuple[int, int]) -> None:
+    with open(tmp_path / "array.npy", "wb") as file:
+        np.lib.format.write_array(file, array, version=version, allow_pickle=False)
+    found = map_npy(tmp_path / "array.npy")
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
+    assert not found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["text"]), np.array([None]), np.array([(1, 2)], dtype=[("a", "i4"), ("b", "f8")]), np.array([1j])]
+)
+def test_a_header_of_no_numbers_says_what_is_there(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "array.npy", array, allow_pickle=True)
+    assert read_npy_header(tmp_path / "array.npy").dtype is None
+    with pytest.raises(NielsCacheError, match="no numbers"):
+        map_npy(tmp_path / "array.npy")
+
+
+def test_an_array_of_tokens_with_something_behind_it_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(11, dtype=np.uint16))
+    np.save(buffer, np.arange(11, dtype=np.uint16))
+    (tmp_path / "tokens.npy").write_bytes(buffer.getvalue())
+    with pytest.raises(NielsCacheError, match=r"tokens\.npy: not a readable \.npy file .*has 300 bytes"):
+        DatasetLoader(1, 4, 0, 1, str(tmp_path), "cpu")
+
+
+def write_signed(path: Path, text: str) -> None:
+    """A meta.json of that text, in which "HASH" becomes the hash that it has without it."""
+    path.write_text(text.replace("HASH", sha256_text(text.replace("HASH", ""))), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema_version": 1, "a": 1, "a": 2, "meta_sha256": "HASH"}', "a key twice"),
+        ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "no meta.json can hold"),
+        ('{"schema_version": 1, "a": 1e999, "meta_sha256": "HASH"}', "no float holds 1e999"),
+        ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "no meta.json can hold"),
+        ('{"schema_version": true, "meta_sha256": "HASH"}', "no schema_version"),
+        ('{"schema_version": 1, "a": ' + "9" * 5000 + ', "meta_sha256": "HASH"}', "not valid JSON"),
+    ],
+)
+def test_a_meta_of_several_meanings_is_refused_though_its_hash_is_right(tmp_path: Path, text: str, message: str) -> None:
+    write_signed(tmp_path / META_NAME, text)
+    with pytest.raises(NielsCacheError, match=message):
+        read_meta(str(tmp_path / META_NAME))
+
+
+def test_a_meta_of_any_size_is_neither_read_nor_written(tmp_path: Path) -> None:
+    path = tmp_path / META_NAME
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(NielsCacheError, match=f"has more than {MOST_META_BYTES} bytes"):
+        read_meta(str(path))
+    path.unlink()
+    with pytest.raises(NielsCacheError, match="make fewer files"):
+        write_meta(str(path), {"files": "x" * MOST_META_BYTES})
+    assert list(tmp_path.iterdir()) == []
+
+
+FORMS: list[tuple[str, Any]] = [
+    ("special_token_ids", True),
+    ("special_token_ids", [1, 2, 3, 4]),
+    ("files", None),
+    ("files", {"train/shard_00000.bin": {"bytes": True, "sha256": ""}}),
+    ("files", {"train/shard_00000.bin": {"bytes": 2**70, "sha256": ""}}),
+    ("built", 0),
+    ("tokenizer_sha256", {"a": 1}),
+    ("documents", True),
+    ("append_eot", "yes"),
+    ("train_tokens", "20"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), FORMS)
+def test_a_value_of_another_form_is_refused_by_those_who_open_and_found_by_verify(tmp_path: Path, key: str, value: Any) -> None:
+    root = write_cache(tmp_path)
+    notes, chats = root / "pretrain" / "notes", root / "sft" / "chats"
+    rewrite_meta(notes, **{key: value})
+    rewrite_meta(chats, **{key: value})
+    with pytest.raises(NielsCacheError, match=key):
+        PretrainTokenStreamDataset(str(notes / "train"), T=3, device="cpu")
+    with pytest.raises(NielsCacheError, match=key):
+        SFTExampleDataset(str(chats / "train_tokens.bin"), str(chats / "train_idx.npy"), T=8, device="cpu", eot_id=EOT)
+    assert finished_meta(notes) is None
+    assert verify_dataset(notes)
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("spoil", [make_pipe, make_device])
+@pytest.mark.parametrize("name", ["meta.json", "train/shard_00000.bin", "train_doc_ends.npy"])
+def test_a_pipe_or_a_device_in_a_files_place_is_refused_at_once(tmp_path: Path, name: str, spoil: Callable[[Path], None]) -> None:
+    folder = write_pretrain(tmp_path / "notes")
+    spoil(folder / name)
+    with pytest.raises(NielsCacheError, match=name):
+        open_split(folder / "train", doc_ends=True)
+    assert verify_dataset(folder)
+
+
+@pytest.mark.parametrize("name", ["train/shard_00000.bin", "train_doc_ends.npy"])
+def test_a_pipe_among_bare_files_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    write_stream(tmp_path / "notes", range(20))
+    (tmp_path / "notes" / META_NAME).unlink()
+    make_pipe(tmp_path / "notes" / name)
+    with pytest.raises(NielsCacheError, match=name):
+        open_split(tmp_path / "notes" / "train", doc_ends=True)
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx"])
+def test_a_pipe_in_the_place_of_a_megatron_file_is_refused_at_once(tmp_path: Path, ending: str) -> None:
+    megatron_core.write_documents(tmp_path / "data", [5, 3])
+    make_pipe(tmp_path / f"data{ending}")
+    with pytest.raises(NielsCacheError, match="is no regular file"):
+        IndexedDataset(tmp_path / "data")
+
+
+@pytest.mark.parametrize("count", [2**60, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("field", [18, 26])
+def test_a_megatron_index_that_claims_more_items_than_it_has_takes_no_memory(tmp_path: Path, field: int, count: int) -> None:
+    megatron_core.write_documents(tmp_path / "data", [5, 3])
+    path = tmp_path / "data.idx"
+    content = bytearray(path.read_bytes())
+    content[field : field + 8] = count.to_bytes(8, "little")
+    path.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(NielsCacheError, match="count"):
+        IndexedDataset(tmp_path / "data")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def numbers(allocate: Any) -> None:
+    allocate("numbers", (4,), np.dtype(np.int64))[:] = 7
+
+
+SPOILED_INDICES: list[dict[str, Any]] = [
+    {"files": None},
+    {"files": [1]},
+    {"files": {"../../secret.npy": {"bytes": 128, "sha256": ""}}},
+    {"files": {"numbers.npy": {"bytes": "160", "sha256": ""}}},
+    {"files": {"numbers.txt": {"bytes": 160, "sha256": ""}}},
+    {"parameters": {"a": 2}},  # an index of something else, copied here
+    {"parameters": 5},
+    {"kind": "index/other"},
+]
+
+
+@pytest.mark.parametrize("fields", SPOILED_INDICES)
+def test_an_index_with_an_edited_description_is_built_again(tmp_path: Path, fields: dict[str, Any]) -> None:
+    cache, built = IndexCache(tmp_path / "index"), []
+    np.save(tmp_path / "secret.npy", np.arange(0))
+
+    def build(allocate: Any) -> None:
+        numbers(allocate)
+        built.append(1)
+
+    cache.open("test", {"a": 1}, build)
+    rewrite_meta(cache.directory("test", {"a": 1}), **fields)
+    assert {name: array.tolist() for name, array in cache.open("test", {"a": 1}, build).items()} == {"numbers": [7] * 4}
+    assert built == [1, 1]
+
+
+def test_text_after_the_json_is_no_meta(tmp_path: Path) -> None:
+    path = tmp_path / META_NAME
+    write_meta(str(path), {"a": 1})
+    path.write_bytes(path.read_bytes() + b"{}")
+    with pytest.raises(NielsCacheError, match="not valid JSON"):
+        read_meta(str(path))
+    assert json.loads(canonical_json({"a": 1})) == {"a": 1}

@@ -1,0 +1,84 @@
+"""States of loaders that were edited or cut, most of them found by fuzzing: refused before anything is read, never a crash."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from tests.hand_made import write_stream
+
+State = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_stream(tmp_path / "notes", np.arange(500))
+
+
+def state_of(folder: str, *, steps: int = 5) -> State:
+    loader = TokenLoader(folder, T=8, B=2, seed=7)
+    for _ in zip(range(steps), loader, strict=False):
+        pass
+    state: State = json.loads(json.dumps(loader.state_dict()))
+    assert (state["samples"], state["batches"]) == (2 * state["step"], [[0, 0, 2, 1]])
+    return state
+
+
+EDITS: dict[str, Callable[[State], Any]] = {
+    "samples as text": lambda state: state.update(samples="10"),
+    "samples with a fraction": lambda state: state.update(samples=state["samples"] + 0.5),
+    "samples true": lambda state: state.update(samples=True),
+    "samples below 0": lambda state: state.update(samples=-2),
+    "more samples than any run takes": lambda state: state.update(samples=2**63, step=2**62),
+    "samples that are not those of the steps": lambda state: state.update(samples=state["samples"] + 2),
+    "a step that is not that of the samples": lambda state: state.update(step=state["step"] + 1),
+    "a pass that begins later": lambda state: state.update(pass_start=state["samples"] + 1),
+    "no batches": lambda state: state.update(batches=[]),
+    "batches that begin later": lambda state: state.update(batches=[[1, 2, 2, 1]]),
+    "batches of 0 rows": lambda state: state.update(batches=[[0, 0, 0, 1]]),
+    "batches that go back": lambda state: state.update(batches=[[0, 0, 2, 1], [4, 8, 2, 1], [2, 4, 2, 1]]),
+    "batches of three numbers": lambda state: state.update(batches=[[0, 0, 2]]),
+    "settings as a list": lambda state: state.update(settings=["T", 8]),
+    "a setting that there is not": lambda state: state["settings"].update(trust_remote_code=True),
+    "a setting that is missing": lambda state: state["settings"].pop("drop_last"),
+    "fields that are none": lambda state: state["settings"].update(fields=None),
+    "a source that is none": lambda state: state["sources"].update(notes=None),
+    "a source without a folder": lambda state: state["sources"]["notes"].pop("folder"),
+    "a folder that is no text": lambda state: state["sources"]["notes"].update(folder=7),
+    "weights that are none": lambda state: state.update(weights=[None]),
+    "weights that are lists": lambda state: state.update(weights=[[0, {"notes": [[]]}]]),
+    "weights from a sample that is text": lambda state: state.update(weights=[["0", {"notes": 1}]]),
+    "a worker that is none": lambda state: state.update(worker=5),
+    "a worker beyond their number": lambda state: state.update(worker=[3, 2, 0]),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edited_state_is_refused(folder: str, edit: Callable[[State], Any]) -> None:
+    state = state_of(folder)
+    edit(state)
+    with pytest.raises(NielsCacheError) as caught:
+        TokenLoader.from_state(state)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_state_is_refused_whole(folder: str) -> None:
+    """What was refused has changed nothing: the loader goes on where it was."""
+    loader = TokenLoader(folder, T=8, B=2, seed=7)
+    before = loader.state_dict()
+    refused = 0
+    for edit in EDITS.values():
+        state = state_of(folder)
+        edit(state)
+        try:
+            loader.load_state_dict(state)
+        except NielsCacheError:
+            refused += 1
+            assert loader.state_dict() == before
+        else:
+            loader.load_state_dict(before)
+    assert refused >= len(EDITS) - 3  # what only the constructor is told of
