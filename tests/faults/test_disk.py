@@ -6,7 +6,6 @@ A failure names stage, call and errno: `fail_at(stage, number, code, ...)` repla
 import errno
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,66 +13,20 @@ import pytest
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.faults.disk import Disk
-from tests.small_project import STAGES, SmallProject, small_project
+from tests.faults.rebuilds import TARGETS, Rebuilds, in_root, make_rebuilds, visible
+from tests.small_project import STAGES
 
 ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
-TARGETS = {
-    "tokenizer": "tokenizer",
-    "corpus": "corpus/notes",
-    "duplicates": "duplicates",
-    "pretrain": "pretrain/letters",
-    "prepared pretrain": "pretrain/notes",
-    "sft": "sft/chats",
-    "index": "index",
-    "export": "exports",
-}
 _JOURNAL_BYTES = "3000"  # several records in a small build
 _CALLS_IN_CI = 9  # of each stage; all under torture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Builds:
-    """new: a root with everything, as it is to become. old: the same of other settings: what is there before."""
-
-    new: SmallProject
-    old: SmallProject
-
-    def before(self, stage: str, root: Path) -> SmallProject:
-        """A root in which that stage is to be built anew: stages before it are done, its own is of other settings."""
-        shutil.copytree(self.new.root, root)
-        target = root / TARGETS[stage]
-        shutil.rmtree(target)
-        if stage not in ("tokenizer", "index"):  # imported from the same file; under the hash of its settings
-            shutil.copytree(self.old.root / TARGETS[stage], target)
-        return self.new.in_root(root)
-
-
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Builds:
-    folder = tmp_path_factory.mktemp("builds")
-    new = small_project(folder, tiny_model)
-    new.build_all()
-    old = small_project(folder, tiny_model, seed=7, threshold=0.5).in_root(folder / "old")
-    old.build_all()
-    for target in TARGETS.values():
-        assert files(new.root / target)
-        assert target == "tokenizer" or files(new.root / target) != files(old.root / target), target
-    return Builds(new=new, old=old)
+def builds(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Rebuilds:
+    return make_rebuilds(tmp_path_factory.mktemp("builds"), tiny_model)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def visible(folder: Path) -> dict[str, bytes]:
-    return {name: content for name, content in files(folder).items() if not any(part.startswith(".") for part in name.split("/"))}
-
-
-def in_root(root: Path, stage: str) -> dict[str, bytes]:
-    return {name: content for name, content in visible(root).items() if name.startswith(f"{TARGETS[stage]}/")}
-
-
-def calls_of(builds: Builds, stage: str, root: Path) -> list[str]:
+def calls_of(builds: Rebuilds, stage: str, root: Path) -> list[str]:
     project = builds.before(stage, root)
     with Disk(root).installed() as disk:
         STAGES[stage](project)
@@ -81,7 +34,7 @@ def calls_of(builds: Builds, stage: str, root: Path) -> list[str]:
     return disk.calls
 
 
-def fail_at(builds: Builds, stage: str, root: Path, *, number: int, code: int) -> bool:
+def fail_at(builds: Rebuilds, stage: str, root: Path, *, number: int, code: int) -> bool:
     """Whether the build failed for the call that did: some are only tidying up."""
     project = builds.before(stage, root)
     before = visible(root)
@@ -113,7 +66,9 @@ def fail_at(builds: Builds, stage: str, root: Path, *, number: int, code: int) -
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_disk_that_fails_at_some_call_harms_no_cache(builds: Builds, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_at_some_call_harms_no_cache(
+    builds: Rebuilds, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", _JOURNAL_BYTES)
     calls = calls_of(builds, stage, tmp_path / "counted")
     step = max(1, len(calls) // _CALLS_IN_CI)
@@ -127,7 +82,7 @@ def test_a_disk_that_fails_at_some_call_harms_no_cache(builds: Builds, stage: st
 @pytest.mark.parametrize("code", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_disk_that_fails_at_any_call_harms_no_cache(
-    builds: Builds, stage: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builds: Rebuilds, stage: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", _JOURNAL_BYTES)
     calls = calls_of(builds, stage, tmp_path / "counted")

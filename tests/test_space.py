@@ -1,0 +1,126 @@
+"""Room is asked for before a build: one that surely does not fit is refused, a guess only warns, and what is not known is not guessed."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.streaming import space
+from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, shown
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime import NielsCacheError
+from tests.tiny import sentences
+
+
+def leave_free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: SimpleNamespace(free=count))
+
+
+def test_what_is_needed_follows_from_budgets_and_from_text_where_they_are_known() -> None:
+    def need(train: int | None, val: int | None, text: int | None, *, exact: bool = False) -> tuple[int, bool] | None:
+        found = pretrain_need(train_tokens=train, val_tokens=val, text_bytes=text, exact=exact)
+        return None if found is None else (found.bytes, found.certain)
+
+    assert need(1000, 10, None) == (2020, True)  # a stream of unknown length: as many as were asked for
+    assert need(1000, None, 10_000, exact=True) == (2000, True)
+    assert need(1000, None, 10_000) == (2000, False)  # files may hold more than text
+    assert need(1000, 10, 400) == (200, False)  # the source ends before the budget
+    assert need(None, None, 400, exact=True) == (200, False)
+    assert need(None, None, None) is None
+
+
+def test_a_build_that_surely_does_not_fit_is_refused_and_a_guess_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_free(monkeypatch, 1_500_000)
+    told: list[str] = []
+    require_room(tmp_path / "a", None, log=told.append)
+    require_room(tmp_path / "a", Need(bytes=1_500_000, why="750,000 tokens", certain=True), log=told.append)
+    assert not told
+    with pytest.raises(NielsCacheError) as caught:
+        require_room(tmp_path / "a", Need(bytes=2_000_000, why="1,000,000 tokens", certain=True), log=told.append)
+    assert str(caught.value) == (
+        f"{tmp_path / 'a'}: 1,000,000 tokens take about 2.0 MB, and 1.5 MB are free; make room, or choose another cache directory, "
+        "or ask for fewer tokens"
+    )
+    require_room(tmp_path / "a", Need(bytes=2_000_000, why="the tokens of 4.0 MB of text", certain=False), log=told.append)
+    assert told == [
+        f"warning: {tmp_path / 'a'} may not fit on its disk: the tokens of 4.0 MB of text take about 2.0 MB, and 1.5 MB are free"
+    ]
+
+
+def test_what_an_unfinished_build_has_written_counts_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_free(monkeypatch, 10)
+    need = Need(bytes=100, why="50 tokens", certain=True)
+    partial = tmp_path / ".a.partial"
+    partial.mkdir()
+    (partial / "shard").write_bytes(bytes(90))
+    with pytest.raises(NielsCacheError):
+        require_room(tmp_path / "a", need, log=pytest.fail)
+    (partial / "journal.json").touch()
+    require_room(tmp_path / "a", need, log=pytest.fail)
+
+
+def test_only_the_size_of_plain_local_text_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(bytes(30))
+    (tmp_path / "b.jsonl").write_bytes(bytes(12))
+    assert file_bytes([str(tmp_path / "*.jsonl")]) == 42
+    assert file_bytes(["https://example.org/a.jsonl"]) is None
+    for name in ("c.jsonl.gz", "c.parquet"):
+        (tmp_path / name).touch()
+        assert file_bytes([str(tmp_path / "a.jsonl"), str(tmp_path / name)]) is None
+
+
+def compressed_project(folder: Path, tokenizer_model: Path) -> Registry:
+    with gzip.open(folder / "letters.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in sentences(20))
+    config = folder / "niels_cache.toml"
+    config.write_text(
+        f"[tokenizer]\nmodel = {json.dumps(str(tokenizer_model))}\n[pretrain.letters]\nsource = 'jsonl'\n"
+        "files = ['letters.jsonl.gz']\ntrain_tokens = 1_000_000_000\n",
+        encoding="utf-8",
+    )
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def test_a_data_set_with_a_budget_larger_than_the_disk_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, root = compressed_project(tmp_path, tiny_model), tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    before = sorted(root.rglob("*"))
+    with monkeypatch.context() as patch:
+        leave_free(patch, 1_000_000)
+        with pytest.raises(NielsCacheError, match=r"letters: 1,000,000,000 tokens take about 2\.0 GB, and 1\.0 MB are free"):
+            build_dataset(registry, "letters", root=root)
+    assert sorted(root.rglob("*")) == before
+    if shutil.disk_usage(tmp_path).free > 2_000_000_000:
+        assert build_dataset(registry, "letters", root=root).state == "built"
+
+
+def test_a_refusal_names_the_file_what_is_free_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_free(monkeypatch, 12_300)
+    path = tmp_path / "shard"
+    with pytest.raises(OSError, match="No space") as caught, naming(path):
+        raise OSError(28, "No space left on device")
+    assert refusal(caught.value, tmp_path / "target") == (
+        f"{path}: No space left on device (12.3 kB are free there); make room, or choose another cache directory"
+    )
+    assert refusal(OSError(99, "Odd"), tmp_path / "target") == f"{tmp_path / 'target'}: Odd"
+    with pytest.raises(OSError, match="Odd") as caught, naming(path):
+        raise OSError(99, "Odd", "another")
+    assert caught.value.filename == "another"
+
+
+def test_bytes_are_shown_as_people_read_them() -> None:
+    assert [shown(count) for count in (0, 999, 1000, 12_345_678, 2 * 10**9, 10**15)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.0 kB",
+        "12.3 MB",
+        "2.0 GB",
+        "1,000.0 TB",
+    ]
