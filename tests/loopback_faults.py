@@ -5,6 +5,7 @@ A fault changes one answer; asked again, the server answers as it should unless 
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
@@ -32,6 +33,17 @@ class Faults:
             if fault is not None:
                 self.made.append((fault, method, path))
             return fault
+
+
+class ByName(Faults):
+    """Other faults for the repositories of each owner, or files of each folder: {name: faults}."""
+
+    def __init__(self, faults: dict[str, Faults]) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def next(self, method: str, path: str) -> str | None:
+        return next((faults.next(method, path) for name, faults in self._faults.items() if f"/{name}/" in path), None)
 
 
 def at_random(share: float, seed: int) -> Iterator[str | None]:
@@ -114,12 +126,15 @@ def _too_long(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) ->
     return {**headers, "Content-Length": str(int(headers["Content-Length"]) + 7)}, [body]
 
 
+_VERSIONS = itertools.count()
+
+
 def _another_version(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
     """Other bytes, with the ETag (or time) of them; of what has neither, an answer that is cut."""
     names = [name for name in ("ETag", "X-Linked-ETag", "Last-Modified") if name in headers]
     if not names:
         return _too_short(handler, headers, body)
-    return {**headers, **dict.fromkeys(names, '"another"')}, [bytes(byte ^ 1 for byte in body)]
+    return {**headers, **dict.fromkeys(names, f'"version {next(_VERSIONS)}"')}, [bytes(byte ^ 1 for byte in body)]
 
 
 def _another_commit(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:

@@ -28,9 +28,10 @@ _RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 class LoopbackHub:
     """Serves {repository: {path: content}}. `requests` logs (method, path, Range header) of everything asked, `served` the bytes answered.
 
-    Replace `repositories[name]` to publish a new commit (commits that were asked for stay), add names to `gated`, set `down` to answer everything with HTTP 503. Files whose
-    names end in one of `large` are answered with a redirect, as those of the hub's large file storage. `plain` files are served at
-    /files/NAME as any web server does, with ranges unless `ranges` is off. `faults` are asked before each answer.
+    Replace `repositories[name]` to publish a new commit (commits that were asked for stay), add names to `gated`, set `down` to answer
+    everything with HTTP 503. Files whose names end in one of `large` are answered with a redirect, as those of the hub's large file
+    storage. `plain` files are served at /files/NAME as any web server does, those in a folder `solid` without ranges. `faults` are asked
+    before each answer.
     """
 
     def __init__(self, repositories: Repositories, hf_home: Path) -> None:
@@ -41,10 +42,10 @@ class LoopbackHub:
         self.refused: dict[str, int] = {}  # repository -> HTTP status for its files
         self.large: tuple[str, ...] = ()
         self.plain: dict[str, bytes] = {}
-        self.ranges = True
         self.faults = Faults()
         self.requests: list[tuple[str, str, str | None]] = []
         self.served: list[int] = []
+        self.tokens: set[str | None] = set()  # Authorization headers
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -55,6 +56,8 @@ class LoopbackHub:
             "HF_HOME": str(hf_home),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+            "HF_HUB_ETAG_TIMEOUT": "1",
             "NIELS_CACHE_NETWORK_PATIENCE": "0",
         }
 
@@ -78,6 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
     def do_GET(self) -> None:
+        self.hub.tokens.add(self.headers.get("Authorization"))
         self.hub.requests.append((self.command, unquote(self.path), self.headers.get("Range")))
         url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -150,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.hub.plain.get(name)
         if content is None:
             return self._send(404, b"not here")
-        return self._content(content, {"Last-Modified": _time_of(content)}, ranges=self.hub.ranges)
+        return self._content(content, {"Last-Modified": _time_of(content)}, ranges=not name.startswith("solid/"))
 
     def _content(self, content: bytes, headers: dict[str, str], *, ranges: bool = True) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import itertools
 import os
 import posixpath
@@ -180,7 +181,8 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     if "://" not in file.url:
         return decompressed(open(file.url, "rb"), file.name, on_damage)
     filesystem, path = _filesystem(file.url)
-    return decompressed(filesystem.open(path, "rb"), file.name, on_damage)
+    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # many file systems' own files read no line up to a limit
+    return decompressed(stream, file.name, on_damage)
 
 
 def read_text(file: SourceFile, on_damage: OnDamage | None = None, *, limit: int = MAX_DOCUMENT_BYTES) -> str:

@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.network import shown
-from niels_cache_assets.sources.transport import Validator, made_patient, validator_of
+from niels_cache_assets.sources.transport import CHANGED_TRIES, Validator, made_patient, validator_of
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -32,8 +32,8 @@ class HttpFiles(AbstractFileSystem):
     def unstrip_protocol(self, name: str) -> str:
         return name
 
-    def glob(self, path: str, **settings: Any) -> list[str]:
-        return [path]
+    def glob(self, path: str, *, detail: bool = False, **settings: Any) -> Any:
+        return {path: self.info(path)} if detail else [path]
 
     def exists(self, path: str, **settings: Any) -> bool:
         try:
@@ -45,19 +45,32 @@ class HttpFiles(AbstractFileSystem):
         return False
 
     def info(self, path: str, **settings: Any) -> dict[str, Any]:
-        """Size and version from the headers of an answer. Raises FileNotFoundError, or NielsCacheError where access is refused."""
-        with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
-            if answer.status_code == 416:  # an empty file has no first byte
-                return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
-            _refuse_errors(answer)
-            tag, size = validator_of(answer)
-            return {"name": path, "type": "file", "size": size, "ETag": tag, "ranges": answer.status_code == 206 and size is not None}
+        """Size and version, on which two answers must agree: one alone may be wrong, and the file would be measured by it.
+
+        Raises FileNotFoundError, or NielsCacheError where access is refused.
+        """
+        answers = [_probed(path)]
+        while answers[-1:] != answers[-2:-1]:
+            answers.append(_probed(path))
+            if len(answers) > CHANGED_TRIES:
+                raise NielsCacheError(f"{shown(path)}: the server names another version each time it is asked; download the file")
+        return answers[-1]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:
         info = self.info(path)
         if not info["ranges"]:
             return io.BufferedReader(_WithoutRanges(path, Validator(info["ETag"], info["size"])), 1 << 18)
         return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=Validator(info["ETag"], info["size"]))
+
+
+def _probed(path: str) -> dict[str, Any]:
+    """What the headers of an answer say."""
+    with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
+        if answer.status_code == 416:  # an empty file has no first byte
+            return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
+        _refuse_errors(answer)
+        tag, size = validator_of(answer)
+        return {"name": path, "type": "file", "size": size, "ETag": tag, "ranges": answer.status_code == 206 and size is not None}
 
 
 class _HttpFile(AbstractBufferedFile):

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
-_TRY_AGAIN = {429, 500, 502, 503, 504}  # HTTP statuses that say "later"
+_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
+_REFUSALS = {401, 403, 404}
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
@@ -63,13 +64,17 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if caused_by(errors.OfflineModeIsEnabled):
         return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; unset HF_HUB_OFFLINE, or set files to a local copy")
     unreachable = caused_by(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or any(map(_is_transport_error, chain))
-    if unreachable or statuses & _TRY_AGAIN:
+    if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return _unreachable(dataset, detail)
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
         return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
-        return NielsCacheError(f"{dataset}: the hub refuses access; {log_in}")
+        return NielsCacheError(
+            f"{dataset}: the hub refuses access (HTTP 403); see whether {page} asks for terms to be accepted, and {log_in}"
+        )
+    if 404 in statuses:
+        return NielsCacheError(f"{dataset}: the hub says that a file of it is not there (HTTP 404); look for it at {page}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
     if caused_by(StopIteration):  # how the JSON loader meets a file without a row

@@ -8,6 +8,9 @@ has one HTTP client for the whole process, so the patience is the process's too.
 from __future__ import annotations
 
 import os
+import select
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
-OTHER_THREADS_PATIENCE = 2.0  # seconds; who interrupts a library's own threads waits for them
+UNWATCHED_PATIENCE = 1.0  # seconds, of a thread that would hold up who interrupts the main one
 BRIEFLY = 10.0
 
 P = ParamSpec("P")
@@ -34,13 +37,51 @@ R = TypeVar("R")
 class _Patience:
     def __init__(self, seconds: float, log: Callable[[str], None]) -> None:
         self.seconds = seconds
+        self._thread = threading.current_thread()
         self.log = log
         self.ended = False  # a request was given up, and none has been answered since
-        self._thread = threading.get_ident()
+        self.signals: socket.socket | None = None  # what came since `watched` began
         self._jitter: torch.Generator | None = None
 
     def in_this_thread(self) -> float:
-        return self.seconds if threading.get_ident() == self._thread else min(self.seconds, OTHER_THREADS_PATIENCE)
+        return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
+
+    def wait(self, seconds: float) -> bool:
+        """False where the process is interrupted meanwhile. In the main thread its handlers see to that themselves."""
+        if self._is_interruptible() or self.signals is None:
+            time.sleep(seconds)
+            return True
+        until = time.monotonic() + seconds
+        while select.select([self.signals], [], [], max(0.0, until - time.monotonic()))[0]:
+            if {signal.SIGINT, signal.SIGTERM} & set(self.signals.recv(4096, socket.MSG_PEEK)):
+                return False
+            self.signals.recv(4096)
+        return True
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Let other threads see signals: libraries read in threads of their own, and wait for them where they are interrupted."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.signals, told = socket.socketpair()
+        self.signals.setblocking(False)
+        told.setblocking(False)
+        with self.signals, told:
+            before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+            if before != -1:  # another's
+                signal.set_wakeup_fd(before)
+                self.signals = None
+            try:
+                yield
+            finally:
+                if before == -1:
+                    signal.set_wakeup_fd(-1)
+                self.signals = None
+
+    def _is_interruptible(self) -> bool:
+        """Whether nobody waits in vain for this thread: it is the main one, or what it works for is not in the main one either."""
+        return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
     def jitter(self) -> float:
         """From 0.5 to 1.5, another in each process, so that they do not come back all at once. It decides waits and nothing else."""
@@ -71,14 +112,17 @@ def _set(new: _Patience) -> Iterator[None]:
 @contextmanager
 def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
     """Requests of the process are asked again for so long; `log` gets a line at each wait. The environment variable goes before."""
-    with _set(_Patience(float(os.environ.get(PATIENCE_VARIABLE) or seconds), log)):
+    new = _Patience(float(os.environ.get(PATIENCE_VARIABLE) or seconds), log)
+    with new.watched(), _set(new):
         yield
 
 
 @contextmanager
 def briefly(only: bool = True) -> Iterator[None]:
     """Ask for ten seconds at most, if `only`: where there is something to go on with when no answer comes."""
-    with _set(_Patience(min(_patience.seconds, BRIEFLY), _patience.log) if only else _patience):
+    new = _Patience(min(_patience.seconds, BRIEFLY), _patience.log)
+    new.signals = _patience.signals
+    with _set(new if only else _patience):
         yield
 
 
@@ -96,7 +140,9 @@ def patient(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shown(url: str) -> str:
-    """An address as messages may show it: user, password and query, which may be secrets, are left out."""
+    """An address as messages may show it: user, password and query, which may be secrets, are left out. Paths stay as they are."""
+    if "://" not in url:
+        return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -124,7 +170,8 @@ class Tries:
         wait = min(wait, left)
         if self._failures > 1 or wait > 2:
             _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
-        time.sleep(wait)
+        if not _patience.wait(wait):
+            raise SourceUnavailable(f"{self._url}: {problem}; interrupted")
 
     def progressed(self) -> None:
         """The request was answered, or enough of its body came."""

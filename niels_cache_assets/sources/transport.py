@@ -15,6 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import chain
@@ -29,8 +30,10 @@ from niels_cache_runtime.errors import NielsCacheError
 READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout
 STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is asked for again
 WHOLE_BYTES = 32 << 20
+EXPLANATION_BYTES = 1 << 16
 CHANGED_TRIES = 5  # a server that names another version so often means it
 
+_LENGTHS = ("content-length", "transfer-encoding")
 _HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
 _RATE_LIMIT = re.compile(r"\br=0;\s*t=(\d+)")  # how the hub words it
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -99,7 +102,7 @@ class PatientTransport(httpx.BaseTransport):
                 self._linked[str(request.url.join(location))] = validator_of(response)
             if request.method == "HEAD" or response.status_code not in (200, 206) or "headers_only" in request.extensions:
                 tries.progressed()
-                return response
+                return response if response.status_code < 300 or request.method == "HEAD" else _with_short_body(response)
             body = _Body(self, request, response, tries)
             try:
                 body.wait_for_head()
@@ -118,7 +121,7 @@ class PatientTransport(httpx.BaseTransport):
         while True:
             try:
                 path = request.url.path
-                if request.method == "GET" and _HUB_FILE.search(path) and path not in self._hub_files:
+                if request.method in ("GET", "HEAD") and _HUB_FILE.search(path) and path not in self._hub_files:
                     head = httpx.Request("HEAD", request.url, headers=_without_range(request), extensions=request.extensions)
                     response = self._checked(head)
                     response.close()
@@ -158,9 +161,9 @@ class PatientTransport(httpx.BaseTransport):
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
-                    del self._hub_files[path]  # which of the two is wrong is for further answers to tell
+                    self._hub_files.pop(path, None)  # which of the two is wrong is for further answers to tell
                 raise _Broken("the answer is of another version of the file")
-            if request.method == "GET":
+            if path in self._hub_files:
                 self._hub_files[path] = known, True
         linked = request.extensions.get("linked")
         if linked is not None and linked.size not in (validator.size, None):
@@ -173,7 +176,7 @@ class PatientTransport(httpx.BaseTransport):
             given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
             first, last = (int(given[1]), int(given[2])) if given else (-1, -1)
             length = response.headers.get("Content-Length", str(last - first + 1))
-            if first != asked[0] or last != (asked[1] or last) or length != str(last - first + 1):
+            if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
                 raise _Broken("the answer holds other bytes than were asked for")
         elif status == 200 and asked not in (None, (0, None)) and not {"headers_only", "may_begin_again"} & set(request.extensions):
             raise _Broken("the answer holds the whole file instead of the bytes that were asked for")
@@ -268,6 +271,19 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
             if in_window < STALL_BYTES:
                 raise _Broken(f"only {in_window} bytes in {seconds:.0f} s", useful=total >= STALL_BYTES + in_window)
             in_window, seconds = 0, 0.0
+
+
+def _with_short_body(response: httpx.Response) -> httpx.Response:
+    """A redirect or error, whose body may explain something, as far as it came."""
+    content = b""
+    with suppress(_Broken):
+        for chunk in _chunks(response):
+            content += chunk
+            if len(content) > EXPLANATION_BYTES:
+                break
+    response.close()
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _LENGTHS]
+    return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(content), extensions=response.extensions)
 
 
 def _check_content(response: httpx.Response, linked: Validator | None, content: bytes) -> None:
