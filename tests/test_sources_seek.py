@@ -18,6 +18,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.documents import Place, SourceReport
 from niels_cache_assets.sources import chat, hub, mediawiki, rows
 from niels_cache_assets.sources.base import SftSource, Source, StreamContext
@@ -30,6 +34,7 @@ from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.corpora import articles, corpus_registry
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.tiny import sentences
@@ -356,6 +361,15 @@ for kind, table in (
     finally:
         served.close()
     assert done.returncode == 0, done.stderr
+
+
+def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 3)
+    written = articles(20)
+    registry = corpus_registry(tmp_path, {"notes": [*written, *written[3:9], "too short"]})
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    find_duplicates(registry, root=tmp_path)
+    require_every_place_is_exact(with_prepared(registry, tmp_path)["notes"], at_least=6)
 
 
 def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:
