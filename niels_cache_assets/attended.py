@@ -1,8 +1,8 @@
 """`python -m niels_cache_assets.attended FD MODULE [ARGUMENT ...]`: run a module until the process that started it is gone.
 
-FD is the end of a pipe for reading, whose other end only that process holds: it closes when the process ends, also by SIGKILL, and the
-module is then interrupted as by Ctrl-C. Services started like this outlive nobody. They leave the group of the terminal's Ctrl-C, too,
-when they are started in a session of their own: who started them decides the order in which they end.
+FD is the end of a pipe for reading, whose other end only that process holds: it closes when the process ends, also by SIGKILL. Then this
+process and all that it started are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead a session of its own
+(`start_new_session`), which also keeps Ctrl-C in the terminal from it: who started it decides when it ends.
 """
 
 import os
@@ -10,14 +10,20 @@ import runpy
 import signal
 import sys
 import threading
+import time
+
+GRACE_SECONDS = 5.0
 
 
 def main() -> None:
     descriptor, module, *arguments = sys.argv[1:]
+    assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
 
     def watch() -> None:
         os.read(int(descriptor), 1)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.killpg(os.getpid(), signal.SIGINT)
+        time.sleep(GRACE_SECONDS)
+        os.killpg(os.getpid(), signal.SIGKILL)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background of a shell inherits that it is ignored
     threading.Thread(target=watch, name="attended", daemon=True).start()

@@ -97,7 +97,7 @@ def running_ui(folder: Path, tokenizer_model: Path, *options: str, project: Proj
     }
     environment.pop("NIELS_CACHE_ROOT", None)
     with open(output, "wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=project.folder, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, cwd=project.folder, stdout=log, stderr=log, start_new_session=True)
     ui = RunningUi(project, home, process, output)
 
     def is_ready() -> bool:

@@ -88,9 +88,14 @@ def test_what_the_guard_does_not_fit_is_not_served(
     assert str(raised.value).endswith("install the tested version (constraints.txt)")
 
 
-def test_an_attended_module_ends_with_who_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_an_attended_module_ends_with_who_started_it_and_so_does_all_that_it_started(stubborn: bool, tmp_path: Path) -> None:
     """Also by SIGKILL, which leaves nobody the time to say so."""
-    (tmp_path / "patient.py").write_text("import os, sys, time\nprint(os.getpid(), sys.argv[1:], flush=True)\ntime.sleep(300)\n")
+    wait = f"import os, signal, sys, time; {stubborn} and signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    child = f"{wait}; print(os.getpid(), flush=True); time.sleep(300)"
+    (tmp_path / "patient.py").write_text(
+        f"{wait}\nimport subprocess\nprint(os.getpid(), sys.argv[1:], flush=True)\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
+    )
     starter = f"""
 import os, subprocess, sys, time
 read_end, write_end = os.pipe()
@@ -100,9 +105,10 @@ time.sleep(300)
 """
     process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
-    pid, _, arguments = process.stdout.readline().partition(" ")
+    module, _, arguments = process.stdout.readline().partition(" ")
     assert arguments == "['an argument']\n"
-    assert is_alive(int(pid))
+    started = [int(module), int(process.stdout.readline())]
+    assert all(map(is_alive, started))
     process.kill()
     process.wait()
-    wait_until(lambda: not is_alive(int(pid)), seconds=20, what="the attended module still runs")
+    wait_until(lambda: not any(map(is_alive, started)), seconds=30, what="what was attended still runs")
