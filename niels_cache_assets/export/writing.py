@@ -15,6 +15,7 @@ from pathlib import Path
 
 from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.export.splits import ExportSplit
+from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_runtime.errors import NielsCacheError
 
 OnBytes = Callable[[int], None]  # that many more are written
@@ -160,10 +161,8 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end") from error
+        if not try_lock(descriptor, stage, fcntl.LOCK_EX):
+            raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
         if (stage / OLD).exists() and not force:
             raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or give them up with --force")
         try:

@@ -98,7 +98,7 @@ def writer_of(target: Path) -> Writer | None:
     except OSError:
         return None
     try:
-        return None if _try(descriptor, target, fcntl.LOCK_SH) else _owner(descriptor) or UNKNOWN
+        return None if try_lock(descriptor, target, fcntl.LOCK_SH) else _owner(descriptor) or UNKNOWN
     finally:
         os.close(descriptor)
 
@@ -134,7 +134,7 @@ def _acquire(target: Path) -> int:
         descriptor = _open(path)
         writer: Writer | None = None
         try:
-            if _try(descriptor, target, fcntl.LOCK_EX):
+            if try_lock(descriptor, target, fcntl.LOCK_EX):
                 if _is_still(path, descriptor):
                     held, descriptor = descriptor, -1
                     return held
@@ -163,7 +163,8 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _try(descriptor: int, target: Path, kind: int) -> bool:
+def try_lock(descriptor: int, target: Path, kind: int) -> bool:
+    """Take a lock (LOCK_EX or LOCK_SH) if it is free. Raises NielsCacheError where the file system of `target` has none."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,8 +173,8 @@ def _try(descriptor: int, target: Path, kind: int) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         raise NielsCacheError(
-            f"{target.parent}: its file system has no locks ({error.strerror}), so two builds could write at once; build on a local disk "
-            "and copy the cache there, or mount it with locks"
+            f"{target.parent}: its file system has no locks ({error.strerror}), so two processes could write at once; write to a "
+            "local disk and copy from there, or mount it with locks"
         ) from error
     return True
 
