@@ -15,13 +15,12 @@ _PRELOADED = [
     "pyarrow.parquet",
     "sentencepiece",
     "pandas",
-    "numba",
     "niels_cache_assets.cleaning.language",
     "niels_cache_assets.corpus.counts",
     "niels_cache_assets.corpus.duplicates",
-    "niels_cache_assets.dedup.greedy",
     "niels_cache_assets.streaming.val_index",
     "tests.exports",
+    "tests.faults.warm",
     "tests.faults.builds",
 ]
 _PATIENCE_SECONDS = 120.0  # a child that takes so long hangs
