@@ -39,7 +39,11 @@ SFT_TABLES = {
     "chats": 'source = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
     "trees": 'source = "oasst1"\nfiles = ["trees.jsonl"]\nsplit_by = "tree"\nval_frac = 0.2\n',
 }
-HUB_TABLE = 'source = "huggingface"\ndataset = "owner/pages"\nshuffle_buffer = 300\n' + SPLIT_BY_BUDGETS
+_PAGES = 'source = "huggingface"\ndataset = "owner/pages"\n'
+HUB_TABLES = {
+    "hub": f"{_PAGES}shuffle_buffer = 300\n{SPLIT_BY_BUDGETS}",
+    "ordered_hub": f"{_PAGES}shuffle_buffer = 0\nval_frac = 0.1\n",
+}
 
 
 def write_project(folder: Path, model: Path) -> None:
@@ -63,7 +67,7 @@ def write_project(folder: Path, model: Path) -> None:
             replies = [reply, {**reply, "message_id": f"{row}-2", "text": f"No. {text}"}]
             prompt = {"message_id": f"{row}", "text": text, "role": "prompter", "lang": "en", "replies": replies}
             trees.write(json.dumps({"message_tree_id": f"{row}", "prompt": prompt}) + "\n")
-    tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, "hub": HUB_TABLE}.items()]
+    tables = [f"[pretrain.{name}]\n{table}" for name, table in {**TABLES, **HUB_TABLES}.items()]
     tables += [f"[sft.{name}]\n{table}" for name, table in SFT_TABLES.items()]
     (folder / "niels_cache.toml").write_text("\n".join(tables))
     tokenizer_dir(folder / "root").mkdir(parents=True)

@@ -22,8 +22,8 @@ from tests.loopback_hub import LoopbackHub
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
-NAMES = [*builds.TABLES, *builds.SFT_TABLES, "hub"]
-SELDOM = ("mirror", "exact")  # whose like is among the others; these are for the torture
+NAMES = [*builds.TABLES, *builds.SFT_TABLES, *builds.HUB_TABLES]
+SELDOM = ("mirror", "exact", "ordered_hub")  # whose like is among the others; these are for the torture
 SHARD_BYTES = [512, 20_000, 1 << 27]
 RECORD_EVERY = [0, 3_000, 20_000]
 
