@@ -47,9 +47,9 @@ class ByName(Faults):
 
 
 def at_random(share: float, seed: int) -> Iterator[str | None]:
-    """Any of the faults for this share of the requests, for ever."""
+    """Any of the faults that patience helps against, for this share of the requests, for ever."""
     generator = torch.Generator().manual_seed(seed)
-    names = sorted({*BEFORE_ANSWERS, *IN_ANSWERS, "whole"})
+    names = sorted({*BEFORE_ANSWERS, *IN_ANSWERS, "whole"} - {"429 for an hour"})
     while True:
         chance, which = torch.rand(2, generator=generator).tolist()
         yield names[int(which * len(names))] if chance < share else None

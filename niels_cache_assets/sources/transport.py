@@ -124,6 +124,8 @@ class PatientTransport(httpx.BaseTransport):
                 if request.method in ("GET", "HEAD") and _HUB_FILE.search(path) and path not in self._hub_files:
                     head = httpx.Request("HEAD", request.url, headers=_without_range(request), extensions=request.extensions)
                     response = self._checked(head)
+                    if response.status_code >= 400 and request.method == "HEAD":
+                        return response
                     response.close()
                     if response.status_code < 400:
                         self._hub_files[path] = validator_of(response), False

@@ -1,0 +1,79 @@
+"""Faults of the network at random: 5% of all requests to a loopback hub go wrong, and what is built is what a hub without faults gives.
+
+A failure is replayed by its seed: `NIELS_CACHE_FAULT_SEED=n pytest tests/faults/test_hub.py`. Requests come one after the other, so a seed
+decides which of them go wrong, and how.
+"""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.hub_builds import Build, build_from
+from tests.hub_repositories import card, dolly_rows, json_lines, parquet
+from tests.loopback_faults import ByName, Faults, at_random
+from tests.loopback_hub import LoopbackHub
+from tests.tiny import sentences
+
+SHARE = 0.05
+ROWS = [{"text": text} for text in sentences(200)]
+
+
+def repositories() -> dict[str, dict[str, bytes]]:
+    readme = {"README.md": card({"default": {"train": "data/*"}})}
+    texts = {
+        "parquet": {f"data/train-{file}.parquet": parquet(ROWS[file::4], row_group_size=20) for file in range(4)},
+        "json": {f"data/train-{file}.jsonl": json_lines(ROWS[file::4]) for file in range(4)},
+        "text": {f"data/train-{file}.txt": "\n".join(row["text"] for row in ROWS[file::4]).encode() for file in range(4)},
+    }
+    return {**{name: {**readme, **files} for name, files in texts.items()}, "chat": {"chat.jsonl": json_lines(dolly_rows(40))}}
+
+
+def build_many(tmp_path: Path, tiny_model: Path, *, rounds: int, seed: int) -> None:
+    """Builds of seven kinds from a hub with faults, `rounds` times, each the same as from a hub without."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tokenizer").symlink_to(tiny_model.parent)
+    held = repositories()
+    hub = LoopbackHub({f"{owner}/{name}": files for owner in ("fine", "faulty") for name, files in held.items()}, tmp_path / "hf_home")
+    hub.large = (".parquet",)
+    hub.plain = {f"{owner}/a.jsonl": held["json"]["data/train-0.jsonl"] for owner in ("fine", "faulty", "solid")}
+    faults = Faults(at_random(SHARE, seed))
+    hub.faults = ByName({"faulty": faults, "solid": faults})
+
+    def tables(owner: str) -> list[Build]:
+        web = "solid" if owner == "faulty" else owner
+        common = {"source": "huggingface", "val_frac": 0.1}
+        return [
+            *(Build({**common, "dataset": f"{owner}/{name}", "shuffle_buffer": 30}) for name in ("parquet", "json", "text")),
+            Build({**common, "dataset": f"{owner}/parquet", "shuffle_buffer": 0}),
+            Build({"source": "dolly15k", "dataset": f"{owner}/chat"}),
+            Build({"source": "jsonl", "files": [f"{hub.url}/files/{owner}/a.jsonl"], "val_frac": 0.1}),
+            Build({"source": "jsonl", "files": [f"{hub.url}/files/{web}/a.jsonl"], "val_frac": 0.1}),
+        ]
+
+    fine, faulty = tables("fine"), tables("faulty")
+    results, _ = build_from(hub, root, [*fine, *faulty * rounds])
+    hub.close()
+    assert len(results) == len(fine) * (rounds + 1)
+    expected = [result["files"] for result in results[: len(fine)]]
+    assert all(len(files) == 6 for files in expected)
+    made = len(faults.made)
+    for number, (result, files) in enumerate(zip(results[len(fine) :], itertools.cycle(expected), strict=False)):
+        assert result.get("files") == files, f"seed {seed}, build {number}: {result.get('error', 'other files')}"
+    assert made >= rounds, f"{made} faults in {len(hub.requests)} requests"
+    print(f"{len(faulty) * rounds} builds, {len(hub.requests)} requests, {made} faults")
+
+
+def test_faults_at_random_change_no_byte(tmp_path: Path, tiny_model: Path) -> None:
+    build_many(tmp_path, tiny_model, rounds=2, seed=int(os.environ.get("NIELS_CACHE_FAULT_SEED") or 1))
+
+
+@pytest.mark.torture
+def test_a_thousand_builds_of_faults_at_random_change_no_byte(tmp_path: Path, tiny_model: Path) -> None:
+    first = int(os.environ.get("NIELS_CACHE_FAULT_SEED") or 2)
+    for seed in range(first, first + 10):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        build_many(folder, tiny_model, rounds=15, seed=seed)
