@@ -16,14 +16,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.npy_files import read_npy_header
 
 _LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
 _POLL_SECONDS = 0.1
@@ -218,5 +217,5 @@ def _compiled(plan: BlendPlan) -> dict[str, Any]:
 def _index(label: str, directory: Path) -> Index:
     files: dict[str, Any] = read_meta(str(directory / META_NAME))["files"]
     last = "shuffle_index.npy" if "shuffle_index.npy" in files else "dataset_index.npy"  # of a data set, of a blend
-    samples = len(np.load(directory / last, mmap_mode="r"))
+    samples = read_npy_header(directory / last).shape[0]
     return Index(label=label, directory=directory, samples=samples, bytes=sum(entry["bytes"] for entry in files.values()))

@@ -20,6 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
+from niels_cache_runtime.meta_form import is_count
+
 JOURNAL_NAME = "journal.json"
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
@@ -116,9 +120,8 @@ class Journal:
 def read_journal(directory: Path) -> Recorded | None:
     """What was recorded last in a directory; None where nothing was, or where it is damaged. Raises OSError for one not readable."""
     try:
-        with open(directory / JOURNAL_NAME, "rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
+        content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError, NielsCacheError):
         return None
     return _decode(content)
 
@@ -151,12 +154,9 @@ def _decode(content: bytes) -> Recorded | None:
     fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
     recorded = Recorded(**fields)
     sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict) and isinstance(recorded.files, dict)
-    sound = sound and isinstance(recorded.share, float | int | None) and all(_is_promise(*item) for item in recorded.files.items())
+    sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.files.items())
+    sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
     return recorded if sound else None
-
-
-def _is_promise(name: str, size: Any) -> bool:
-    return isinstance(size, int) and size >= 0 and not os.path.isabs(name) and ".." not in Path(name).parts
 
 
 def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> str | None:
@@ -169,6 +169,8 @@ def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> s
         path = directory / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
             return f"{name} of the unfinished build is missing or shorter than its journal says"
+    if leaves := link_problem(directory, recorded.files):
+        return f"{leaves[0]} of the unfinished build {leaves[1]}"
     return None
 
 

@@ -3,7 +3,9 @@
 Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_states.py.
 """
 
+import hashlib
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, Journal
 from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset
@@ -125,3 +128,45 @@ def test_a_spoiled_index_is_built_again_or_its_samples_are_read_without_a_crash(
         return name, npy_file(draws, arrays[name].reshape(-1)) if name in arrays else hashed_again(mutated_json(draws, meta))
 
     fuzz(cases, spoiled, check)
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_a_spoiled_journal_starts_afresh_or_is_gone_on_from_with_the_files_it_promises(tmp_path: Path, cases: int) -> None:
+    build, outside, accepted = tmp_path / "build", tmp_path / "outside", 0
+    outside.write_bytes(b"not of the build")
+    build.mkdir()
+    journal = Journal.open(build, fingerprint="f", log=lambda message: None)
+    for name in ("tokens.bin", "train/shard_00000.bin"):
+        (build / name).parent.mkdir(exist_ok=True)
+        (build / name).write_bytes(b"x" * 100)
+    journal.record({"documents": 7}, files={"tokens.bin": 60, "train/shard_00000.bin": 100}, share=0.5)
+    whole = (build / JOURNAL_NAME).read_bytes()
+    record = json.loads(whole.split(b"\n")[1])
+
+    def spoiled(draws: Draws) -> bytes:
+        if draws.integer(0, 1):
+            return mutated_bytes(draws, whole)
+        text = json.dumps(mutated_json(draws, record)).encode()
+        return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
+
+    def check(content: bytes) -> None:
+        nonlocal accepted
+        shutil.rmtree(build)
+        (build / "train").mkdir(parents=True)
+        for name in ("tokens.bin", "train/shard_00000.bin", "left"):
+            (build / name).write_bytes(b"x" * 100)
+        (build / JOURNAL_NAME).write_bytes(content)
+        told: list[str] = []
+        opened = Journal.open(build, fingerprint="f", log=told.append)
+        sizes = {path.relative_to(build).as_posix(): path.stat().st_size for path in build.rglob("*") if path.is_file()}
+        assert outside.read_bytes() == b"not of the build"
+        if opened.state is None:
+            assert (sizes, len(told)) == ({}, 1)
+            return
+        accepted += 1
+        promised = json.loads(content.split(b"\n")[1])
+        assert opened.state == promised["state"]
+        assert sizes == {**promised["files"], JOURNAL_NAME: len(content)}
+
+    fuzz(cases, spoiled, check)
+    assert accepted
