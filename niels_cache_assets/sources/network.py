@@ -171,7 +171,7 @@ class Tries:
         if self._failures > 1 or wait > 2:
             _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
         if not _patience.wait(wait):
-            raise SourceUnavailable(f"{self._url}: {problem}; interrupted")
+            raise KeyboardInterrupt  # a library hands it to the main thread, which may not have seen its own yet
 
     def progressed(self) -> None:
         """The request was answered, or enough of its body came."""
