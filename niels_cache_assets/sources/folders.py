@@ -46,6 +46,8 @@ class MarkdownFolder(_Notes):
 class Roam(_Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
+    code_version: ClassVar[str] = "2"
+
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
 

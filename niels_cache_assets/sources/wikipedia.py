@@ -31,7 +31,7 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
-    code_version: ClassVar[str] = "2"  # of wikipedia_markup too
+    code_version: ClassVar[str] = "3"  # of wikipedia_markup too
     seeks: ClassVar[bool] = True
 
     source: Literal["wikipedia"] = "wikipedia"

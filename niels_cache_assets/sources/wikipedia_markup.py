@@ -100,7 +100,7 @@ def plain_text(wikitext: str) -> str:
         heading = _HEADING.fullmatch(line) if line.startswith("=") else None
         if heading:
             in_rows = False
-            page.start_section(len(heading[1]), heading[2])
+            page.start_section(len(heading[1]), heading[2].replace(_ROWS, ""))
             continue
         if page.end_matter:
             continue
