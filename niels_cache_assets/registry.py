@@ -35,6 +35,7 @@ ROOT_VARIABLE = "NIELS_CACHE_ROOT"
 PROFILES = ("default", "quickstart")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend")
 _NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
@@ -176,7 +177,7 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
 
 def is_valid_name(name: str) -> bool:
     """Whether a data set may be called that: its name is a folder's, and part of asset keys and addresses."""
-    return _NAME.fullmatch(name) is not None and ".." not in name
+    return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
 
 
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
@@ -194,6 +195,8 @@ def _read_toml(path: Path) -> Tables:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; correct --config or {CONFIG_VARIABLE}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
 
 
 def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
@@ -235,8 +238,9 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
             if not is_valid_name(name):
+                shown = label if label.isprintable() else ascii(label)[1:-1]
                 raise NielsCacheError(
-                    f"{where}: [{label}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
+                    f"{where}: [{shown:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
                 )
             if name == "tokenizer":
                 raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
@@ -288,7 +292,7 @@ def _blends(tables: Tables, members: Iterable[str], where: str, base_dir: str) -
     blends = {}
     for name, table in tables.items():
         if not is_valid_name(name) or not isinstance(table, dict):
-            raise NielsCacheError(f"{where}: [blend.{name}] must be a table, its name of letters, digits, _ - .")
+            raise NielsCacheError(f"{where}: [blend.{ascii(name)[1:-1]:.80}] must be a table, its name of letters, digits, _ - .")
         blends[name] = _validate(BlendSettings, table, where, f"blend.{name}", base_dir)
         for member in blends[name].weights:
             if member not in members:

@@ -39,7 +39,13 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
         return value
     if not value:
         raise ValueError("is empty; give a path, or leave the key out")
-    return str(Path(info.context["base_dir"] if info.context else ".") / Path(os.path.expandvars(value)).expanduser())
+    if "\0" in value:
+        raise ValueError("holds a NUL, which no path can")
+    try:
+        path = Path(os.path.expandvars(value)).expanduser()
+    except RuntimeError as error:  # ~somebody who is unknown here
+        raise ValueError("names a user with no home directory here; write the path out") from error
+    return str(Path(info.context["base_dir"] if info.context else ".") / path)
 
 
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
@@ -33,7 +33,7 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    members: dict[str, float] = Field(min_length=1, description="Weight of each member, a name of another pretrain table")
+    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, a name of another pretrain table")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field("first_exhausted", description="When the mixed stream ends")
 
     @model_validator(mode="after")

@@ -1,0 +1,182 @@
+"""niels_cache.toml by somebody who means ill, or by nobody: every value is refused in one line or makes a registry that can be asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.registry import Registry, is_valid_name, load_registry
+from niels_cache_runtime import NielsCacheError
+from tests.hostile import CASES, TEXTS, Draws, fuzz
+
+_VALUES = ["true", "false", "0", "1", "-1", "9223372036854775808", "1e400", "nan", "inf", "-0.0", "0.5", "[]", "[[]]", "{}", "{ a = 1 }"]
+_VALUES += [
+    "1979-05-27",
+    "07:32:00",
+    "'~nobody-of-that-name/x'",
+    "'$HOME'",
+    "'https://'",
+    "'hf://x'",
+    "['../x']",
+    "{ a = inf }",
+    "{ a = nan }",
+]
+_VALUES += ["'" + text.replace("\0", "") + "'" for text in TEXTS if text.isprintable()] + ['"a\\u0000b"', '"a\\nb"', "'" + "[" * 50 + "'"]
+_TABLES = [
+    "build",
+    "tokenizer",
+    "cleaning",
+    "dedup",
+    "pretrain.notes",
+    "sft.chats",
+    "blend.mix",
+    "pretrain",
+    "sft",
+    "blend",
+    "other",
+    "pretrain.wiki",
+]
+_TABLES += [
+    "pretrain.'../x'",
+    "pretrain.'/x'",
+    'pretrain."a\\u0000b"',
+    "pretrain.''",
+    "sft.'.x'",
+    "blend.'a/b'",
+    "pretrain.tokenizer",
+    "sft.notes",
+]
+_KEYS = [
+    "source",
+    "path",
+    "files",
+    "val_files",
+    "config",
+    "repo",
+    "revision",
+    "data_files",
+    "train_tokens",
+    "val_tokens",
+    "val_frac",
+    "members",
+]
+_KEYS += [
+    "shuffle_buffer",
+    "prepare",
+    "cleaning",
+    "decontaminate",
+    "enabled",
+    "weights",
+    "seed",
+    "cache_dir",
+    "shard_bytes",
+    "threads",
+    "model",
+]
+_KEYS += [
+    "special_tokens",
+    "train_on",
+    "vocab_size",
+    "skip",
+    "languages",
+    "threshold",
+    "bands",
+    "rows",
+    "priority",
+    "sequence_length",
+    "num_samples",
+]
+_KEYS += ["split", "stopping_strategy", "text_column", "messages", "glob", "title", "language", "dump", "stages", "max_document_mib", "''"]
+_SOURCES = [
+    "text",
+    "jsonl",
+    "parquet",
+    "fineweb_edu",
+    "wikitext",
+    "roam",
+    "gutenberg",
+    "wikipedia",
+    "interleave",
+    "hub_text",
+    "chat",
+    "dolly15k",
+    "oasst1",
+]
+
+
+def config(draws: Draws) -> str:
+    """TOML of a few tables; some of it valid, some not even TOML."""
+    lines = [f"profile = {draws.of(_VALUES)}"] if draws.integer(0, 9) == 9 else []
+    for table in draws.shuffled(_TABLES)[: draws.integer(0, 4)]:
+        lines.append(f"[{table}]")
+        if "." in table and draws.integer(0, 3):
+            lines.append(f"source = '{draws.of(_SOURCES)}'")
+        for key in draws.shuffled(_KEYS)[: draws.integer(0, 4)]:
+            lines.append(f"{key} = {draws.of(_VALUES)}")
+    text = "\n".join(lines)
+    if draws.integer(0, 9) == 9:
+        place = draws.integer(0, len(text))
+        text = text[:place] + draws.of(["[", "]", "=", "'", '"', "\\", "\r", "\t", "#", "."]) + text[place:]
+    return text
+
+
+def ask(registry: Registry) -> None:
+    """What every command asks of a registry before it opens anything."""
+    for family in ("pretrain", "sft"):
+        for name in registry.datasets(family):
+            assert is_valid_name(name)
+            source = registry.source(name)
+            source.identity()
+            source.describe()
+            source.missing_setting()
+        registry.partition_keys(family)
+    registry.prepared()
+    registry.blend_keys()
+    registry.unconfigured()
+
+
+@pytest.mark.parametrize("profile", ["default", "quickstart"])
+@pytest.mark.parametrize("cases", CASES)
+def test_any_configuration_is_refused_in_one_line_or_can_be_asked(tmp_path: Path, profile: str, cases: int) -> None:
+    path, accepted = tmp_path / "niels_cache.toml", 0
+
+    def check(text: str) -> None:
+        nonlocal accepted
+        path.write_text(text, encoding="utf-8", newline="")
+        try:
+            registry = load_registry(profile=profile, config=str(path))
+        except NielsCacheError as error:
+            message = str(error)
+            assert len(message.splitlines()) == 1, message
+            return
+        accepted += 1
+        ask(registry)
+
+    fuzz(cases, config, check)
+    assert accepted
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "a/b", "a\\b", ".x", "..", ".", "", "a..b", "a\0b", "a\nb", "a\n", "ü", " ", "x" * 300])
+def test_a_name_that_is_no_folders_name_is_refused(tmp_path: Path, name: str) -> None:
+    overrides: dict[str, Any] = {"pretrain": {name: {"source": "text", "files": ["a.txt"]}}}
+    with pytest.raises(NielsCacheError, match="is not a valid name") as caught:
+        load_registry(profile="quickstart", overrides=overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[pretrain.notes]\nsource = 'text'\nfiles = [\"a\\u0000b\"]", "holds a NUL"),
+        ("[build]\ncache_dir = '~nobody-of-that-name/x'", "no home directory"),
+        ("a = " + "[" * 5000, "nested too deeply|not valid TOML"),
+        ("a.b" * 3000 + " = 1", "not valid TOML|unknown table"),
+        ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = inf }", "finite|infinity"),
+        ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = nan }", "nan|finite"),
+    ],
+)
+def test_a_value_that_would_be_found_out_late_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "niels_cache.toml").write_text(text)
+    with pytest.raises(NielsCacheError, match=message) as caught:
+        load_registry(profile="default", config=str(tmp_path / "niels_cache.toml"))
+    assert len(str(caught.value).splitlines()) == 1
