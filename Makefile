@@ -31,8 +31,7 @@ cache: $(STAMP)  ## build the embedded quickstart caches into cache/quickstart
 ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else on the quickstart profile
 	@export $(WITH_HOME); \
 	if [ -z "$$NIELS_CACHE_PROFILE$$NIELS_CACHE_CONFIG" ] && [ ! -e niels_cache.toml ]; then export NIELS_CACHE_PROFILE=quickstart; fi; \
-	$(BIN)/python -m niels_cache_assets.defs.instance && \
-	PYTHONWARNINGS='ignore:Function `dev_command` is superseded' exec $(BIN)/python -m dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
+	exec $(BIN)/niels-cache ui --port $(PORT)
 
 test: $(STAMP)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
