@@ -1,0 +1,129 @@
+"""The transport below the hub's library and web files, over servers that are functions."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from huggingface_hub.utils import httpx
+
+from niels_cache_assets.sources import network, transport
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+CONTENT = bytes(range(256)) * 40
+CUT = 3000  # bytes after which bodies of `breaking` break
+
+
+class _Pieces(httpx.SyncByteStream):
+    def __init__(self, body: bytes, breaks: bool) -> None:
+        self._body, self._breaks = body, breaks
+
+    def __iter__(self) -> Iterator[bytes]:
+        end = CUT if self._breaks else len(self._body)
+        for start in range(0, end, 500):
+            yield self._body[start : min(start + 500, end)]
+        if self._breaks and len(self._body) > CUT:
+            raise httpx.ReadError("gone")
+
+
+def breaking(requests: list[str], *, tags: list[str | None], ranges: bool) -> Callable[[httpx.Request], httpx.Response]:
+    """A server of CONTENT whose first answer breaks. `tags`: the ETag of each answer, the last for all further ones."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked = request.headers.get("Range", "")
+        requests.append(asked)
+        tag = tags[min(len(requests), len(tags)) - 1]
+        headers = {"ETag": tag} if tag else {}
+        start = int(asked.removeprefix("bytes=").partition("-")[0] or 0) if ranges else 0
+        body = CONTENT[start:]
+        headers |= {"Content-Length": str(len(body)), **({"Accept-Ranges": "bytes"} if ranges else {})}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        return httpx.Response(206 if start else 200, headers=headers, stream=_Pieces(body, breaks=len(requests) == 1))
+
+    return answer
+
+
+def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
+    return transport.made_patient(httpx.Client(transport=httpx.MockTransport(answer)))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(network, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(network, "LONGEST_WAIT", 0.01)
+    with network.patience(60):
+        yield
+
+
+@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
+def test_a_body_that_breaks_goes_on_at_its_byte(whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
+    requests: list[str] = []
+    assert client(breaking(requests, tags=['"a"'], ranges=True)).get("http://example.test/a").content == CONTENT
+    assert requests == ["", f"bytes={CUT}-"]
+
+
+@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
+def test_without_ranges_it_is_read_again_up_to_there(whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
+    requests: list[str] = []
+    assert client(breaking(requests, tags=['"a"'], ranges=False)).get("http://example.test/a").content == CONTENT
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
+    with pytest.raises(NielsCacheError, match="the file changed while it was read; run the build again"):
+        client(breaking([], tags=['"a"', '"b"'], ranges=ranges)).get("http://example.test/a")
+
+
+def test_a_large_body_that_nothing_tells_the_version_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
+    with pytest.raises(SourceUnavailable, match="the server names no version to go on with"):
+        client(breaking([], tags=[None], ranges=False)).get("http://example.test/a?key=secret")
+
+
+def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
+    asked = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        later = datetime.now(UTC) + timedelta(hours=1)
+        return httpx.Response(503, headers={"Retry-After": format_datetime(later, usegmt=True)})
+
+    with pytest.raises(SourceUnavailable, match=r"http://example\.test/a: HTTP 503, one try, and asks to wait 3[56]\d\d s"):
+        client(answer).get("http://user:password@example.test/a?key=secret")
+    assert asked == 1
+
+
+def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
+    asked = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(500)
+
+    with network.patience(0.05):
+        for _ in range(2):
+            before = asked
+            with pytest.raises(SourceUnavailable, match="HTTP 500"):
+                client(answer).get("http://example.test/a")
+    assert before > 1
+    assert asked == before + 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+def test_refusals_are_the_callers(status: int) -> None:
+    requests = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(status, text="why")
+
+    response = client(answer).get("http://example.test/a")
+    assert (response.status_code, response.text, len(requests)) == (status, "why", 1)
