@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from types import FrameType
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.hostile_paths import link_problem, name_problem
 
 NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and those that lay there
 _PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each
@@ -53,13 +54,14 @@ def _read_list(path: Path) -> list[str]:
     for name in names:
         if not _is_below(name):
             raise NielsCacheError(f"{path}: is not the list of an export's files, it has {name!r}; move it away or choose another place")
+        if leaves := link_problem(path.parent, [PurePosixPath(name).parent.as_posix()]):
+            raise NielsCacheError(f"{path.parent / leaves[0]}: {leaves[1]}")
     return names
 
 
 def _is_below(name: str) -> bool:
     """Whether it names a file in the export's folder, or in a folder of that."""
-    parts = PurePosixPath(name).parts
-    return 1 <= len(parts) <= 2 and ".." not in parts and not PurePosixPath(name).is_absolute()
+    return name_problem(name) is None and name.count("/") <= 1
 
 
 def left_behind(folder: Path, stage: Path) -> set[str]:

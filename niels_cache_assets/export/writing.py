@@ -157,7 +157,7 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
     was_there = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(stage, os.O_RDONLY)
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a link would have somebody else's folder emptied
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
     try:
