@@ -18,7 +18,7 @@ from tests.small_project import STAGES
 
 ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
 _JOURNAL_BYTES = "3000"  # several records in a small build
-_CALLS_IN_CI = 9  # of each stage; all under torture
+_CALLS_IN_CI = 6  # of each stage; all under torture
 
 
 @pytest.fixture(scope="module")
