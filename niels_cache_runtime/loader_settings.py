@@ -175,6 +175,12 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     Raises NielsCacheError as those do, and for a folder that is neither.
     """
     path = Path(folder)
+    try:
+        os.stat(path.parent / tokens_name(path.name))  # type: ignore[arg-type]
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+        raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     if (path.parent / tokens_name(path.name)).exists():  # type: ignore[arg-type]
         return PackedExamples(
             folder,

@@ -49,6 +49,8 @@ EDITS: dict[str, Callable[[State], Any]] = {
     "a source that is none": lambda state: state["sources"].update(notes=None),
     "a source without a folder": lambda state: state["sources"]["notes"].pop("folder"),
     "a folder that is no text": lambda state: state["sources"]["notes"].update(folder=7),
+    "a folder that no file system has": lambda state: state["sources"]["notes"].update(folder="." * 5000),
+    "a folder with a NUL": lambda state: state["sources"]["notes"].update(folder="a\0b/train"),
     "weights that are none": lambda state: state.update(weights=[None]),
     "weights that are lists": lambda state: state.update(weights=[[0, {"notes": [[]]}]]),
     "weights from a sample that is text": lambda state: state.update(weights=[["0", {"notes": 1}]]),
@@ -81,4 +83,4 @@ def test_a_state_is_refused_whole(folder: str) -> None:
             assert loader.state_dict() == before
         else:
             loader.load_state_dict(before)
-    assert refused >= len(EDITS) - 3  # what only the constructor is told of
+    assert refused >= len(EDITS) - 5  # what only the constructor is told of
