@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -86,7 +87,7 @@ def reference() -> str:
         lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
         for kind, source in kinds.items():
             lines += [f'### source = "{kind}"', "", first_paragraph(source), "", *table(source, without=base), ""]
-    lines += section(BlendSettings)
+    lines += section(BlendSettings) + section(DagsterSettings)
     return "\n".join(lines).rstrip() + "\n"
 
 

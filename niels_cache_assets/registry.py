@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from niels_cache_assets import defaults
 from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
@@ -37,7 +38,7 @@ PROFILES = ("default", "quickstart")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend")
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "dagster")
 _NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
 
 Tables = dict[str, Any]
@@ -91,6 +92,7 @@ class Registry:
     pretrain: Mapping[str, PretrainSource]
     sft: Mapping[str, SftSource]
     blend: Mapping[str, BlendSettings]
+    dagster: DagsterSettings
     origin: str
     profile: str
 
@@ -260,6 +262,7 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
         pretrain=typed["pretrain"],
         sft=typed["sft"],
         blend=_blends(tables.get("blend", {}), typed["pretrain"], where, base_dir),
+        dagster=_validate(DagsterSettings, tables.get("dagster", {}), where, "dagster", base_dir),
         origin=where,
         profile=profile,
     )

@@ -1,0 +1,142 @@
+"""What the plots of a cache are drawn from: one pass over what was built, in blocks, so that memory stays flat.
+
+Cost: about 2 ns per token (pretrain) or 20 (sft), and 8 bytes read per document. Of a cache larger than MAX_TOKENS, evenly spaced blocks
+are counted instead of all, so no cache takes longer than a second or two. Lengths are always of every document.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
+from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.mmap import MappedTokens, map_example_starts, map_offsets
+from niels_cache_runtime.sft_dataset import example_target_mask
+
+MAX_TOKENS = 1 << 28
+CONTEXT = 1024  # tokens: the T of the examples
+MAX_TURNS = 20  # of an example; more count as that many
+SHARE_BINS = 20
+# Edges of the bins of lengths, in tokens: two to an octave.
+LENGTH_EDGES = np.unique(np.ceil(2.0 ** (np.arange(2 * 40) / 2)).astype(np.int64))
+
+_BLOCK_TOKENS = 1 << 20
+_BLOCK_OFFSETS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationMeasures:
+    """Of the examples that were counted. `turns`: messages of user and assistant to an example. `target_shares`: examples by the share of
+    their tokens that are targets, in SHARE_BINS bins from 0 to 1.
+    """
+
+    turns: Counter[int]
+    target_shares: NDArray[np.int64]
+    target_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheMeasures:
+    """`lengths`: documents or examples by length, a count for each of LENGTH_EDGES. `token_counts`: how often each id was met, among the
+    `counted` of all `tokens`. `cut`: items that do not fit a row of CONTEXT tokens and their targets. `conversations`: of SFT only.
+    """
+
+    lengths: NDArray[np.int64]
+    items: int
+    cut: int
+    token_counts: NDArray[np.int64]
+    counted: int
+    tokens: int
+    conversations: ConversationMeasures | None
+
+
+def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
+    """Count over both splits of a finished cache. Raises NielsCacheError for files that are missing or cannot be read."""
+    lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
+    token_counts = np.zeros(meta["vocab_size"], dtype=np.int64)
+    conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
+    splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have one only
+    all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
+    step = max(1, -(-all_tokens // max_tokens))
+    cut = 0
+    for split in splits:
+        for found in _lengths(directory, family, split):
+            cut += int(np.count_nonzero(found > CONTEXT + 1))
+            np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
+        blocks = _examples(directory, split) if conversations else _windows(directory, split)
+        for number, (tokens, starts) in enumerate(blocks):
+            if number % step:
+                continue
+            token_counts += np.bincount(tokens, minlength=len(token_counts))[: len(token_counts)]
+            if conversations:
+                conversations.add(tokens, starts)
+    return CacheMeasures(
+        lengths=lengths,
+        items=int(lengths.sum()),
+        cut=cut,
+        token_counts=token_counts,
+        counted=int(token_counts.sum()),
+        tokens=all_tokens,
+        conversations=conversations.measures() if conversations else None,
+    )
+
+
+_NO_STARTS = np.empty(0, dtype=np.int64)
+Block = tuple[NDArray[np.uint16], NDArray[np.int64]]
+
+
+def _windows(directory: Path, split: Split) -> Iterator[Block]:
+    for shard in MappedTokens(list_shards(directory / split)).shards:
+        for first in range(0, len(shard), _BLOCK_TOKENS):
+            yield shard[first : first + _BLOCK_TOKENS], _NO_STARTS
+
+
+def _examples(directory: Path, split: Split) -> Iterator[Block]:
+    """Blocks of whole examples, with the start of each in its block."""
+    tokens = MappedTokens([directory / tokens_name(split)]).shards[0]
+    starts = map_example_starts(directory / idx_name(split), token_count=len(tokens))
+    first = 0
+    while first < len(starts):
+        end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_TOKENS)))
+        stop = int(starts[end]) if end < len(starts) else len(tokens)
+        yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first]
+        first = end
+
+
+def _lengths(directory: Path, family: Family, split: Split) -> Iterator[NDArray[np.int64]]:
+    """Of every document or example, in tokens."""
+    if family == "pretrain":
+        ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
+        for first in range(0, len(ends), _BLOCK_OFFSETS):
+            before = int(ends[first - 1]) if first else 0
+            yield np.diff(ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
+    else:
+        for tokens, starts in _examples(directory, split):
+            yield np.diff(starts, append=len(tokens))
+
+
+class _Conversations:
+    def __init__(self, special_ids: dict[str, int]) -> None:
+        self._ids = special_ids
+        self._turns: Counter[int] = Counter()
+        self._shares = np.zeros(SHARE_BINS, dtype=np.int64)
+        self._targets = 0
+
+    def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
+        is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
+        is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
+        turns = np.add.reduceat(is_turn, starts, dtype=np.int64)
+        targets = np.add.reduceat(is_target, starts, dtype=np.int64)
+        self._turns.update(np.minimum(turns, MAX_TURNS).tolist())
+        bins = targets * SHARE_BINS // np.diff(starts, append=len(tokens))
+        self._shares += np.bincount(np.minimum(bins, SHARE_BINS - 1), minlength=SHARE_BINS)
+        self._targets += int(targets.sum())
+
+    def measures(self) -> ConversationMeasures:
+        return ConversationMeasures(turns=self._turns, target_shares=self._shares, target_tokens=self._targets)

@@ -1,0 +1,70 @@
+"""How every plot looks: PNG bytes small enough to be kept in Dagster's database, a light card that reads on light and dark pages.
+
+matplotlib's Agg canvas without pyplot: no global state, no display, the same bytes for the same figures in a pinned environment. Cost: a
+second for the import, a tenth for each picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DPI = 100
+INK, MUTED, GRID = "#1f2933", "#6b7785", "#dfe3e8"
+BLUE, ORANGE, GRAY = "#2b6cb0", "#c05621", "#a0aec0"
+BAR = 0.62  # height or width, of the room for one
+
+
+def new_figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def set_title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10, color=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=8, length=0)
+    axes.set_axisbelow(True)
+
+
+def label_bars(axes: Axes, values: Sequence[int], labels: Sequence[str]) -> None:
+    """What each bar says, at its end; there is no axis to read then."""
+    for index, (value, label) in enumerate(zip(values, labels, strict=True)):
+        axes.annotate(label, (value, index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK)
+    axes.set_xticks([])
+    axes.set_xlim(0, max(values, default=0) * 1.45 or 1)
+
+
+def label_axis(axes: Axes, text: str) -> None:
+    """What the horizontal axis counts."""
+    axes.set_xlabel(text, color=MUTED, fontsize=9)
+
+
+def say(axes: Axes, text: str) -> None:
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=9)
+
+
+def short(value: float, unit: str = "") -> str:
+    """1,234 up to ten thousand, then 12.3k, 4.56M."""
+    if value < 10_000:
+        return f"{value:,.0f}{' ' + unit if unit else ''}"
+    return EngFormatter(unit=unit, places=1, sep=" " if unit else "")(value)
+
+
+def percent(share: float) -> str:
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+def as_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()
