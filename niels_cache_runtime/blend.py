@@ -25,6 +25,7 @@ from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_PERIOD = 2**20
+_MOST_SAMPLES = 2**60  # of a run: what is counted in int64 then stays one
 
 
 class Blend:
@@ -177,8 +178,10 @@ def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, flo
     checked: list[tuple[int, tuple[int, ...]]] = []
     ever = set()
     for first, (given, weights) in zip(firsts, schedule, strict=True):
-        if first is None or (checked and first <= checked[-1][0]):
-            raise NielsCacheError(f"schedule: a segment starts at sample {given!r}; starts must be whole numbers that increase")
+        if first is None or (checked and first <= checked[-1][0]) or first >= _MOST_SAMPLES:
+            raise NielsCacheError(
+                f"schedule: a segment starts at sample {given!r:.40}; starts must be whole numbers that increase, below 2**60"
+            )
         where = f"weights from sample {first}"
         _check_names(where, names, weights)
         fractions = [_fraction(where, name, weights[name], zero=len(schedule) > 1) for name in names]
