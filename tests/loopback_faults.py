@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler
 import torch
 
 Headers = dict[str, str]
+_NUMBERS = itertools.count()  # no two wrong answers agree
 
 
 class Faults:
@@ -118,15 +119,13 @@ def _dripping(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) ->
 def _too_short(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
     """A Content-Length that leaves out the end."""
     handler.close_connection = True
-    return {**headers, "Content-Length": str(max(0, int(headers["Content-Length"]) - 7))}, [body[: max(0, len(body) - 7)]]
+    missing = 1 + next(_NUMBERS) % 50
+    return {**headers, "Content-Length": str(max(0, int(headers["Content-Length"]) - missing))}, [body[: max(0, len(body) - missing)]]
 
 
 def _too_long(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
     handler.close_connection = True
-    return {**headers, "Content-Length": str(int(headers["Content-Length"]) + 7)}, [body]
-
-
-_VERSIONS = itertools.count()
+    return {**headers, "Content-Length": str(int(headers["Content-Length"]) + 1 + next(_NUMBERS) % 50)}, [body]
 
 
 def _another_version(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
@@ -134,7 +133,7 @@ def _another_version(handler: BaseHTTPRequestHandler, headers: Headers, body: by
     names = [name for name in ("ETag", "X-Linked-ETag", "Last-Modified") if name in headers]
     if not names:
         return _too_short(handler, headers, body)
-    return {**headers, **dict.fromkeys(names, f'"version {next(_VERSIONS)}"')}, [bytes(byte ^ 1 for byte in body)]
+    return {**headers, **dict.fromkeys(names, f'"version {next(_NUMBERS)}"')}, [bytes(byte ^ 1 for byte in body)]
 
 
 def _another_commit(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:

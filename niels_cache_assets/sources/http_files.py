@@ -50,10 +50,10 @@ class HttpFiles(AbstractFileSystem):
         Raises FileNotFoundError, or NielsCacheError where access is refused.
         """
         answers = [_probed(path)]
-        while answers[-1:] != answers[-2:-1]:
-            answers.append(_probed(path))
+        while answers.count(answers[-1]) < 2:
             if len(answers) > CHANGED_TRIES:
                 raise NielsCacheError(f"{shown(path)}: the server names another version each time it is asked; download the file")
+            answers.append(_probed(path))
         return answers[-1]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:

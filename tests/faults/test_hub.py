@@ -1,7 +1,7 @@
 """Faults of the network at random: 5% of all requests to a loopback hub go wrong, and what is built is what a hub without faults gives.
 
-A failure is replayed by the seed that it prints: `NIELS_CACHE_FAULT_SEED=n pytest tests/faults/test_hub.py`. The seed decides which requests
-go wrong, and how; those of a shuffled stream come from several threads, in an order of their own.
+A failure is replayed by the seed that it prints: `NIELS_CACHE_FAULT_SEED=n pytest tests/faults/test_hub.py`. The seed decides which
+requests go wrong, and how; those of a shuffled stream come from several threads, in an order of their own.
 """
 
 import itertools
