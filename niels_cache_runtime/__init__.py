@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from niels_cache_runtime.batch import Batch
+    from niels_cache_runtime.catalog import open_cache
     from niels_cache_runtime.documents import document_mask, flex_block_mask
     from niels_cache_runtime.errors import NielsCacheError
     from niels_cache_runtime.loader import TokenLoader
@@ -29,6 +30,7 @@ __all__ = [
     "assistant_target_mask",
     "document_mask",
     "flex_block_mask",
+    "open_cache",
     "read_meta",
     "sha256_file",
     "write_meta",
@@ -44,6 +46,7 @@ _MODULES = {
     "assistant_target_mask": "sft_dataset",
     "document_mask": "documents",
     "flex_block_mask": "documents",
+    "open_cache": "catalog",
     "read_meta": "meta",
     "sha256_file": "meta",
     "write_meta": "meta",

@@ -1,0 +1,26 @@
+"""How `catalog` shows a cache: sizes, lines for a terminal, a table for a notebook. No files, no layout."""
+
+import html
+from collections.abc import Sequence
+
+_CELL = 'style="text-align:left"'  # no colours of its own: the notebook's theme decides
+
+
+def in_bytes(count: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """`rows`: what to type after the dot, what train holds or what is wrong, what val holds."""
+    width = max((len(name) for name, _, _ in rows), default=0)
+    return "\n".join([title, *(f"  .{name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
+
+
+def html_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Every cell escaped."""
+    head = "".join(f"<th {_CELL}>{html.escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td {_CELL}>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,129 @@
+"""A cache opened by name: it says what it holds, how to draw from it, and what was meant by a name that is not there."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache
+from niels_cache_runtime.catalog import Cache
+from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
+
+DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]
+EXAMPLES = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return open_cache(write_cache(tmp_path / "cache"))
+
+
+def test_a_split_says_its_sizes_and_what_it_shows_as_code_draws_batches(cache: Cache) -> None:
+    shown = repr(cache.pretrain["notes"].train)
+    assert "pretrain/notes/train: 20 tokens in 4 documents" in shown
+    for split, results in ((cache.pretrain["notes"].train, 2), (cache.sft["chats"].train, 3)):
+        code = [line.strip() for line in repr(split).splitlines()[1:]]
+        assert len(code) == 3
+        scope: dict[str, object] = {"torch": torch, "open_cache": open_cache}
+        code[1] = code[1].replace("x, y, y_masked" if results == 3 else "x, y", "batch", 1)
+        exec("\n".join(code), scope)
+        batch = scope["batch"]
+        assert isinstance(batch, tuple)
+        assert len(batch) == results
+        assert all(part.shape[0] == 8 for part in batch)
+        assert isinstance(scope["loader"], TokenLoader)
+        assert len(next(iter(scope["loader"])).x) == 8
+
+
+def test_an_empty_split_is_called_empty_and_shows_no_code(cache: Cache) -> None:
+    assert repr(cache.sft["chats"].val) == "sft/chats/val: empty"
+    assert "<pre>" not in cache.sft["chats"].val._repr_html_()
+
+
+@pytest.mark.parametrize("shard_tokens", [3, 8, 2048 + 1, 1 << 12], ids=lambda size: f"shards of {size}")
+def test_rows_are_the_documents_across_shards_and_the_examples(tmp_path: Path, shard_tokens: int) -> None:
+    root = write_cache(tmp_path)
+    write_pretrain(root / "pretrain" / "cut", shard_tokens=shard_tokens)
+    opened = open_cache(root)
+    train = opened.pretrain["cut"].train
+    assert len(train) == 4
+    assert [row.tolist() for row in train] == DOCUMENTS
+    assert train[-1].tolist() == DOCUMENTS[-1]
+    assert train[0].dtype == np.uint16
+    assert [row.tolist() for row in opened.sft["chats"].train] == EXAMPLES
+    with pytest.raises(IndexError, match="row 4 of 4"):
+        train[4]
+
+
+def test_shards_of_whole_pages_are_one_piece_that_is_not_copied(tmp_path: Path) -> None:
+    tokens = np.arange(1, 5_001, dtype=np.uint16)
+    write_stream(tmp_path / "pretrain" / "long", tokens, shard_tokens=2048, doc_ends=[2_000, 4_500, 5_000])
+    split = open_cache(tmp_path).pretrain["long"].train
+    assert len(split.stream.pieces) == (1 if sys.platform in ("linux", "darwin") else 3)
+    assert np.array_equal(split[1], tokens[2_000:4_500])
+    if sys.platform == "linux":
+        assert np.shares_memory(split[1], split.stream.pieces[0])
+        assert not split[1].flags.writeable
+
+
+def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(cache: Cache) -> None:
+    with pytest.raises(NielsCacheError, match="did you mean 'notes'"):
+        cache.pretrain["nots"]
+    with pytest.raises(NielsCacheError, match=r"it is in \.sft"):
+        cache.pretrain["chats"]
+    with pytest.raises(NielsCacheError, match="choose from chats"):
+        cache.sft["zzz"]
+    with pytest.raises(AttributeError, match="did you mean 'notes'"):
+        cache.pretrain.nots  # noqa: B018
+    assert cache.pretrain.get("nots") is None
+    assert "nots" not in cache.pretrain
+    assert "off" in cache.pretrain
+
+
+def test_names_complete_as_keys_and_as_attributes(cache: Cache) -> None:
+    assert cache.pretrain._ipython_key_completions_() == ["notes", "off"]
+    assert "notes" in dir(cache.pretrain)
+    assert {"pretrain", "sft"} <= set(dir(cache))
+    assert cache.pretrain.notes.train.tokens == cache.pretrain["notes"].train.tokens == 20
+    assert list(copy.deepcopy(cache.pretrain)) == ["notes", "off"]
+
+
+def test_a_data_set_that_cannot_be_opened_hides_no_other(cache: Cache) -> None:
+    shown, page = repr(cache), cache._repr_html_()
+    assert "20 tokens in 4 documents" in shown
+    assert "never built" in shown
+    assert "never built" in page
+    with pytest.raises(NielsCacheError, match="never built"):
+        cache.pretrain["off"]
+
+
+def test_what_a_meta_json_says_is_escaped_in_a_notebook(cache: Cache) -> None:
+    rewrite_meta(Path(cache.root) / "pretrain" / "notes", dataset_revision="<script>alert(1)</script>")
+    for page in (cache.pretrain["notes"]._repr_html_(), cache.pretrain["notes"].train._repr_html_(), cache.pretrain._repr_html_()):
+        assert "notes" in page
+        assert "<script" not in page
+    assert "&lt;script" in cache.pretrain["notes"]._repr_html_()
+
+
+def test_a_folder_that_is_no_cache_comes_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    write_cache(tmp_path / "cache" / "quickstart")
+    with pytest.raises(NielsCacheError, match=r"did you mean '.*quickstart'"):
+        open_cache(tmp_path / "cache")
+    with pytest.raises(NielsCacheError, match=r"give the folder above: '.*quickstart'"):
+        open_cache(tmp_path / "cache" / "quickstart" / "sft")
+    with pytest.raises(NielsCacheError, match=r"give the folder above: '.*quickstart'"):
+        open_cache(tmp_path / "cache" / "quickstart" / "pretrain" / "notes")
+    with pytest.raises(NielsCacheError, match="no such folder"):
+        open_cache(tmp_path / "nothing")
+
+
+def test_looking_at_a_cache_does_not_load_torch(cache: Cache) -> None:
+    assert cache.tokenizer == str(Path(cache.root) / "tokenizer" / "spm.model")
+    script = f"import sys; from niels_cache_runtime import open_cache; print(open_cache({cache.root!r})); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[0].endswith("2 pretrain, 1 sft")
+    assert done.stdout.splitlines()[-1] == "False"
