@@ -20,6 +20,7 @@ from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.mmap import MappedTokens
 
 _CPU = torch.device("cpu")
+_MOST = 2**62
 _INT64 = np.dtype(np.int64)
 _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -27,8 +28,8 @@ _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 def check_positive(name: str, value: int) -> int:
     """`value` as an int (also from numpy's integers), or a NielsCacheError that names the setting."""
     number = as_int(value)
-    if number is None or number < 1:
-        raise NielsCacheError(f"{name}={value!r}: must be a whole number of at least 1")
+    if number is None or not 1 <= number < _MOST:
+        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number of at least 1, and one that an int64 holds")
     return number
 
 

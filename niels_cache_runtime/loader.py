@@ -21,6 +21,7 @@ from niels_cache_runtime.loader_settings import (
     LoaderSettings,
     check_choice,
     check_count,
+    check_shares,
     name_sources,
     open_source,
     row_weights,
@@ -235,7 +236,7 @@ class TokenLoader(IterableDataset[Batch]):
         for name in allowed:
             check_choice("allow_changed", name, self.names)
         check_sources(state, self._source_states(), allow_changed=allowed)
-        saved_weights = [(int(first), dict(shares)) for first, shares in state["weights"]]
+        saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
         if allowed:  # what the weights meant for the old cache cannot be computed any more, so they must be the same numbers
             check_same_weights(state, saved_weights, self._settings.weights)
         elif saved_weights != self._settings.weights and len(self.names) > 1:

@@ -28,6 +28,7 @@ _CHOICES = {
     "weigh_by": ("tokens", "examples"),
 }
 _PARTS = 1 << 16
+_MOST_WEIGHT = 10**100  # times what else is multiplied, still a float
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
@@ -150,21 +151,23 @@ def _schedule(
             raise NielsCacheError(f"weights=None: {len(names)} sources need weights, for example {dict.fromkeys(names, 1.0)}")
         return [(0, dict.fromkeys(names, 1.0))]
     if isinstance(weights, Mapping):
-        return [(0, _numbers(weights))]
+        return [(0, check_shares(weights))]
     try:
         segments = [(first, dict(shares)) for first, shares in weights]
     except (TypeError, ValueError) as error:
         raise NielsCacheError(f"weights={weights!r}: neither {{name: weight}} nor [(first sample, {{name: weight}}), ...]") from error
-    return [(first, _numbers(shares)) for first, shares in segments]
+    return [(first, check_shares(shares)) for first, shares in segments]
 
 
-def _numbers(shares: Mapping[str, float]) -> dict[str, float]:
-    """The weights as Python's own numbers, which JSON can hold."""
+def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
+    """The weights as Python's own numbers, which JSON can hold. Raises NielsCacheError for one that is none, or beyond all measure."""
     numbers: dict[str, float] = {}
     for name, weight in shares.items():
         whole = as_int(weight)
         if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
             raise NielsCacheError(f"weights: {name} has {weight!r}; a weight is a positive number")
+        if abs(weight) > _MOST_WEIGHT:
+            raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter, give smaller ones")
         numbers[str(name)] = float(weight) if whole is None else whole
     return numbers
 
