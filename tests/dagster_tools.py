@@ -63,7 +63,7 @@ class Project:
     def configure(self, *, extra: str = "", tokenizer: str | None = None) -> None:
         """`extra` lines follow the table of `books`; `tokenizer` replaces the lines of [tokenizer]."""
         settings = f'model = "{self.tokenizer_model}"' if tokenizer is None else tokenizer
-        text = f"[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
+        text = f"[dagster]\nplots = false\n[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
         (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
 
     def import_other_tokenizer(self) -> None:

@@ -59,8 +59,8 @@ def test_metadata_shows_counts_files_and_how_the_text_reads(project: Project) ->
     }
     column = train["dagster/column_schema"].columns[0]
     assert (column.name, column.type, column.constraints.other) == ("token", "uint16-le", ["< 400"])
-    assert sentences(1)[0] in train["first_document"]
-    assert "<|ngpt_eot_" in train["first_document"]
+    assert sentences(1)[0] in train["samples"]
+    assert "<|eot|>" in train["samples"]
     whole = metadata(materializations(run)["pretrain/meta_json"])
     assert whole["tokens"] == meta["train_tokens"] + meta["val_tokens"]
     assert whole["dataset_revision"] == meta["dataset_revision"]
@@ -74,7 +74,7 @@ def test_sft_records_examples_with_their_role_tokens(project: Project) -> None:
     assert run.success
     train = metadata(materializations(run, "stream_sft_dataset")["sft/train_pair"])
     assert train["examples"] == train["dagster/row_count"] == 18
-    assert train["first_example"].index("<|ngpt_usr_") < train["first_example"].index("<|ngpt_asst_")
+    assert train["samples"].index("<|usr|>") < train["samples"].index("<|asst|>")
     assert all(check.passed for check in checks(run).values() if check.check_name != "caches_in_sync")
 
 

@@ -3,7 +3,6 @@
 From meta.json and report.json, but for the examples: a small read of rejected.parquet, and of the first document.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +17,7 @@ from niels_cache_assets.corpus.reading import PreparedCorpus, document_files, op
 from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.excerpt import fenced
 from niels_cache_assets.defs.metadata import MAX_TABLE_ROWS, STATE, Metadata, files_table
+from niels_cache_assets.defs.pictures import pictures
 
 EXAMPLES_PER_REASON = 5
 EXCERPT_CHARACTERS = 200
@@ -119,7 +119,7 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
         "documents": report["documents"]["kept"],
         "kept_share": round(report["documents"]["kept"] / report["documents"]["given"], 4),
         "estimated_tokens": report["funnel"][-1]["estimated_tokens"],
-        "plots": dg.MetadataValue.md("\n\n".join(_picture(outcome.directory / name) for name in plot_names(report))),
+        "plots": pictures({Path(name).stem: (outcome.directory / name).read_bytes() for name in plot_names(report)}),
         "funnel_table": table(funnel, stage="string", documents="int", bytes="int", estimated_tokens="int"),
         "reasons_table": reasons_table(report["reasons"]),
         "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
@@ -156,11 +156,6 @@ def _state(outcome: CorpusOutcome | DuplicatesOutcome | ReportOutcome) -> Metada
     metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
     warning = getattr(outcome, "warning", None)
     return metadata | ({"warning": warning} if warning else {})
-
-
-def _picture(path: Path) -> str:
-    """Markdown: the UI shows such images, and no SVG or HTML."""
-    return f"![{path.stem}](data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')})"
 
 
 def _rejected_examples(path: Path) -> dg.TableMetadataValue:

@@ -1,69 +1,58 @@
-"""How a cache reads: the first document or example of a split, decoded from the tokens on disk. Costs one small read."""
+"""How a cache reads, in Markdown: samples of a split, special tokens visible, targets marked.
+
+In an example the lines that the model is trained to say begin with + (the UI shows them in green), those it is only shown with a blank.
+"""
 
 import re
-from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from niels_cache_assets.cli.decoding import as_text
+from niels_cache_assets.samples import Sample, pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import (
-    DOC_ENDS_DTYPE,
-    IDX_DTYPE,
-    TOKEN_DTYPE,
-    Family,
-    Split,
-    doc_ends_name,
-    idx_name,
-    list_shards,
-    tokens_name,
-)
-from niels_cache_runtime.mmap import map_offsets
-
-EXCERPT_TOKENS = 300
+from niels_cache_runtime.formats import Family, Split
+from niels_cache_runtime.meta import Meta
 
 
-def first_item(folder: Path, family: Family, split: Split, tokenizer: SentencePieceTokenizer) -> str | None:
-    """Markdown: the start of the first document or example, special tokens visible. None where the split is empty.
+def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
+    """The first document or example, a random one, the longest and the shortest, each cut. None where the split is empty.
 
     A damaged cache gives a line that says so: what is wrong with it is the checks' to report, and they run after this.
     """
     try:
-        return _decoded(folder, family, split, tokenizer)
+        picked = pick_samples(folder, family, split, meta)
+        return "\n\n".join(_shown(sample, family, tokenizer) for sample in picked) or None
     except (NielsCacheError, OSError) as error:
         return f"cannot be shown: {error}"
 
 
-def _decoded(folder: Path, family: Family, split: Split, tokenizer: SentencePieceTokenizer) -> str | None:
-    if family == "pretrain":
-        ends = map_offsets(folder / doc_ends_name(split), DOC_ENDS_DTYPE)
-        length = int(ends[0]) if len(ends) else 0
-        paths = list_shards(folder / split)
-    else:
-        starts = map_offsets(folder / idx_name(split), IDX_DTYPE)
-        paths = [folder / tokens_name(split)]
-        length = int(starts[1]) if len(starts) > 1 else paths[0].stat().st_size // TOKEN_DTYPE.itemsize
-    if length < 1:
-        return None
-    shown = min(length, EXCERPT_TOKENS)
-    note = f"{length:,} tokens" if shown == length else f"the first {shown} of {length:,} tokens"
-    return f"{note}:\n\n{fenced(tokenizer.decode(_first_tokens(paths, shown)))}"
-
-
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "text") -> str:
     """A Markdown code block that no run of backticks in the text can end."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _first_tokens(paths: Sequence[Path], count: int) -> np.ndarray:
-    """The first `count` tokens of a stream that is cut into files."""
-    pieces: list[np.ndarray] = []
-    for path in paths:
-        pieces.append(np.fromfile(path, TOKEN_DTYPE, count=count))
-        count -= len(pieces[-1])
-        if not count:
-            break
-    return np.concatenate(pieces)
+def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) -> str:
+    noun = "document" if family == "pretrain" else "example"
+    cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
+    title = f"**{sample.what}**: {noun} {sample.number:,}, {sample.length:,} tokens{cut}"
+    if family == "pretrain":
+        return f"{title}\n\n{fenced(as_text(sample.tokens.tolist(), tokenizer))}"
+    return f"{title}\n\n{fenced(_marked(sample.tokens, tokenizer), 'diff')}"
+
+
+def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> str:
+    from niels_cache_runtime.sft_dataset import assistant_target_mask  # torch
+
+    ids = tokenizer.special_token_ids()
+    is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"]).tolist()
+    lines: list[str] = []
+    for targeted, run in groupby(zip(tokens.tolist(), is_target, strict=True), key=lambda pair: pair[1]):
+        text = as_text((token for token, _ in run), tokenizer)
+        lines += [f"{'+' if targeted else ' '} {line}" for line in text.split("\n")]
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """From a build's outcome to what the UI shows: numbers to plot, tables, excerpts, and the data version of each asset.
 
-Everything is taken from meta.json, but for the excerpt (a small read) and the seconds of this run. Nothing here hashes a file.
+From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Nothing here hashes a file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.defs.excerpt import first_item
+from niels_cache_assets.defs.excerpt import fenced, samples
+from niels_cache_assets.defs.pictures import measured, shares
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
@@ -34,7 +35,7 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 
 def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePieceTokenizer | None) -> Metadata:
-    """One split of a data set. `tokenizer` decodes the excerpt; a data set that is switched off has none."""
+    """One split of a data set. `tokenizer` decodes the samples; a data set that is switched off has none."""
     meta, files = outcome.meta, split_files(outcome.meta, split)
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "sha256": split_version(meta, split).value}
@@ -50,12 +51,14 @@ def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePiece
         "files": files_table(files),
         **_characters_per_token(meta, [split]),
     }
-    excerpt = first_item(outcome.directory, outcome.family, split, tokenizer)
-    return metadata | ({f"first_{_ITEMS[outcome.family][:-1]}": dg.MetadataValue.md(excerpt)} if excerpt else {})
+    shown = samples(outcome.directory, outcome.family, split, meta, tokenizer)
+    return metadata | ({"samples": dg.MetadataValue.md(shown)} if shown else {})
 
 
-def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Metadata:
-    """The data set as a whole, shown on meta_json. `settings` are those of the registry with this run's in them."""
+def dataset_metadata(
+    outcome: BuildOutcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
+) -> Metadata:
+    """The data set as a whole, shown on meta_json. `settings` are those of the registry with this run's in them; `draw`: plots too."""
     meta = outcome.meta
     metadata = {
         **_state(outcome),
@@ -68,14 +71,16 @@ def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Meta
         "settings": dg.MetadataValue.json(dict(settings)),
         "source": dg.MetadataValue.json(meta["source"]),
     }
-    if not meta["built"]:
+    if not meta["built"] or tokenizer is None:
         return metadata
     metadata |= {
+        "open_it": dg.MetadataValue.md(fenced(_snippet(outcome), "python")),
         "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
         "bytes": _bytes(meta["files"]),
         "dropped": sum(meta["dropped"].values()),
+        **shares(outcome, deduplicated=deduplicated),
         "dropped_by_reason": dropped_table(meta["dropped"]),
         "split_rule": meta["split_rule"],
         "facts": dg.MetadataValue.json(meta["facts"]),
@@ -83,7 +88,7 @@ def dataset_metadata(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Meta
         "vocab_size": meta["vocab_size"],
         **_characters_per_token(meta, SPLITS),
     }
-    return metadata
+    return metadata | measured(outcome, tokenizer, draw=draw)
 
 
 def tokenizer_metadata(outcome: TokenizerOutcome) -> Metadata:
@@ -153,6 +158,24 @@ def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
     if "characters" not in meta or not tokens:
         return {}
     return {"characters_per_token": round(sum(meta["characters"][split] for split in splits) / tokens, 3)}
+
+
+def _snippet(outcome: BuildOutcome) -> str:
+    """What opens this very cache for training, to be copied."""
+    folder = outcome.directory.absolute().as_posix()
+    if outcome.family == "pretrain":
+        return (
+            "import torch\nfrom niels_cache_runtime import PretrainTokenStreamDataset\n"
+            f'data = PretrainTokenStreamDataset({f"{folder}/train"!r}, T=1024, device="cpu")\n'
+            "x, y = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))"
+        )
+    return (
+        "import torch\nfrom niels_cache_runtime import SFTExampleDataset\n"
+        f"folder = {folder!r}\n"
+        'data = SFTExampleDataset(f"{folder}/train_tokens.bin", f"{folder}/train_idx.npy", T=1024, device="cpu", '
+        f"eot_id={outcome.meta['special_token_ids']['eot']})\n"
+        "x, y, y_masked = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))"
+    )
 
 
 def _schema(meta: Meta, family: Family) -> dg.TableSchema:

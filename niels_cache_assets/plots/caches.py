@@ -65,7 +65,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
         is_cut = LENGTH_EDGES[first:end] >= CONTEXT
         axes.stairs(np.where(is_cut, counts, 0), edges, fill=True, color=ORANGE)
         axes.axvline(CONTEXT, color=ORANGE, linewidth=1, linestyle="--")
-        text = f"T = {CONTEXT:,} cuts {percent(measures.cut / measures.items)}"
+        text = f"T = {CONTEXT:,} cuts {percent(measures.cut / measures.items) if measures.cut else 'none'}"
         axes.annotate(text, (CONTEXT, 1), xycoords=("data", "axes fraction"), xytext=(-5, -10), textcoords="offset points", ha="right",
                       fontsize=8, color=ORANGE)  # fmt: skip
         axes.set_xlim(min(edges[0], CONTEXT / 2), max(edges[-1], CONTEXT * 2))
@@ -79,7 +79,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
 def _frequency(measures: CacheMeasures) -> bytes:
     """How often the piece of each rank is used, both axes logarithmic; a straight line is Zipf's law."""
     counts = np.sort(measures.token_counts)[::-1]
-    used = int(np.count_nonzero(counts))
+    used = measures.pieces_used
     figure = new_figure(7.2, 3.0)
     axes = figure.subplots()
     part = "" if measures.counted == measures.tokens else f" (of {percent(measures.counted / measures.tokens)} of the tokens)"
@@ -99,7 +99,7 @@ def _frequency(measures: CacheMeasures) -> bytes:
     axes.set_ylim(bottom=0.7)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(color=GRID, linewidth=0.8)
     return as_png(figure)
 

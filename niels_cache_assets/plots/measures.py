@@ -7,7 +7,7 @@ are counted instead of all, so no cache takes longer than a second or two. Lengt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts, map_offsets
-from niels_cache_runtime.sft_dataset import example_target_mask
 
 MAX_TOKENS = 1 << 28
 CONTEXT = 1024  # tokens: the T of the examples
@@ -54,6 +53,16 @@ class CacheMeasures:
     counted: int
     tokens: int
     conversations: ConversationMeasures | None
+
+    @property
+    def pieces_used(self) -> int:
+        return int(np.count_nonzero(self.token_counts))
+
+    def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
+        """Given the UTF-8 bytes of every id. Special tokens count as tokens and have no characters."""
+        characters = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes], dtype=np.int64)
+        characters[list(special_ids)] = 0
+        return float(self.token_counts @ characters / max(1, self.counted))
 
 
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
@@ -114,11 +123,11 @@ def _lengths(directory: Path, family: Family, split: Split) -> Iterator[NDArray[
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
         for first in range(0, len(ends), _BLOCK_OFFSETS):
-            before = int(ends[first - 1]) if first else 0
-            yield np.diff(ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
+            block = ends[first : first + _BLOCK_OFFSETS].astype(np.int64)
+            yield block - np.append(int(ends[first - 1]) if first else 0, block[:-1])
     else:
         for tokens, starts in _examples(directory, split):
-            yield np.diff(starts, append=len(tokens))
+            yield np.append(starts[1:], len(tokens)) - starts
 
 
 class _Conversations:
@@ -129,6 +138,8 @@ class _Conversations:
         self._targets = 0
 
     def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
+        from niels_cache_runtime.sft_dataset import example_target_mask  # torch, which pretrain does not need here
+
         is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
         turns = np.add.reduceat(is_turn, starts, dtype=np.int64)

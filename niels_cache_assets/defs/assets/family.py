@@ -64,8 +64,11 @@ def stream_dataset(
         if outcome.warning:
             reporter.warn(outcome.warning)
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
-        settings = apply_run_settings(registry.source(name), own).identity()
+        source = apply_run_settings(registry.source(name), own)
         tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta["built"] else None
+        whole = dataset_metadata(
+            outcome, source.identity(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
+        )
         results: list[dg.MaterializeResult] = [
             dg.MaterializeResult(
                 TRAIN_KEYS[family],
@@ -75,8 +78,6 @@ def stream_dataset(
             dg.MaterializeResult(
                 VAL_KEYS[family], metadata=split_metadata(outcome, "val", tokenizer), data_version=split_version(outcome.meta, "val")
             ),
-            dg.MaterializeResult(
-                META_KEYS[family], metadata=dataset_metadata(outcome, settings), data_version=dg.DataVersion(outcome.meta["meta_sha256"])
-            ),
+            dg.MaterializeResult(META_KEYS[family], metadata=whole, data_version=dg.DataVersion(outcome.meta["meta_sha256"])),
         ]
     yield from results

@@ -1,0 +1,179 @@
+"""Samples, measures and plots of what was built: what they say, held against plain counting, and that they are small and shown."""
+
+import base64
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.documents import Message
+from niels_cache_assets.plots import measures as measuring
+from niels_cache_assets.plots.caches import cache_plots
+from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
+from niels_cache_assets.samples import pick_samples
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.formats import Family
+from niels_cache_runtime.meta import read_meta
+from tests.dagster_tools import Project, materializations, metadata
+from tests.tiny import sentences
+
+MAX_PNG_BYTES = 50_000
+
+
+@pytest.fixture
+def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(str(tiny_model))
+
+
+@pytest.fixture
+def notes(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Path:
+    texts = [" ".join(sentences(1 + number % 7, seed=number)) for number in range(60)]
+    build_pretrain_cache(
+        texts,
+        str(tmp_path / "notes"),
+        tokenizer=tokenizer,
+        max_train_tokens=10**9,
+        max_val_tokens=300,
+        shard_bytes=512,
+        seed=1,
+        shuffle_buffer=None,
+    )
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def chats(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Path:
+    def example(number: int) -> list[Message]:
+        said = sentences(4, seed=number) if number else [word * 400 for word in sentences(4, seed=0)]
+        roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant") * (1 + number % 2)
+        return [Message(role=role, content=text) for role, text in zip(roles, said, strict=False)]
+
+    build_sft_cache((example(number) for number in range(30)), str(tmp_path / "chats"), tokenizer=tokenizer, val_frac=0.1, seed=1)
+    return tmp_path / "chats"
+
+
+def documents_of(folder: Path) -> list[np.ndarray]:
+    """Every document of both splits, read plainly."""
+    found = []
+    for split in ("train", "val"):
+        tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted((folder / split).glob("*.bin"))])
+        found += np.split(tokens, np.load(folder / f"{split}_doc_ends.npy").astype(int)[:-1])
+    return found
+
+
+def examples_of(folder: Path) -> list[np.ndarray]:
+    found = []
+    for split in ("train", "val"):
+        found += np.split(np.fromfile(folder / f"{split}_tokens.bin", "<u2"), np.load(folder / f"{split}_idx.npy")[1:])
+    return found
+
+
+def test_lengths_and_tokens_are_counted_over_all_shards_of_both_splits(notes: Path) -> None:
+    meta, documents = read_meta(str(notes / "meta.json")), documents_of(notes)
+    assert len(documents) == 60
+    assert len(list((notes / "train").glob("*.bin"))) > 3
+    found = measure_cache(notes, "pretrain", meta)
+    assert found.items == 60
+    assert found.counted == found.tokens == sum(map(len, documents))
+    assert found.token_counts.tolist() == np.bincount(np.concatenate(documents), minlength=meta["vocab_size"]).tolist()
+    binned = Counter(int(LENGTH_EDGES[np.searchsorted(LENGTH_EDGES, len(document), side="right") - 1]) for document in documents)
+    assert {int(edge): int(count) for edge, count in zip(LENGTH_EDGES, found.lengths, strict=True) if count} == binned
+    assert found.conversations is None
+
+
+def test_blocks_give_what_one_pass_gives(notes: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
+    whole_chats = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
+    monkeypatch.setattr(measuring, "_BLOCK_TOKENS", 100)
+    monkeypatch.setattr(measuring, "_BLOCK_OFFSETS", 7)
+    again = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
+    assert again.lengths.tolist() == whole.lengths.tolist()
+    assert again.token_counts.tolist() == whole.token_counts.tolist()
+    again_chats = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
+    assert again_chats.conversations is not None
+    assert whole_chats.conversations is not None
+    assert again_chats.conversations.turns == whole_chats.conversations.turns
+    assert again_chats.conversations.target_shares.tolist() == whole_chats.conversations.target_shares.tolist()
+
+
+def test_of_a_large_cache_blocks_all_over_it_are_counted(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_BLOCK_TOKENS", 50)
+    meta = read_meta(str(notes / "meta.json"))
+    found = measure_cache(notes, "pretrain", meta, max_tokens=500)
+    assert 0 < found.counted < found.tokens
+    assert found.items == 60, "lengths are cheap, so they are of every document"
+    assert all(cache_plots(found, "pretrain", dropped={}).values())
+
+
+def test_turns_targets_and_what_a_row_cuts_are_counted(chats: Path, tokenizer: SentencePieceTokenizer) -> None:
+    meta, examples, ids = read_meta(str(chats / "meta.json")), examples_of(chats), tokenizer.special_token_ids()
+    found = measure_cache(chats, "sft", meta)
+    assert found.conversations is not None
+    assert found.items == len(examples) == 30
+    assert found.conversations.turns == Counter({2: 15, 4: 15})
+    said = sum(len(span) for example in examples for span in np.split(example, np.flatnonzero(example == ids["eot"]) + 1)
+               if len(span) and span[0] == ids["asst"])  # fmt: skip
+    spans = sum(int((example == ids["asst"]).sum()) for example in examples)
+    assert found.conversations.target_tokens == said - spans
+    assert int(found.conversations.target_shares.sum()) == 30
+    assert found.cut == sum(len(example) > CONTEXT + 1 for example in examples) == 1
+    texts = [tokenizer.decode([token for token in example.tolist() if token not in ids.values()]) for example in examples]
+    share = found.characters_per_token(tokenizer.piece_bytes(), ids.values())
+    assert share == pytest.approx(sum(map(len, texts)) / found.tokens, rel=0.05), "but for the blank before each message"
+
+
+def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
+    drawn = {}
+    given: list[tuple[Family, Path, dict[str, int]]] = [("pretrain", notes, {f"reason {n}": n for n in range(1, 30)}), ("sft", chats, {})]
+    for family, folder, dropped in given:
+        drawn[family] = cache_plots(measure_cache(folder, family, read_meta(str(folder / "meta.json"))), family, dropped=dropped)
+    assert list(drawn["pretrain"]) == ["lengths", "token frequency", "dropped"]
+    assert list(drawn["sft"]) == ["lengths", "conversations", "token frequency", "dropped"]
+    for png in [*drawn["pretrain"].values(), *drawn["sft"].values()]:
+        assert png.startswith(b"\x89PNG")
+        assert len(png) < MAX_PNG_BYTES
+        width, height = struct.unpack(">II", png[16:24])
+        assert width > 300
+        assert height > 100
+
+
+def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path) -> None:
+    meta = read_meta(str(notes / "meta.json"))
+    documents = documents_of(notes)[: meta["documents"]["train"]]
+    lengths = [len(document) for document in documents]
+    picked = {what: sample for sample in pick_samples(notes, "pretrain", "train", meta) for what in sample.what.split(", ")}
+    assert list(picked) == ["first", "random", "longest", "shortest"] or len(picked) == 4
+    assert picked["first"].number == 0
+    assert (picked["longest"].length, picked["shortest"].length) == (max(lengths), min(lengths))
+    for sample in picked.values():
+        assert sample.tokens.tolist() == documents[sample.number].tolist()[: len(sample.tokens)]
+    assert len(pick_samples(notes, "pretrain", "train", meta, shown=3)[0].tokens) == 3
+    examples = pick_samples(chats, "sft", "train", read_meta(str(chats / "meta.json")))
+    assert any(sample.length > CONTEXT for sample in examples)
+
+
+def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
+    assert project.build_tokenizer().success
+    events = materializations(project.build("chats", family="sft"), "stream_sft_dataset")
+    whole = metadata(events["sft/meta_json"])
+    images = whole["plots"].split("\n\n")
+    assert len(images) == 4
+    assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
+    assert 0 < whole["target_share"] < 1
+    assert (whole["dropped_share"], whole["cut_share"]) == (0, 0)
+    assert 1 < whole["characters_per_token"] < 10
+    scope: dict[str, object] = {}
+    exec(whole["open_it"].removeprefix("```python\n").removesuffix("```"), scope)
+    assert scope["x"].shape == (8, 1024)  # type: ignore[attr-defined]
+    lines = metadata(events["sft/train_pair"])["samples"].splitlines()
+    said = [line for line in lines if line.startswith("+ ")]
+    assert said
+    assert not any("<|usr|>" in line for line in said)
+    assert any(line.startswith("  <|usr|>") for line in lines)
