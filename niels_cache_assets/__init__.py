@@ -1,1 +1,16 @@
 """Turns text into token caches: sources as streams, one tokenization, uint16 shards with lineage and sha256 for every file."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from niels_cache_assets.hf import to_hf_dataset
+
+__all__ = ["to_hf_dataset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "to_hf_dataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from niels_cache_assets.hf import to_hf_dataset  # loads datasets and pyarrow, seconds that a command line need not wait
+
+    return to_hf_dataset

@@ -35,7 +35,7 @@ from niels_cache_runtime.formats import (
     tokens_name,
 )
 from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.opening import Verify, listed_files, open_meta, open_split
+from niels_cache_runtime.opening import Verify, check_same_build, listed_files, open_meta, open_split
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader import TokenLoader
@@ -101,13 +101,16 @@ class CacheSplit:
 
     @cached_property
     def stream(self) -> TokenStream:
-        """The tokens, mapped, and the place of every row; 8 bytes a row of memory. Raises NielsCacheError as `opening.open_split` does."""
+        """The tokens, mapped, and the place of every row; 8 bytes a row of memory. Raises NielsCacheError as `opening.open_split` does,
+        and if the data set was rebuilt since it was looked up."""
         if self.dataset.family == "sft":
             from niels_cache_runtime.sft_dataset import open_pair
 
-            _, tokens, starts = open_pair(*self._pair())
+            meta, tokens, starts = open_pair(*self._pair())
+            check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
             return TokenStream(pieces=[tokens], offsets=np.append(starts, len(tokens)))
         opened = open_split(self.folder, doc_ends=True)
+        check_same_build(self.folder, opened=self.dataset.meta, reopened=opened.meta)
         ends = require_doc_ends(self.folder, opened.doc_ends)
         mapped, lengths = opened.tokens, opened.tokens.shard_lengths
         gaps = mapped.shard_starts - (np.cumsum(lengths) - lengths)

@@ -101,6 +101,14 @@ def test_a_data_set_that_cannot_be_opened_hides_no_other(cache: Cache) -> None:
         cache.pretrain["off"]
 
 
+def test_rows_are_of_the_build_whose_sizes_were_shown(cache: Cache) -> None:
+    notes, chats = cache.pretrain["notes"].train, cache.sft["chats"].train
+    for split in (notes, chats):
+        rewrite_meta(Path(split.dataset.folder), seed=7)
+        with pytest.raises(NielsCacheError, match="rebuilt since"):
+            split[0]
+
+
 def test_what_a_meta_json_says_is_escaped_in_a_notebook(cache: Cache) -> None:
     rewrite_meta(Path(cache.root) / "pretrain" / "notes", dataset_revision="<script>alert(1)</script>")
     for page in (cache.pretrain["notes"]._repr_html_(), cache.pretrain["notes"].train._repr_html_(), cache.pretrain._repr_html_()):
