@@ -1,38 +1,43 @@
 """The command line: `niels-cache`, the same as `python -m niels_cache_assets.cli`.
 
-    parser.py        commands, help, wrong use in one line with the nearest choice
+    parser.py        the commands by group, wrong use in one line with the nearest choice
+    command.py       what is known of a command before it runs; *_options.py: its help and options
+    completion.py    completion for shells          exit_codes.py  their table        memory.py  what a command takes
     overrides.py     build-all's flags and --set as registry overrides
     build_all.py     build-all, with progress.py (bars), report.py (table at the end) and interrupts.py (Ctrl-C)
-    listing.py       list        status.py  status, with status_options.py    showing.py  show    verifying.py  verify
+    listing.py       list        status.py      status     showing.py  show            verifying.py  verify
     sampling.py      sample
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
     decoding.py      tokens as text, for sample and trace
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
-    exporting.py     export      importing.py   import     exchange_options.py  their options       transfers.py  bars of bytes
-    prebuilding.py   prebuild-index, with prebuild_options.py
-    ui.py            ui, with ui_options.py
+    exporting.py     export      importing.py   import     transfers.py   bars of bytes
+    prebuilding.py   prebuild-index
+    ui.py            ui
     corpora.py       where corpora and drop lists lie, and what to do where one is missing
     pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
 
-Exit codes: 0, 1 (a data set failed, verify found something), 2 (wrong use or configuration), 130 and 143 (interrupted). A command's
+A command's
 module, and with it torch, dagster or pydantic, is imported when that command runs, so that help is quick. Nothing here reads a source or
 writes a cache.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from niels_cache_assets.cli.console import print_error
+from niels_cache_assets.cli.console import Loudness, explain, print_error, speaking
+from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.interrupts import Interrupted
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_runtime.errors import NielsCacheError
 
-EXIT_WRONG_USE = 2
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for `niels-cache list | head -1`
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the shell where it asks for completions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,16 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv` None: the command line of this process, which an interrupted build then ends at once.
     """
+    loudness: Loudness = "normal"
     try:
+        _require_posix()
+        if COMPLETION_VARIABLE in os.environ and argv is None:
+            import_module(f"{__name__}.completion").complete()  # ends the process
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         if arguments is None:
-            return EXIT_WRONG_USE
-        code: int = import_module(f"{__name__}.{arguments.module}").run(arguments)
-        sys.stdout.flush()
-        return code
+            return WRONG_USE
+        loudness = "quiet" if arguments.quiet else "verbose" if arguments.verbose else "normal"
+        with speaking(loudness):
+            return _run(arguments)
     except NielsCacheError as error:
+        if loudness == "verbose":
+            traceback.print_exc()
         print_error(f"error: {error}")
-        return EXIT_WRONG_USE
+        return WRONG_USE
     except Interrupted as interrupt:
         print_error(str(interrupt))
         if argv is None:  # the process is ours: threads that still encode would hold up its exit by a second or more
@@ -57,7 +68,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return interrupt.exit_code
     except KeyboardInterrupt:
         print_error("interrupted")
-        return Interrupted.SIGINT_EXIT_CODE
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush at exit complains
-        return EXIT_BROKEN_PIPE
+        return BROKEN_PIPE
+    except Exception:
+        traceback.print_exc()
+        print_error("error: this is a bug of niels-cache; finished caches are as they were. Please report the lines above")
+        return BUG
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    code: int = import_module(f"{__name__}.{arguments.module}").run(arguments)
+    sys.stdout.flush()
+    if arguments.verbose:
+        from niels_cache_assets.cli.memory import peak_memory  # not to be had where there is no POSIX
+
+        explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
+    return code
+
+
+def _require_posix() -> None:
+    if _system() != "posix":
+        raise NielsCacheError(
+            f"niels-cache builds on Linux (and macOS): its locks and its exchange of directories are not to be had on {sys.platform}; "
+            "on Windows, run it in WSL 2. Caches that are built can be read there by niels_cache_runtime"
+        )
+
+
+def _system() -> str:
+    return os.name

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import diagnostics, output
 from niels_cache_assets.cli.context import TOKENIZER, open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE, collect_overrides
 from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.cli.report import print_next_steps, print_results
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
-
-EXIT_FAILED = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     print_results(console, results)
     print_next_steps(console, results, arguments)
-    return EXIT_FAILED if any(result.state == "failed" for result in results) else 0
+    return FAILED if any(result.state == "failed" for result in results) else 0
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

@@ -1,12 +1,16 @@
 """How the command line prints: results on stdout, progress and errors on stderr, and the few number formats that all commands share.
 
-Rich leaves colours out where NO_COLOR is set or the output is not a terminal.
+Rich leaves colours out where NO_COLOR is set or the output is not a terminal. How much is said (--quiet, --verbose) holds for the command
+that runs in this context.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
 PROGRAM = "niels-cache"
 SHORT_SHA256 = 12
 
+Loudness = Literal["quiet", "normal", "verbose"]
+
+_loudness: ContextVar[Loudness] = ContextVar("loudness", default="normal")
 _SHRUNK_WIDTH = 6
 _PIPE_WIDTH = 240  # a file or pipe has no width: tables are only as wide as what they hold
 
@@ -25,17 +32,47 @@ def print_error(message: str) -> None:
     print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def print_json(value: Any) -> None:
+    """On stdout, for programs: ASCII, two blanks deep. Paths become text."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+@contextmanager
+def speaking(loudness: Loudness) -> Iterator[None]:
+    """How much the command in the block says on stderr."""
+    token = _loudness.set(loudness)
+    try:
+        yield
+    finally:
+        _loudness.reset(token)
+
+
+def is_quiet() -> bool:
+    return _loudness.get() == "quiet"
+
+
+def explain(message: str) -> None:
+    """A line on stderr for those who asked for --verbose."""
+    if _loudness.get() == "verbose":
+        diagnostics().print(message, style="dim", soft_wrap=True)
+
+
 def output() -> Console:
     """stdout; numbers and paths are not highlighted on their own, markup in names is not interpreted."""
-    return _console(stderr=False)
+    return _console(stderr=False, quiet=False)
 
 
 def diagnostics() -> Console:
-    """stderr."""
-    return _console(stderr=True)
+    """stderr, for progress: nowhere with --quiet."""
+    return _console(stderr=True, quiet=is_quiet())
 
 
-def _console(*, stderr: bool) -> Console:
+def warnings() -> Console:
+    """stderr, for what is said even with --quiet."""
+    return _console(stderr=True, quiet=False)
+
+
+def _console(*, stderr: bool, quiet: bool) -> Console:
     from rich.console import Console
 
     class PipeConsole(Console):
@@ -44,7 +81,7 @@ def _console(*, stderr: bool) -> Console:
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return PipeConsole(
-        stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH
+        quiet=quiet, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from niels_cache_assets.cli.console import explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
@@ -34,7 +35,15 @@ class Place(NamedTuple):
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     """The configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
-    return registry, cache_root(registry, arguments.cache_dir)
+    root = cache_root(registry, arguments.cache_dir)
+    explain(f"settings: {settings_origin(registry)}; caches in {root.absolute()}")
+    return registry, root
+
+
+def settings_origin(registry: Registry) -> str:
+    """`profile quickstart`, `niels_cache.toml on profile default`."""
+    profile = f"profile {registry.profile}"
+    return profile if registry.origin == profile else f"{registry.origin} on {profile}"
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:

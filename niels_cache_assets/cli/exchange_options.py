@@ -4,45 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from niels_cache_assets.cli.command import Command
 from niels_cache_assets.cli.overrides import whole_number
 
-EXPORT = """\
-Write a pretrain cache as the files that other projects train from. FORMAT is one of
 
-  megatron   Megatron-LM: PREFIX.bin and PREFIX.idx, PREFIX being --out; with several splits
-             PREFIX_train and PREFIX_val; over --max-bytes PREFIX_00000, PREFIX_00001, ...
-  nanogpt    nanoGPT: train.bin and val.bin
-  llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
-  datatrove  datatrove, nanotron: train/NAME_00000_unshuffled.ds, ... with .index and .metadata
-  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load reads them
-
-EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
-appear when all of them are complete, with a list of their names (*.files) by which a later export
-to the same place knows what to replace."""
-
-EXPORT_EPILOG = """\
-examples:
-  niels-cache export megatron wikitext --split train --out data/wikitext --key text
-  niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
-  niels-cache export llmc wikitext --out data/llmc --dry-run
-  niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force"""
-
-IMPORT = """\
-Make a pretrain cache of another project's tokens: `import megatron PREFIX` reads PREFIX.bin and
-PREFIX.idx into the train split of a new cache NAME, document by document as they are there. What is
-written is verified before it takes its place.
-
-What tokens mean is not in those files. Say it with --tokenizer or --tokenizer-sha256 (where that is
-the tokenizer of the cache directory, it is known with its vocabulary and EOT), or with --vocab-size
-and --eot; else the cache says that it is unknown, and shows ids instead of text."""
-
-IMPORT_EPILOG = """\
-examples:
-  niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
-  niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model"""
-
-
-def add_export_options(parser: argparse.ArgumentParser) -> None:
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove or npy")
     parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built")
     parser.add_argument("--out", metavar="PATH", required=True, help="the folder to write into; for megatron, the files' PREFIX")
@@ -64,7 +30,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the files, their sizes, and what --force would delete; write nothing")
 
 
-def add_import_options(parser: argparse.ArgumentParser) -> None:
+def _add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron")
     parser.add_argument("prefix", metavar="PREFIX", help="the files without .bin and .idx: what becomes train")
     parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, none that is configured")
@@ -74,3 +40,50 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="how many ids there are")
     parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends documents")
     parser.add_argument("--force", action="store_true", help="replace an imported data set of that name")
+
+
+EXPORT = Command(
+    name="export",
+    module="exporting",
+    usage="FORMAT NAME --out PATH ",
+    summary="write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove or NumPy",
+    description="""\
+Write a pretrain cache as the files that other projects train from. FORMAT is one of
+
+  megatron   Megatron-LM: PREFIX.bin and PREFIX.idx, PREFIX being --out; with several splits
+             PREFIX_train and PREFIX_val; over --max-bytes PREFIX_00000, PREFIX_00001, ...
+  nanogpt    nanoGPT: train.bin and val.bin
+  llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
+  datatrove  datatrove, nanotron: train/NAME_00000_unshuffled.ds, ... with .index and .metadata
+  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load reads them
+
+EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
+appear when all of them are complete, with a list of their names (*.files) by which a later export
+to the same place knows what to replace.""",
+    examples="""\
+  niels-cache export megatron wikitext --split train --out data/wikitext --key text
+  niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
+  niels-cache export llmc wikitext --out data/llmc --dry-run
+  niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
+    add_options=_add_export_options,
+)
+
+
+IMPORT = Command(
+    name="import",
+    module="importing",
+    usage="FORMAT PREFIX --name NAME ",
+    summary="make a cache of Megatron-LM's tokens",
+    description="""\
+Make a pretrain cache of another project's tokens: `import megatron PREFIX` reads PREFIX.bin and
+PREFIX.idx into the train split of a new cache NAME, document by document as they are there. What is
+written is verified before it takes its place.
+
+What tokens mean is not in those files. Say it with --tokenizer or --tokenizer-sha256 (where that is
+the tokenizer of the cache directory, it is known with its vocabulary and EOT), or with --vocab-size
+and --eot; else the cache says that it is unknown, and shows ids instead of text.""",
+    examples="""\
+  niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
+  niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
+    add_options=_add_import_options,
+)

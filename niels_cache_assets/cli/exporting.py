@@ -11,6 +11,7 @@ from rich.console import Console
 
 from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_error
 from niels_cache_assets.cli.context import find_place, open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
@@ -20,8 +21,6 @@ from niels_cache_assets.export.writing import ExportPlan, write_export
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, SPLITS, tokenizer_dir
-
-EXIT_FAILED = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
                 write_export(plan, force=arguments.force, progress=progress)
         except NielsCacheError as error:
             print_error(f"error: {error}")
-            return EXIT_FAILED
+            return FAILED
     _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
     return 0
 

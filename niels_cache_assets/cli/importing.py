@@ -9,6 +9,7 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import SHORT_SHA256, counted, output, print_error
 from niels_cache_assets.cli.context import TOKENIZER, find_places, open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
@@ -20,7 +21,6 @@ from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer
 from niels_cache_runtime.meta import Meta, read_meta, sha256_file
 
 FORMATS = ("megatron",)
-EXIT_FAILED = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             meta = import_megatron(prefixes, directory, vocabulary=vocabulary, shard_bytes=registry.build.shard_bytes, progress=progress)
     except NielsCacheError as error:
         print_error(f"error: {error}")
-        return EXIT_FAILED
+        return FAILED
     console = output()
     for line in _summary(arguments.name, directory, meta):
         console.print(line, soft_wrap=True)

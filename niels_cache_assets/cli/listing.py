@@ -9,7 +9,7 @@ from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, split_counts
-from niels_cache_assets.cli.context import Place, find_places, open_registry
+from niels_cache_assets.cli.context import Place, find_places, open_registry, settings_origin
 from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
 from niels_cache_assets.registry import Registry
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(place.name, family, _source(place, registry), Text(state, style=style), *corpus, *counts)
     console = output()
     console.print(table)
-    console.print(f"\n{_origin(registry)}; caches in {root}", soft_wrap=True)
+    console.print(f"\n{settings_origin(registry)}; caches in {root}", soft_wrap=True)
     return 0
 
 
@@ -50,8 +50,3 @@ def _source(place: Place, registry: Registry) -> str:
         return "trained" if registry.tokenizer.model is None else "imported"
     configured = registry.datasets(place.kind)
     return configured[place.name].source if place.name in configured else "not configured"
-
-
-def _origin(registry: Registry) -> str:
-    profile = f"profile {registry.profile}"
-    return profile if registry.origin == profile else f"{registry.origin} on {profile}"

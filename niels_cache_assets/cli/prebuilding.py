@@ -15,13 +15,13 @@ from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, pl
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output, print_error
 from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.defaults import PROGRESS_SECONDS
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
-EXIT_FAILED = 1
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 OnArray = Callable[[str, int, int], None]
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             outcome = prebuild(plan, root=root, progress=progress)
     except NotWrittenError as error:
         print_error(f"error: {error}")
-        return EXIT_FAILED
+        return FAILED
     _print(outcome, plan)
     return 0
 

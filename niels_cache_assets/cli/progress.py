@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from niels_cache_assets.cli.console import is_quiet, warnings
+from niels_cache_assets.cli.memory import memory_now
 from niels_cache_assets.defaults import PROGRESS_SECONDS
 from niels_cache_assets.progress import Pace
 
@@ -18,12 +21,17 @@ if TYPE_CHECKING:
     from niels_cache_assets.corpus.prepare import CorpusProgress
     from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
 
+_WARNING = "WARNING"
+
 Clock = Callable[[], float]
 
 
 @contextmanager
 def build_listener(console: Console) -> Iterator[LaunchListener]:
-    """The listener that fits the console."""
+    """The listener that fits the console and --quiet."""
+    if is_quiet():
+        yield QuietListener()
+        return
     if not console.is_terminal:
         yield LineListener(console)
         return
@@ -71,6 +79,16 @@ def outcome_line(result: LaunchResult) -> str:
     return f"{state} in {result.seconds:.1f} s" + (f": {result.message}" if result.message else "")
 
 
+class _MemoryColumn(TextColumn):
+    """What the process takes, beside each bar that still moves: builds run in this one."""
+
+    def __init__(self) -> None:
+        super().__init__("", style="dim")
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.finished else memory_now() or "", style="dim")
+
+
 class BarListener:
     """Rich bars. A share that is not known yet makes the bar pulse."""
 
@@ -81,6 +99,7 @@ class BarListener:
             BarColumn(bar_width=24),
             TaskProgressColumn(show_speed=False),
             TextColumn("{task.fields[detail]}"),
+            _MemoryColumn(),
             TimeElapsedColumn(),
             console=console,
         )
@@ -103,7 +122,7 @@ class BarListener:
         self.bars.update(task, detail=describe_corpus(progress))
 
     def logged(self, name: str, message: str) -> None:
-        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith("WARNING") else "dim", markup=False)
+        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
@@ -114,6 +133,22 @@ class BarListener:
             self.bars.stop_task(task)
         else:
             self.bars.update(task, total=1.0, completed=1.0, detail=result.state.replace("_", " "))
+
+
+class QuietListener:
+    """Warnings alone; what failed stands in the table at the end."""
+
+    def started(self, name: str, family: str) -> None: ...
+
+    def progressed(self, name: str, progress: build_cache.Progress) -> None: ...
+
+    def prepared(self, name: str, progress: CorpusProgress) -> None: ...
+
+    def logged(self, name: str, message: str) -> None:
+        if message.startswith(_WARNING):
+            warnings().print(f"{name}: {message}", soft_wrap=True)
+
+    def finished(self, result: LaunchResult) -> None: ...
 
 
 class LineListener:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import PROGRAM, SHORT_SHA256, content_hash, file_size, new_table, split_counts, total_bytes
+from niels_cache_assets.cli.console import PROGRAM, SHORT_SHA256, content_hash, file_size, is_quiet, new_table, split_counts, total_bytes
 from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_runtime.formats import idx_name, tokens_name
 
@@ -57,9 +57,9 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 
 def print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
-    """How to look, check and train, with the real paths. Nothing where nothing was built."""
+    """How to look, check and train, with the real paths. Nothing where nothing was built, or with --quiet."""
     built = [result for result in results if result.state == "built" and result.family != "tokenizer" and result.meta and result.directory]
-    if not built:
+    if not built or is_quiet():
         return
     options = _options(arguments)
     example = next((result for result in built if result.family == "pretrain"), built[0])

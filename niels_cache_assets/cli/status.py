@@ -18,14 +18,13 @@ from rich.text import Text
 from niels_cache_assets.cache_state import CacheState, all_states
 from niels_cache_assets.cli.console import PROGRAM, new_table, output
 from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.streaming.directories import Work, work_on
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.verify import Finding, verify_cache
-
-EXIT_INCOMPLETE = 1
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"root": str(root), "data_sets": [row.as_json() for row in rows]}, indent=2))
     else:
         _print(rows, root)
-    return 0 if all(row.is_fine for row in rows) else EXIT_INCOMPLETE
+    return 0 if all(row.is_fine for row in rows) else FAILED
 
 
 def _chosen(states: list[CacheState], names: Iterable[str]) -> list[CacheState]:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-STATUS = """\
+from niels_cache_assets.cli.command import Command
+
+
+def _add_status_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
+    parser.add_argument("--full", action="store_true", help="read and verify every file")
+
+
+COMMAND = Command(
+    name="status",
+    module="status",
+    usage="[NAME ...] ",
+    summary="show what is complete, stale, broken, resumable or being built",
+    description="""\
 Show how the tokenizer, corpora, duplicates and caches stand, why, and what to do. Upstreams are not
 asked; whether their text has changed is for build-all to see.
 
@@ -17,16 +30,11 @@ asked; whether their text has changed is for build-all to see.
   resumable     an unfinished build lies beside it: the next one goes on where it ended
   being built   somebody is at work: which process, where, since when
 
-exit codes: 0 all of it is complete or off, 1 something is not."""
-
-STATUS_EPILOG = """\
-examples:
+exit codes: 0 all of it is complete or off, 1 something is not.""",
+    examples="""\
   niels-cache status                  everything
   niels-cache status wikitext --full  one data set and its corpus, every file hashed
-  niels-cache status --json           the same for programs"""
-
-
-def add_status_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
-    parser.add_argument("--full", action="store_true", help="read and verify every file")
-    parser.add_argument("--json", action="store_true", help="print JSON: conditions, states, who builds, what can be gone on with")
+  niels-cache status --json           the same for programs""",
+    add_options=_add_status_options,
+    has_json=True,
+)

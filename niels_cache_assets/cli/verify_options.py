@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from niels_cache_assets.cli.command import Command
 from niels_cache_assets.cli.overrides import whole_number
 
-VERIFY_EPILOG = """\
-examples:
-  niels-cache verify                    everything below the cache directory, corpora and indices too
-  niels-cache verify wikitext dolly15k  two data sets, and their corpora
-  niels-cache verify --quick            names and sizes only: no file is read
-  niels-cache verify --against-dagster  also against what Dagster recorded when it built them
 
-training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/"""
-
-
-def add_verify_options(parser: argparse.ArgumentParser) -> None:
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="data sets, tokenizer or duplicates; all of the cache directory where none is named"
     )
@@ -27,3 +19,19 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME): finds changes whose hashes were made anew",
     )
+
+
+COMMAND = Command(
+    name="verify",
+    module="verifying",
+    usage="[NAME ...] ",
+    summary="hash every file again and check the invariants of the format",
+    examples="""\
+  niels-cache verify                    everything below the cache directory, corpora and indices too
+  niels-cache verify wikitext dolly15k  two data sets, and their corpora
+  niels-cache verify --quick            names and sizes only: no file is read
+  niels-cache verify --against-dagster  also against what Dagster recorded when it built them
+
+training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/""",
+    add_options=_add_verify_options,
+)

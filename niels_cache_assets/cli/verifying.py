@@ -6,12 +6,11 @@ import argparse
 
 from niels_cache_assets.cli.console import counted, output
 from niels_cache_assets.cli.context import find_places, open_registry
+from niels_cache_assets.cli.exit_codes import FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.verify import find_folders, verify_cache
-
-EXIT_FINDINGS = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
     if findings:
-        return EXIT_FINDINGS
+        return FAILED
     how = "compared by name and size" if arguments.quick else "verified"
     names_found = ", ".join(folder.relative_to(root).as_posix() for folder in folders)
     output().print(f"{names_found}: {counted(len(folders), 'folder')} {how}, no findings", soft_wrap=True)

@@ -1,0 +1,85 @@
+"""What a shell is told when TAB is pressed, by argcomplete: commands, options, and values that depend on the configuration.
+
+Runs at every TAB: nothing heavy may be imported but for the names of data sets, which the registry has. `completion SHELL` prints what a
+shell has to read once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_args
+
+from niels_cache_assets.cli.completion_options import SHELLS
+from niels_cache_assets.cli.console import PROGRAM
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.parser import build_parsers
+from niels_cache_runtime.formats import SPLITS, Family
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from argcomplete import shellcode
+
+    from niels_cache_assets.registry import refuse_choice
+
+    if arguments.shell not in SHELLS:
+        refuse_choice(WHERE, "no shell", arguments.shell, SHELLS)
+    print(shellcode([PROGRAM], shell=arguments.shell))
+    return DONE
+
+
+def complete() -> NoReturn:
+    """Answer the shell that started this process, and leave."""
+    from argcomplete import autocomplete
+
+    top, commands = build_parsers()
+    for name, parser in commands.items():
+        for action in parser._actions:
+            values = values_of(name, action)
+            if values is not None:
+                action.completer = values  # type: ignore[attr-defined]
+    autocomplete(top, always_complete_options=False)
+    raise SystemExit  # autocomplete has left already
+
+
+def values_of(command: str, action: argparse.Action) -> Any:
+    """What may stand there: a function that argcomplete calls; None where files are offered."""
+    metavar = str(action.metavar)
+    if metavar == "NAME":
+        return _blend_names if command == "prebuild-index" else _data_set_names
+    choices = _CHOICES.get(f"{command} {metavar}", _CHOICES.get(metavar))
+    if choices is None and metavar in ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "TEXT"):
+        return None
+    return lambda **_: choices or ()
+
+
+_CHOICES: dict[str, Sequence[str]] = {
+    "ACTION": ("compare",),
+    "FORMAT": ("megatron", "nanogpt", "llmc", "datatrove", "npy"),
+    "import FORMAT": ("megatron",),
+    "HOW": ("reflink", "hardlink", "copy"),
+    "KIND": ("near", "exact"),
+    "PART": ("train", "valid", "test"),
+    "PROFILE": ("default", "quickstart"),
+    "SHELL": SHELLS,
+    "SPLIT": SPLITS,
+    "export SPLIT": (*SPLITS, "all"),
+    "STAGE": ("cache", "corpus"),
+}
+
+
+def _data_set_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    registry = _registry(parsed_args)
+    return ["tokenizer", *(name for family in get_args(Family) for name in registry.datasets(family))]
+
+
+def _blend_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    return list(_registry(parsed_args).blend)
+
+
+def _registry(parsed_args: argparse.Namespace) -> Any:
+    """Raises NielsCacheError for a configuration that is wrong, of which argcomplete makes no suggestion at all."""
+    from niels_cache_assets.registry import load_registry
+
+    return load_registry(profile=getattr(parsed_args, "profile", None), config=getattr(parsed_args, "config", None))

@@ -1,0 +1,63 @@
+"""Options and help of the commands that look at caches: list, show, sample."""
+
+from __future__ import annotations
+
+import argparse
+
+from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.corpus_options import SEED_HELP
+from niels_cache_assets.cli.overrides import whole_number
+
+
+def _add_show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set, or `tokenizer`")
+
+
+def _add_sample_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set that is built")
+    parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
+    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
+    parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
+    parser.add_argument(
+        "--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
+    )
+
+
+LIST = Command(
+    name="list",
+    module="listing",
+    summary="list all configured data sets, and what is built of them",
+    description="""\
+List all configured data sets, and what is built of them.
+
+states: in sync; missing; disabled (enabled = false); needs ... (a setting); other tokenizer, other
+settings (built before they changed); damaged (a file), unreadable (meta.json); `niels-cache status`
+says more
+
+corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
+    examples="  niels-cache list --profile quickstart",
+)
+
+SHOW = Command(
+    name="show",
+    module="showing",
+    usage="NAME ",
+    summary="show what a cache holds: counts, what was dropped, revision, files with sha256",
+    examples="""\
+  niels-cache show wikitext
+  niels-cache show tokenizer --cache-dir cache/quickstart""",
+    add_options=_add_show_options,
+)
+
+SAMPLE = Command(
+    name="sample",
+    module="sampling",
+    usage="NAME ",
+    summary="print random windows (pretrain), examples (SFT) or documents as text",
+    examples="""\
+  niels-cache sample wikitext                   three random windows of train
+  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
+  niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance""",
+    add_options=_add_sample_options,
+)

@@ -1,0 +1,117 @@
+"""What is the same for every command: completion, quiet and verbose, exit codes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.cli import completion, exit_codes, main
+from niels_cache_assets.cli.completion_options import SHELLS
+from niels_cache_assets.cli.console import diagnostics, speaking
+from niels_cache_assets.cli.parser import build_parsers
+from niels_cache_assets.cli.progress import build_listener
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT", "DAGSTER_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def completed(folder: Path, line: str) -> list[str]:
+    """What TAB offers at the end of the line, as argcomplete's protocol gives it to a shell."""
+    answer = folder / "answer"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(REPOSITORY),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    code = "import sys; from niels_cache_assets.cli import main; sys.argv[0] = 'niels-cache'; main()"
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, check=True, capture_output=True, timeout=60)
+    return sorted(word.strip() for word in answer.read_text().split("\n") if word.strip())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("niels-cache sta", ["status"]),
+        ("niels-cache sample my", ["my_notes"]),
+        ("niels-cache build-all --only tokenizer wikit", ["wikitext"]),
+        ("niels-cache sample --profile quickstart python", ["python_docs", "python_help"]),
+        ("niels-cache sample my_notes --split ", ["train", "val"]),
+        ("niels-cache export nano", ["nanogpt"]),
+    ],
+)
+def test_tab_completes_commands_data_sets_and_values(line: str, expected: list[str], empty_folder: Path) -> None:
+    (empty_folder / "niels_cache.toml").write_text('[pretrain.my_notes]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
+    assert completed(empty_folder, line) == expected
+
+
+def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -> None:
+    _, commands = build_parsers()
+    metavars = {str(action.metavar) for parser in commands.values() for action in parser._actions}
+    assert {key.rpartition(" ")[2] for key in completion._CHOICES} <= metavars | {"ACTION"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_a_shell_reads_is_valid_and_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == exit_codes.DONE
+    text = capsys.readouterr().out
+    assert "niels-cache" in text
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=60)
+
+
+def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bahs"]) == exit_codes.WRONG_USE
+    assert "did you mean 'bash'?" in capsys.readouterr().err
+
+
+def test_quiet_says_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with speaking("quiet"), build_listener(diagnostics()) as listener:
+        listener.started("notes", "pretrain")
+        listener.logged("notes", "resuming at 3%")
+        listener.logged("notes", "WARNING: 3 of 4 documents are dropped")
+    assert capsys.readouterr().err == "notes: WARNING: 3 of 4 documents are dropped\n"
+
+
+def test_verbose_says_what_is_used_and_where_an_error_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--profile", "quickstart", "--verbose"]) == exit_codes.DONE
+    output, errors = capsys.readouterr()
+    assert "python_docs" in output
+    assert errors.startswith("settings: profile quickstart; caches in ")
+    assert " of memory" in errors
+    assert main(["show", "wikitxt", "--verbose"]) == exit_codes.WRONG_USE
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors
+    assert errors.splitlines()[-1].startswith("niels-cache: error: ")
+
+
+def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "-q", "-v"]) == exit_codes.WRONG_USE
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("niels_cache_assets.cli.listing.run", lambda arguments: 1 // 0)
+    assert main(["list"]) == exit_codes.BUG
+    errors = capsys.readouterr().err
+    assert "ZeroDivisionError" in errors
+    assert "this is a bug of niels-cache" in errors.splitlines()[-1]
+
+
+def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("niels_cache_assets.cli._system", lambda: "nt")
+    assert main(["list"]) == exit_codes.WRONG_USE
+    assert "WSL 2" in capsys.readouterr().err
