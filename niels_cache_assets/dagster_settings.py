@@ -41,6 +41,6 @@ class DagsterSettings(BaseModel):
     @field_validator("repository")
     @classmethod
     def _on_the_web(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("https://", "http://")):
-            raise ValueError("is an address that begins with https://")
-        return value
+        if value is not None and not (value.startswith("https://") and ("github" in value or "gitlab" in value)):
+            raise ValueError("is an address of GitHub or GitLab that begins with https://")
+        return None if value is None else value.rstrip("/").removesuffix(".git")

@@ -68,7 +68,7 @@ def test_the_assets_of_a_corpus_are_these(project: Project) -> None:
         "corpus/documents": ("corpus", prepared, ["upstream/pretrain"], [LANGUAGE_PLAUSIBLE, REASONS_PLAUSIBLE]),
         "corpus/duplicates": ("corpus", None, ["corpus/documents"], []),
         "corpus/kept": ("corpus", prepared, ["corpus/documents", "corpus/duplicates"], [NOT_EMPTY]),
-        "corpus/report": ("corpus", prepared, ["corpus/documents", "corpus/duplicates"], []),
+        "corpus/report": ("reports", prepared, ["corpus/documents", "corpus/duplicates"], []),
         "pretrain/meta_json": ("pretrain", every, above, verified),
     }
     assert graph.get_check_spec(dg.AssetCheckKey(KEPT, NOT_EMPTY)).blocking

@@ -1,15 +1,18 @@
 """The definitions as a whole, as literal data: a change of a key, a dependency or a check is a decision, and shows here."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES
 from tests.dagster_tools import Project
 
 # key: (group, kinds, code version, partitions, dependencies, checks)
@@ -86,6 +89,9 @@ def test_streams_share_a_pool_and_are_not_retried(defs: dg.Definitions) -> None:
 
 
 def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Definitions) -> None:
+    for family in FAMILIES:
+        upstream = defs.resolve_assets_def(UPSTREAM_KEYS[family]).get_asset_spec(UPSTREAM_KEYS[family])
+        compile((upstream.description or "").split("```python\n")[1].removesuffix("```"), family, "exec")
     specs = [spec for spec in defs.resolve_all_asset_specs() if spec.group_name != "upstream"]
     assert len(specs) == 7
     for spec in specs:
@@ -93,6 +99,70 @@ def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Defin
         compile(code, spec.key.to_user_string(), "exec")
         folder = "/".join([spec.group_name or "", *([] if spec.group_name == "tokenizer" else ["<data set>"])])
         assert folder in (spec.description or "")
+
+
+def test_the_first_line_of_a_description_stands_alone(defs: dg.Definitions) -> None:
+    specs = defs.resolve_all_asset_specs()
+    assert len(specs) == 9
+    for spec in specs:
+        first, blank, *_ = (spec.description or "").split("\n")
+        assert first.endswith((".", ")."))
+        assert blank == ""
+        assert len(first) < 150
+
+
+def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.Definitions, tmp_path: Path) -> None:
+    links = code_links(defs)
+    assert len(links) == 9
+    for key, link in links.items():
+        assert isinstance(link, dg.LocalFileCodeReference)
+        lines = Path(link.file_path).read_text(encoding="utf-8").splitlines()
+        if key.startswith("upstream/"):
+            assert (link.file_path, link.label) == (str(tmp_path / "niels_cache.toml"), "niels_cache.toml")
+        else:
+            assert any("asset(" in line for line in lines[(link.line_number or 0) - 1 :][:1])
+
+
+def test_owners_tags_and_the_place_of_the_code_are_configured(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    toml = tmp_path / "niels_cache.toml"
+    table = """[dagster]
+owners = ["team:data", "ada@example.org"]
+tags = { project = "tiny" }
+repository = "https://github.com/ada/niels-cache.git"
+branch = "caches"
+"""
+    toml.write_text(toml.read_text().replace("[dagster]\n", table))
+    defs = project.defs
+    specs = list(defs.resolve_all_asset_specs())
+    assert len(specs) == 9
+    assert all(list(spec.owners) == ["team:data", "ada@example.org"] and spec.tags["project"] == "tiny" for spec in specs)
+    link = code_links(defs)["sft/train_pair"]
+    assert isinstance(link, dg.UrlCodeReference)
+    assert link.url.startswith("https://github.com/ada/niels-cache/tree/caches/niels_cache_assets/defs/assets/sft.py#L")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('owners = ["ada"]', "'ada' is neither an address nor a team; write it as 'ada@example.org' or 'team:data'"),
+        ('tags = { "a b" = "c" }', "'a b' = 'c': a tag is made of at most 63 letters, digits, _ - ."),
+        ('repository = "git@github.com:ada/niels-cache"', "is an address of GitHub or GitLab that begins with https://"),
+    ],
+)
+def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(tmp_path: Path, tiny_model: Path, line: str, message: str) -> None:
+    project = Project(tmp_path, tiny_model)
+    toml = tmp_path / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\n{line}\n"))
+    with pytest.raises(NielsCacheError, match=re.escape(message)):
+        _ = project.registry
+
+
+def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference | dg.UrlCodeReference]:
+    """Of every asset, its one link."""
+    found = {spec.key.to_user_string(): spec.metadata["dagster/code_references"].code_references for spec in defs.resolve_all_asset_specs()}
+    assert all(len(links) == 1 for links in found.values())
+    return {key: links[0] for key, links in found.items()}
 
 
 def test_the_code_location_is_what_the_environment_configures(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

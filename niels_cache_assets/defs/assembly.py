@@ -13,6 +13,7 @@ from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs
+from niels_cache_assets.defs.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry, cache_root, load_registry
@@ -29,14 +30,17 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
     registry = registry or load_registry()
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
-        assets=[
-            *upstream_specs(registry),
-            tokenizer_asset(registry),
-            *corpus_assets(registry),
-            pretrain_assets(registry),
-            sft_assets(registry),
-            *index_assets(registry),
-        ],
+        assets=presented(
+            [
+                *upstream_specs(registry),
+                tokenizer_asset(registry),
+                *corpus_assets(registry),
+                pretrain_assets(registry),
+                sft_assets(registry),
+                *index_assets(registry),
+            ],
+            registry,
+        ),
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),
         resources={**defaults, **(resources or {})},

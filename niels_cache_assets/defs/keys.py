@@ -21,6 +21,7 @@ DOCUMENTS = AssetKey(["corpus", "documents"])
 DUPLICATES = AssetKey(["corpus", "duplicates"])
 KEPT = AssetKey(["corpus", "kept"])
 REPORT = AssetKey(["corpus", "report"])
+REPORTS_GROUP = "reports"  # what is read by people, and by no asset
 
 INDEX = AssetKey(["index", "gpt"])
 

@@ -20,7 +20,12 @@ _DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data s
 
 Nothing is stored here. The data version of a partition is upstream's revision (a hub commit, or a digest of the files) when it was
 last looked at: by `niels-cache build-all` before it builds, or by the job `observe_upstream`. A partition whose revision has
-changed since its cache was built shows as unsynced."""
+changed since its cache was built shows as unsynced. What a data set is read from stands in niels_cache.toml, `[{family}.<data set>]`.
+
+```python
+from niels_cache_assets.registry import load_registry
+load_registry().source("<data set>").describe()
+```"""
 
 
 def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
