@@ -10,6 +10,7 @@ from niels_cache_assets.cli import (
     build_all_options,
     completion_options,
     corpus_options,
+    doctor_options,
     exchange_options,
     looking_options,
     prebuild_options,
@@ -29,7 +30,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND),
     "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
     "meet other projects": (exchange_options.EXPORT, exchange_options.IMPORT),
-    "your shell": (completion_options.COMMAND,),
+    "set up": (doctor_options.COMMAND, completion_options.COMMAND),
 }
 
 _DESCRIPTION = """\

@@ -220,6 +220,18 @@ def _spare_journal(target: Path) -> Path:
     return target.parent / f".{target.name}.journal"
 
 
+def can_exchange(folder: Path) -> bool:
+    """Whether two directories in `folder` can take each other's place in one step. Two are made there for it, and removed."""
+    first, second = folder / "first", folder / "second"
+    try:
+        first.mkdir()
+        second.mkdir()
+        return _exchange(first, second)
+    finally:
+        _remove(first)
+        _remove(second)
+
+
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two paths in one step. False where the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

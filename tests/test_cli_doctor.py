@@ -1,0 +1,99 @@
+"""`doctor`: what it finds, that each problem comes with its mend, and that it leaves nothing behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.cli import diagnosis, exit_codes, main
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT", "DAGSTER_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def examined(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> dict[str, dict[str, Any]]:
+    """The last finding of each kind."""
+    assert main(["doctor", "--json", *arguments]) == code
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert findings
+    assert all(finding["mend"] for finding in findings if finding["state"] != "ok"), "what is not well has a mend"
+    return {finding["what"]: finding for finding in findings}
+
+
+def test_a_good_environment_has_no_problem_and_stays_as_it_is(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(empty_folder / "home"))
+    monkeypatch.setattr(diagnosis, "_versions", lambda: diagnosis.Finding(what="packages", state="ok", found="as required"))
+    found = examined(capsys, "--profile", "quickstart", code=exit_codes.DONE)
+    assert {what: finding["state"] for what, finding in found.items() if what != "disk"} == dict.fromkeys(
+        ("system", "packages", "configuration", "cache directory", "DAGSTER_HOME", "hub"), "ok"
+    )
+    assert "2 data sets" in found["configuration"]["found"]
+    assert not list(empty_folder.iterdir())
+
+
+def test_the_table_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--config", "none.toml"]) == exit_codes.FAILED
+    output = capsys.readouterr().out
+    assert "none.toml: cannot be read" in output
+    assert "niels-cache init" in output
+    assert output.splitlines()[-1] == "1 problem"
+
+
+def test_packages_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = ["rich>=1", "numpy>=999", "no-such-package", 'pytest>=999; extra == "dev"']
+    monkeypatch.setattr(diagnosis.metadata, "requires", lambda name: requirements)
+    found = diagnosis._versions()
+    assert found.state == "problem"
+    assert "numpy>=999 (" in found.found
+    assert "no-such-package (missing)" in found.found
+    assert "'numpy>=999' 'no-such-package'" in found.mend
+    assert "pytest" not in found.found
+
+
+def test_a_cache_directory_that_cannot_be_written_is_a_problem(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = examined(capsys, "--offline", "--profile", "quickstart", "--cache-dir", "/proc/niels_cache", code=exit_codes.FAILED)
+    assert found["cache directory"]["state"] == "problem"
+    assert "hub" not in found, "--offline asks nothing"
+
+
+def test_a_file_system_without_locks_and_a_relative_home_are_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnosis, "_has_locks", lambda folder: False)
+    monkeypatch.setattr(diagnosis, "can_exchange", lambda folder: False)
+    monkeypatch.setenv("DAGSTER_HOME", "home")
+    found = examined(capsys, "--offline", "--profile", "quickstart", code=exit_codes.FAILED)
+    assert [found[what]["state"] for what in ("locks", "exchange", "DAGSTER_HOME")] == ["problem", "note", "problem"]
+
+
+def test_every_data_set_of_the_hub_is_asked_for_until_the_hub_is_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def ask(dataset: str, revision: str | None) -> None:
+        asked.append(dataset)
+        if "fineweb" in dataset:
+            raise NielsCacheError(f"{dataset}: this data set is gated; accept its terms")
+        if "dolly" in dataset:
+            raise SourceUnavailable(f"{dataset}: the hub cannot be reached now (timeout); try again")
+
+    monkeypatch.setattr(diagnosis, "_ask_hub", ask)
+    assert main(["doctor", "--json"]) == exit_codes.FAILED
+    findings = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "hub"]
+    assert [finding["state"] for finding in findings] == ["problem", "ok", "problem"]
+    assert findings[0]["mend"] == "accept its terms"
+    assert "HF_ENDPOINT" in findings[2]["mend"]
+    assert len(asked) == 3, "what would come after a hub that is away is not waited for"
