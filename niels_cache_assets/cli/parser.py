@@ -12,6 +12,7 @@ from niels_cache_assets.cli import (
     corpus_options,
     doctor_options,
     exchange_options,
+    init_options,
     looking_options,
     prebuild_options,
     status_options,
@@ -25,12 +26,12 @@ from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, tuple[Command, ...]] = {
+    "set up": (init_options.COMMAND, doctor_options.COMMAND, completion_options.COMMAND),
     "build": (build_all_options.COMMAND, prebuild_options.COMMAND),
     "see how it stands": (looking_options.LIST, status_options.COMMAND, verify_options.COMMAND, ui_options.COMMAND),
     "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND),
     "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
     "meet other projects": (exchange_options.EXPORT, exchange_options.IMPORT),
-    "set up": (doctor_options.COMMAND, completion_options.COMMAND),
 }
 
 _DESCRIPTION = """\
@@ -38,10 +39,11 @@ Turn text into token caches, with lineage and sha256 for every file, and look at
 
 Data sets come from a profile (default: fineweb_edu, wikitext, dolly15k, oasst1, ...; quickstart:
 Python's own documentation, no network) and from your niels_cache.toml, which adds tables and
-overrides keys."""
+overrides keys: `niels-cache init` writes one."""
 
 _EXAMPLES = """\
 examples:
+  niels-cache init                                     a niels_cache.toml; at a terminal it asks
   niels-cache build-all --profile quickstart           a small cache in about a minute, without network
   niels-cache build-all --only wikitext dolly15k       two data sets of the default profile
   niels-cache status                                   what is complete, what is not and why

@@ -1,0 +1,114 @@
+"""`init`: a niels_cache.toml for a project that has none. Its text is new_config.py's; what its keys mean, docs/configuration.md's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from niels_cache_assets.cli.console import PROGRAM, is_quiet, output
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.new_config import Wishes, render
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.registry import CONFIG_NAME, PROFILES, load_registry, refuse_choice
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask where nothing was said and somebody is there, then write."""
+    target = Path(arguments.out)
+    if target.exists() and not arguments.force:
+        raise NielsCacheError(f"{target}: is there already; edit it, replace it with --force, or write another with --out")
+    if arguments.profile not in (None, *PROFILES):
+        refuse_choice(f"{WHERE}: --profile", "no profile", arguments.profile, PROFILES)
+    wishes = _given(arguments)
+    if wishes == Wishes(folder=wishes.folder) and sys.stdin.isatty() and sys.stdout.isatty():
+        wishes = _asked(wishes.folder)
+    _write(target, render(wishes))
+    if not is_quiet():
+        option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
+        console = output()
+        console.print(f"{target} written. What to do next", style="bold", soft_wrap=True)
+        if wishes.profile == "quickstart":
+            option = f" --config {target}"  # that profile reads a file only where it is named
+        console.print(f"  {PROGRAM} doctor{option}  # is all there that a build needs?", soft_wrap=True)
+        console.print(f"  {PROGRAM} build-all{option}", soft_wrap=True)
+    return DONE
+
+
+def _given(arguments: argparse.Namespace) -> Wishes:
+    return Wishes(
+        folder=str(Path(arguments.out).parent),
+        profile=arguments.profile or PROFILES[0],
+        only_mine=arguments.only_mine,
+        files=tuple(arguments.files),
+        notes=arguments.notes,
+        roam=arguments.roam,
+        hub=tuple(arguments.hub),
+        chats=tuple(arguments.chats),
+        cache_dir=arguments.cache_dir,
+        tokenizer=arguments.tokenizer,
+        vocab_size=arguments.vocab_size,
+    )
+
+
+def _asked(folder: str) -> Wishes:
+    """The few questions that matter at a start; an empty answer is a fine one."""
+    console = output()
+    console.print("Enter takes what is in [ ]; everything can be changed in the file later.\n")
+    profile = _choice("Start from which profile: default (the hub, gigabytes) or quickstart (no network)?", PROFILES)
+    files = _paths("Text of your own: files or folders, separated by blanks [none]")
+    notes = _paths("A folder of Markdown notes [none]")
+    hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by blanks [none]: ").split()
+    chats = _paths("Files of conversations, .jsonl [none]")
+    own = bool(files or notes or hub or chats)
+    only_mine = own and _choice("Build the data sets of the profile, too?", ("yes", "no")) == "no"
+    cache_dir = input("Where shall caches lie? [cache]: ").strip()
+    return Wishes(
+        folder=folder,
+        profile=profile,
+        only_mine=only_mine,
+        files=tuple(files),
+        notes=notes[0] if notes else None,
+        hub=tuple(hub),
+        chats=tuple(chats),
+        cache_dir=cache_dir or None,
+    )
+
+
+def _choice(question: str, choices: tuple[str, ...]) -> str:
+    while True:
+        answer = input(f"{question} [{choices[0]}]: ").strip() or choices[0]
+        if answer in choices:
+            return answer
+        print(f"  one of {', '.join(choices)}")
+
+
+def _paths(question: str) -> list[str]:
+    """Asked again until all of them are there."""
+    while True:
+        paths = shlex.split(input(f"{question}: "))
+        missing = [path for path in paths if not Path(path).expanduser().exists()]
+        if not missing:
+            return paths
+        print(f"  {', '.join(missing)}: not there")
+
+
+def _write(target: Path, text: str) -> None:
+    """In one step, once the text is a configuration that loads: beside its place, since paths are relative to it."""
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
+            file.write(text)
+            file.flush()
+            try:
+                load_registry(config=file.name)
+            except NielsCacheError as error:
+                raise NielsCacheError(str(error).replace(file.name, str(target))) from error
+        partial = target.with_name(f".{target.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as error:
+        raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
