@@ -252,7 +252,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
         return f"{self._root}: no {self._family} data set {name!r}; {hint}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        return [(f"{self._family}[{name!r}]", *_glance(self._root, self._family, name)) for name in self]
+        return [(f".{self._family}[{name!r}]", *_glance(self._root, self._family, name)) for name in self]
 
     def __repr__(self) -> str:
         return in_lines(f"{self._root}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}", self._rows())

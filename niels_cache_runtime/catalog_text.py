@@ -14,9 +14,9 @@ def in_bytes(count: int) -> str:
 
 
 def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """`rows`: what to type after the dot, what train holds or what is wrong, what val holds."""
+    """`rows`: what to type after the name, what train holds or what is wrong, what val holds."""
     width = max((len(name) for name, _, _ in rows), default=0)
-    return "\n".join([title, *(f"  .{name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
+    return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
 
 
 def html_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
