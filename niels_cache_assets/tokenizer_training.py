@@ -28,6 +28,7 @@ from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.writers import Files, add_file
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import measure_sample
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
@@ -48,6 +49,7 @@ ROUND_TRIP_TEXTS = (
 )
 
 _POLL_SECONDS = 0.1
+_SAMPLE_NAME = "sample.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,10 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
         else:
             origin = {"trained_on": _train(registry, partial, log)}
         tokenizer = SentencePieceTokenizer(str(made), special_tokens=settings.special_tokens)
+        if settings.model is None:
+            sample = partial / _SAMPLE_NAME
+            origin["trained_on"] |= measure_sample(sample, origin["trained_on"]["sources"], tokenizer)
+            sample.unlink()
         files: Files = {}
         add_file(made, TOKENIZER_MODEL_NAME, files)
         write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
@@ -160,9 +166,9 @@ def _intact_meta(directory: Path) -> Meta | None:
 
 
 def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
-    """Spool the sample, train in a child process, and return what it was trained on."""
+    """Spool the sample, train in a child process, and return what it was trained on. The sample stays, to be measured."""
     settings = registry.tokenizer
-    sample = partial / "sample.txt"
+    sample = partial / _SAMPLE_NAME
     trained_on = _spool_sample(registry, sample, log)
     log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
     spec = {
@@ -174,7 +180,6 @@ def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
         "user_defined_symbols": list(settings.special_tokens.values()),
     }
     _run_child(spec)
-    sample.unlink()
     return trained_on
 
 

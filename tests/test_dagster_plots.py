@@ -1,6 +1,7 @@
 """Samples, measures and plots of what was built: what they say, held against plain counting, and that they are small and shown."""
 
 import base64
+import json
 import struct
 from collections import Counter
 from pathlib import Path
@@ -18,7 +19,7 @@ from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.formats import Family
 from niels_cache_runtime.meta import read_meta
-from tests.dagster_tools import Project, materializations, metadata
+from tests.dagster_tools import Project, materializations, metadata, rows
 from tests.tiny import sentences
 
 MAX_PNG_BYTES = 50_000
@@ -177,3 +178,35 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, 
     assert said
     assert not any("<|usr|>" in line for line in said)
     assert any(line.startswith("  <|usr|>") for line in lines)
+
+
+def test_a_trained_tokenizer_shows_how_it_fits_its_sources(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    project.configure(tokenizer='vocab_size = 330\ntrain_on = ["notes", "books"]')
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
+    found = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
+    model = SentencePieceTokenizer(str(project.root / "tokenizer/spm.model"))
+    lines = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
+    ratios = {row["data_set"]: row["characters_per_token"] for row in rows(found["characters_per_token_by_source"])}
+    assert ratios.keys() == {"notes", "books"}
+    assert ratios["notes"] == round(sum(map(len, lines)) / sum(len(model.encode(line)) for line in lines), 3)
+    words = rows(found["longest_words"])
+    assert len(words) > 3
+    for row in words:
+        pieces = row["cut"].split(" | ")
+        assert "".join(pieces) == row["word"]
+        assert len(pieces) == row["pieces"]
+    assert [row["word"] for row in words] == sorted((row["word"] for row in words), key=lambda word: (-len(word), word))
+    assert len(found["plots"].split("\n\n")) == 3
+    assert all(len(image) < MAX_PNG_BYTES for image in found["plots"].split("\n\n"))
+
+
+def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    first = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
+    assert "characters_per_token" not in first
+    built = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
+    again = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
+    assert again["characters_per_token"] == built["characters_per_token"]
+    assert "longest_words" not in again

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.defs.excerpt import fenced, samples
-from niels_cache_assets.defs.pictures import measured, shares
+from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
@@ -91,7 +91,8 @@ def dataset_metadata(
     return metadata | measured(outcome, tokenizer, draw=draw)
 
 
-def tokenizer_metadata(outcome: TokenizerOutcome) -> Metadata:
+def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
+    """`draw`: plots too."""
     meta = outcome.meta
     ids = [
         dg.TableRecord({"role": role, "piece": piece, "id": meta["special_token_ids"][role]})
@@ -109,6 +110,7 @@ def tokenizer_metadata(outcome: TokenizerOutcome) -> Metadata:
         "bytes": _bytes(meta["files"]),
         "special_tokens": dg.MetadataValue.table(ids),
         "seconds": round(outcome.seconds, 2),
+        **tokenizer_measured(outcome, draw=draw),
     }
     if "imported" in meta:
         return metadata | {"imported": meta["imported"]}

@@ -7,6 +7,8 @@ import dagster as dg
 
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import characters_per_token, split_words
+from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS
 
@@ -43,6 +45,26 @@ def measured(outcome: BuildOutcome, tokenizer: SentencePieceTokenizer, *, draw: 
         from niels_cache_assets.plots.caches import cache_plots  # a second or more: matplotlib
 
         found["plots"] = pictures(cache_plots(measures, family, dropped=meta["dropped"]))
+    return found
+
+
+def tokenizer_measured(outcome: TokenizerOutcome, *, draw: bool) -> dict[str, object]:
+    """Characters per token by source, the long words that are cut, and plots of them and of the pieces."""
+    tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
+    ratios, words = characters_per_token(outcome.model.parent.parent, outcome.meta), split_words(outcome.meta, tokenizer)
+    found: dict[str, object] = {}
+    if ratios:
+        rows = [dg.TableRecord({"data_set": name, "characters_per_token": ratio}) for name, ratio in ratios.items()]
+        found["characters_per_token_by_source"] = dg.MetadataValue.table(rows)
+        found["characters_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
+    if words:
+        cut = [dg.TableRecord({"word": word, "pieces": len(pieces), "cut": " | ".join(pieces)}) for word, pieces in words.items()]
+        found["longest_words"] = dg.MetadataValue.table(cut)
+    if draw:
+        from niels_cache_assets.plots.tokenizers import tokenizer_plots  # a second or more: matplotlib
+
+        plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios, words=words)
+        found["plots"] = pictures(plots)
     return found
 
 

@@ -51,7 +51,8 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
     """Items per half octave of tokens; for examples, those that a row of CONTEXT tokens cuts in another color."""
     figure = new_figure(7.2, 3.0)
     axes = figure.subplots()
-    set_title(axes, f"{measures.items:,} {noun} by length")
+    note = f"; T = {CONTEXT:,} cuts {percent(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
+    set_title(axes, f"{measures.items:,} {noun} by length{note}")
     filled = np.flatnonzero(measures.lengths)
     if not len(filled):
         say(axes, f"there are no {noun}")
@@ -65,9 +66,6 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
         is_cut = LENGTH_EDGES[first:end] >= CONTEXT
         axes.stairs(np.where(is_cut, counts, 0), edges, fill=True, color=ORANGE)
         axes.axvline(CONTEXT, color=ORANGE, linewidth=1, linestyle="--")
-        text = f"T = {CONTEXT:,} cuts {percent(measures.cut / measures.items) if measures.cut else 'none'}"
-        axes.annotate(text, (CONTEXT, 1), xycoords=("data", "axes fraction"), xytext=(-5, -10), textcoords="offset points", ha="right",
-                      fontsize=8, color=ORANGE)  # fmt: skip
         axes.set_xlim(min(edges[0], CONTEXT / 2), max(edges[-1], CONTEXT * 2))
     label_axis(axes, "tokens")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: short(length)))
@@ -116,7 +114,7 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
     values = [count for _, count in shown]
     axes.barh(range(len(shown)), values, height=BAR, color=BLUE)
     axes.set_yticks(range(len(shown)), [reason for reason, _ in shown])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
     label_bars(axes, values, [f"{count:,}  {percent(count / total)}" for count in values])
     if not shown:
         say(axes, "nothing was dropped")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ BAR = 0.62  # height or width, of the room for one
 
 
 def new_figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # a margin around the card, in inches
+    return Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
 
 
 def set_title(axes: Axes, text: str) -> None:
@@ -35,7 +37,7 @@ def set_title(axes: Axes, text: str) -> None:
     axes.set_axisbelow(True)
 
 
-def label_bars(axes: Axes, values: Sequence[int], labels: Sequence[str]) -> None:
+def label_bars(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
     """What each bar says, at its end; there is no axis to read then."""
     for index, (value, label) in enumerate(zip(values, labels, strict=True)):
         axes.annotate(label, (value, index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK)

@@ -45,6 +45,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
         with readable_failures():
             build = partial(build_tokenizer, registry, root=cache_root.path, force=config.force, log=reporter.log)
             outcome = in_turn(tokenizer_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
-        return dg.MaterializeResult(metadata=tokenizer_metadata(outcome), data_version=dg.DataVersion(outcome.meta["sha256"]))
+        metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["sha256"]))
 
     return tokenizer
