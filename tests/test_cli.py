@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,12 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     output, errors = capsys.readouterr()
     assert not errors
     return output
+
+
+def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    text = printed(capsys, *arguments, "--json", code=code)
+    assert text.isascii(), "it goes through any pipe"
+    return json.loads(text)
 
 
 def test_a_data_set_that_fails_does_not_stop_the_others(folder: Path, first_build: subprocess.CompletedProcess[str]) -> None:
@@ -265,3 +272,28 @@ def test_sample_spells_out_what_could_drive_a_terminal(built: Path) -> None:
 def test_sampling_from_an_empty_split_says_so(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "chats", "--split", "val"]) == 2
     assert "this split is empty (0 examples)" in capsys.readouterr().err
+
+
+def test_every_command_that_looks_prints_json_for_programs(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta = read_meta(str(built / "cache/pretrain/notes" / META_NAME))
+    listed = {row["name"]: row for row in printed_json(capsys, "list")["data_sets"]}
+    assert listed["notes"]["counts"] == {key: meta[key] for key in ("train_tokens", "val_tokens", "vocab_size")}
+    assert (listed["notes"]["sha256"], listed["roam"]["state"]) == (meta["content_sha256"], "not configured")
+    assert printed_json(capsys, "show", "notes")["cache"]["meta"] == meta
+    assert printed_json(capsys, "show", "notes")["corpus"] is None
+    sampled = printed_json(capsys, "sample", "chats", "-n", "1", "--seed", "3")
+    sample = sampled["samples"][0]
+    assert (sampled["seed"], len(sample["tokens"]), any(sample["is_target"])) == (3, len(sample["is_target"]), True)
+    assert sample["text"].startswith("<|usr|>a stream?")
+    exported = printed_json(capsys, "export", "npy", "notes", "--out", str(tmp_path / "npy"), "--dry-run")
+    assert [file["tokens"] for file in exported["files"] if file["tokens"]] == [meta["train_tokens"], meta["val_tokens"]]
+    assert exported["written"] is False
+
+
+def test_verify_prints_findings_as_json(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = shutil.copytree(built / "cache", tmp_path / "cache")
+    assert printed_json(capsys, "verify", "--cache-dir", str(root))["findings"] == []
+    (root / "pretrain/notes/train/shard_00000.bin").unlink()
+    verified = printed_json(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
+    assert verified["folders"] == ["pretrain/notes"]
+    assert verified["findings"][0]["path"] == "train/shard_00000.bin"

@@ -3,6 +3,7 @@
 What a real build does is in test_cli.py.
 """
 
+import json
 import re
 import shlex
 import subprocess
@@ -301,6 +302,14 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     assert "NIELS_CACHE_ROOT='my caches' " in text
     assert " ui  # lineage" in text
     assert "T=256" in text
+
+
+def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher.results = [result("wikitext"), result("roam", "failed", message="no such folder", meta=None, directory=None)]
+    assert main(["build-all", "--json"]) == exit_codes.FAILED
+    built, failed = json.loads(capsys.readouterr().out)["results"]
+    assert (built["state"], built["counts"]) == ("built", {"train_tokens": 1_234_567, "val_tokens": 89})
+    assert (failed["state"], failed["message"], failed["sha256"]) == ("failed", "no such folder", None)
 
 
 def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

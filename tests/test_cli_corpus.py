@@ -306,6 +306,23 @@ def test_duplicates_shows_both_texts_with_their_similarity(duplicates: Meta, cap
     assert printed(capsys, "duplicates", "copies", "-n", "99", "--seed", "1") == shown
 
 
+def test_what_cleaning_and_duplicates_show_is_json_for_programs(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for row in pq.read_table("cache/duplicates/copies.parquet").to_pylist() if row["kind"] == "near"]
+    found = json.loads(printed(capsys, "duplicates", "copies", "-n", "99", "--json"))
+    assert [pair["ordinal"] for pair in found["pairs"]] == [row["ordinal"] for row in rows]
+    assert all(pair["document"]["text"] != pair["because"]["text"] for pair in found["pairs"])
+    assert json.loads(printed(capsys, "duplicates", "--json"))["datasets"]["copies"] == found["counts"]
+    corpus = json.loads(printed(capsys, "show", "copies", "--json"))["corpus"]
+    assert corpus["duplicates"] == found["counts"]
+    rejected = json.loads(printed(capsys, "rejected", "notes", "--json", "-n", "1"))
+    assert rejected["read"] == rejected["kept"] + sum(rejected["dropped"].values())
+    assert {row["reason"] for row in rejected["examples"]} == set(rejected["dropped"])
+    sampled = json.loads(printed(capsys, "sample", "copies", "--stage", "corpus", "-n", "2", "--json"))["samples"]
+    assert [sorted(sample)[:2] for sample in sampled] == [["file", "ordinal"]] * 2
+    cleaned = json.loads(printed(capsys, "clean", "notes.jsonl", "--json", "-n", "1"))
+    assert cleaned["documents"] == {"read": rejected["read"], "kept": rejected["kept"]}
+
+
 def test_the_closest_calls_are_the_least_similar_in_order(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pq.read_table("cache/duplicates/copies.parquet").to_pylist()
     least = sorted(row["similarity"] for row in rows if row["kind"] == "near")[:4]

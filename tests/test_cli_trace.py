@@ -185,6 +185,19 @@ def test_a_whole_row_is_its_documents_one_after_the_other(run: Run, state_file: 
             assert len(passage) > 1
 
 
+def test_a_batch_is_json_for_programs(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(traced(capsys, "--state", state_file, "--step", "2", "--json"))["rows"]
+    assert [row["tokens"][:-1] for row in rows] == run.batches[2].x.tolist()
+    segments = [(row["data_set"], segment) for row in rows for segment in row["segments"] if not segment.get("padding")]
+    assert {dataset for dataset, _ in segments} == {"notes", "chats"}
+    for dataset, segment in segments:
+        whole = TEXTS[segment["document"]] if dataset == "notes" else "a stream?" + ANSWERS[segment["row"]]
+        assert plain(segment["text"]) in whole
+    one = json.loads(traced(capsys, "--state", state_file, "--step", "2", "--row", "1", "--column", "17", "--json"))["rows"]
+    assert [row["token"] for row in one] == [rows[1]["tokens"][17]]
+    assert len(one[0]["segments"]) == 1
+
+
 def test_one_token_is_marked_in_its_neighbourhood(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     row = next(row for row in range(4) if (run.batches[1].y_masked[row] >= 0).all())  # a window, where all is to be learned
     for column in (0, 1, 17, T):

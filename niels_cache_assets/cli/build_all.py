@@ -9,13 +9,13 @@ import argparse
 import os
 from pathlib import Path
 
-from niels_cache_assets.cli.console import diagnostics, output
+from niels_cache_assets.cli.console import diagnostics, output, print_json
 from niels_cache_assets.cli.context import TOKENIZER, open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE, collect_overrides
 from niels_cache_assets.cli.progress import build_listener
-from niels_cache_assets.cli.report import print_next_steps, print_results
+from niels_cache_assets.cli.report import print_next_steps, print_results, result_json
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,10 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
+    code = FAILED if any(result.state == "failed" for result in results) else DONE
+    if arguments.json:
+        print_json({"root": root, "results": [result_json(result) for result in results]})
+        return code
     console = output()
     print_results(console, results)
     print_next_steps(console, results, arguments)
-    return FAILED if any(result.state == "failed" for result in results) else 0
+    return code
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

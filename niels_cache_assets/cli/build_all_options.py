@@ -50,4 +50,5 @@ was; one that still needs a setting (roam without a folder) is skipped.""",
   niels-cache build-all --roam-dir ~/roam --set pretrain.wikitext.enabled=false
   niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
     add_options=_add_options,
+    has_json=True,
 )

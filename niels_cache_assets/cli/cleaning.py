@@ -20,10 +20,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.cli.console import counted, diagnostics, output
+from niels_cache_assets.cli.console import counted, diagnostics, output, print_json
 from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE, parse_value
-from niels_cache_assets.cli.rejections import check_reason, examples_by_reason, print_examples, print_reasons
+from niels_cache_assets.cli.rejections import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.report import estimated_tokens
@@ -63,11 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
         task = bar.add_task("cleaning", total=None, detail="")
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
             bar.update(task, detail=f"{outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
+    count = arguments.count if arguments.count is not None else EXAMPLES if arguments.reason else 0
+    if arguments.json:
+        examples = chosen_examples(examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
+        print_json({**outcome.meta(), "examples": examples})
+        return DONE
     console = output()
     _print_counts(console, outcome)
-    count = arguments.count if arguments.count is not None else EXAMPLES if arguments.reason else 0
     print_examples(console, examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
-    return 0
+    return DONE
 
 
 def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:

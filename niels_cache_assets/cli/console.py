@@ -7,6 +7,7 @@ that runs in this context.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "niels-cache"
 SHORT_SHA256 = 12
+COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")  # of a meta.json, where it has them
 
 Loudness = Literal["quiet", "normal", "verbose"]
 
@@ -33,8 +35,12 @@ def print_error(message: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """On stdout, for programs: ASCII, two blanks deep. Paths become text."""
-    print(json.dumps(value, indent=2, default=str))
+    """On stdout, for programs: ASCII, two blanks deep. Paths become text, numbers of NumPy's numbers."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 @contextmanager

@@ -66,6 +66,7 @@ file in it. The thresholds are those of [cleaning] in your configuration.""",
 
 What each reason means, and where its threshold comes from: docs/cleaning.md""",
     add_options=_add_clean_options,
+    has_json=True,
 )
 
 
@@ -82,6 +83,7 @@ was measured. 50 of each reason are kept, drawn evenly over all of them.""",
   niels-cache rejected wikipedia --reason list_page -n 20
   niels-cache rejected wikipedia -n 0                   the counts alone""",
     add_options=_add_rejected_options,
+    has_json=True,
 )
 
 
@@ -99,4 +101,5 @@ another data set, another split or further up. Without NAME: how many there are,
   niels-cache duplicates wikipedia --closest-call -n 5  the five least similar: is the threshold right?
   niels-cache duplicates wikipedia --kind exact""",
     add_options=_add_duplicates_options,
+    has_json=True,
 )

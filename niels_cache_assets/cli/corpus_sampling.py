@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from niels_cache_assets.cli.console import counted, output
+from niels_cache_assets.cli.console import counted, output, print_json
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
 from niels_cache_assets.cli.decoding import spell_controls
 from niels_cache_assets.cli.pairs import excerpt
@@ -21,6 +21,11 @@ def print_sample(arguments: argparse.Namespace, registry: Registry, root: Path, 
     _, meta = find_corpus(registry, root, name)
     searched = duplicates_of(root, name, meta) is not None
     sample = sample_corpus(registry, name, root=root, count=arguments.count, seed=seed, minus_duplicates=searched)
+    if arguments.json:
+        documents = [{"ordinal": ordinal, **document._asdict()} for ordinal, document in sample.documents]
+        counts = {"documents": sample.kept, "mean_characters": sample.mean_characters, "estimated_tokens": sample.estimated_tokens}
+        print_json({"name": name, "stage": "corpus", "seed": seed, **counts, "samples": documents})
+        return
     console = output()
     for ordinal, document in sample.documents:
         console.print(f"--- {_title(ordinal, document)}", style="bold", soft_wrap=True)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from niels_cache_assets.cli.console import counted, new_table, output
+from niels_cache_assets.cli.console import counted, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.corpora import find_corpus, find_drop_list, find_drop_lists, require_same_corpus, share_of
 from niels_cache_assets.cli.decoding import spell_controls
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.pairs import print_pair
 from niels_cache_assets.cli.parquet_rows import column, rows_at
@@ -45,17 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
     seed = draw_seed(arguments.seed)
     console = output()
     if arguments.name is None:
-        _print_counts(console, find_drop_lists(registry, root))
-        return 0
+        lists = find_drop_lists(registry, root)
+        if arguments.json:
+            print_json({key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")})
+        else:
+            _print_counts(console, lists)
+        return DONE
     meta = find_drop_list(registry, root, arguments.name)
     counts = meta["datasets"][arguments.name]
     kind = arguments.kind or ("near" if counts["near"] else "exact")
+    if arguments.json:
+        pairs = _drawn(arguments, root, kind, seed) if counts[kind] else []
+        texts = _texts(registry, root, arguments.name, pairs, meta)
+        print_json({"name": arguments.name, "counts": counts, "pairs": [_as_json(arguments.name, pair, texts) for pair in pairs]})
+        return DONE
     going = f"{counts['exact']:,} go as exact and {counts['near']:,} as near duplicates"
     console.print(f"{arguments.name}: {counted(counts['documents'], 'document')}, of which {going}", style="bold", soft_wrap=True)
     if not counts[kind]:
-        return 0
-    path = duplicates_dir(root) / duplicates_file(arguments.name)
-    pairs = _choose(path, kind, arguments.count, seed=None if arguments.closest_call else seed)
+        return DONE
+    pairs = _drawn(arguments, root, kind, seed)
     texts = _texts(registry, root, arguments.name, pairs, meta)
     for pair in pairs:
         titles = _titles(arguments.name, pair, texts)
@@ -64,7 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
         print_pair(console, titles, sides, characters=arguments.characters)
     if not arguments.closest_call:
         console.print(f"\n(--seed {seed} shows the same again)", style="dim")
-    return 0
+    return DONE
+
+
+def _drawn(arguments: argparse.Namespace, root: Path, kind: str, seed: int) -> list[Pair]:
+    path = duplicates_dir(root) / duplicates_file(arguments.name)
+    return _choose(path, kind, arguments.count, seed=None if arguments.closest_call else seed)
+
+
+def _as_json(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
+    """The pair's row of the drop list, and both documents."""
+    return {
+        **pair,
+        "document": texts[name, pair["ordinal"]],
+        "because": texts[pair["because_dataset"], pair["because_ordinal"]],
+    }
 
 
 def _print_counts(console: Console, meta: Meta) -> None:

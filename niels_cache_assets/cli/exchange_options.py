@@ -66,6 +66,7 @@ to the same place knows what to replace.""",
   niels-cache export llmc wikitext --out data/llmc --dry-run
   niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
     add_options=_add_export_options,
+    has_json=True,
 )
 
 
@@ -86,4 +87,5 @@ and --eot; else the cache says that it is unknown, and shows ids instead of text
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
     add_options=_add_import_options,
+    has_json=True,
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 
-from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_error
+from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_error, print_json
 from niels_cache_assets.cli.context import find_place, open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
@@ -41,8 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         except NielsCacheError as error:
             print_error(f"error: {error}")
             return FAILED
+    if arguments.json:
+        print_json(_as_json(plan, settings.format, dry_run=arguments.dry_run))
+        return DONE
     _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
-    return 0
+    return DONE
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
@@ -79,6 +83,12 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
 
 def _kind(kind: str) -> str:
     return "the tokenizer" if kind == "tokenizer" else "an SFT data set"
+
+
+def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
+    files = [{**asdict(file), "name": plan.folder / file.name} for file in plan.files]
+    deleted = [plan.folder / name for name in plan.deleted()] if dry_run else []
+    return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "would_be_deleted": deleted}
 
 
 def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: bool) -> None:

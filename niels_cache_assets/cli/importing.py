@@ -7,9 +7,9 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
-from niels_cache_assets.cli.console import SHORT_SHA256, counted, output, print_error
+from niels_cache_assets.cli.console import SHORT_SHA256, counted, output, print_error, print_json
 from niels_cache_assets.cli.context import TOKENIZER, find_places, open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
@@ -50,10 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     except NielsCacheError as error:
         print_error(f"error: {error}")
         return FAILED
+    if arguments.json:
+        print_json({"name": arguments.name, "directory": directory, "meta": meta})
+        return DONE
     console = output()
     for line in _summary(arguments.name, directory, meta):
         console.print(line, soft_wrap=True)
-    return 0
+    return DONE
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:

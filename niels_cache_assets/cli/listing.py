@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
-from niels_cache_assets.cli.console import new_table, output, split_counts
+from niels_cache_assets.cli.console import COUNTS, content_hash, new_table, output, print_json, split_counts
 from niels_cache_assets.cli.context import Place, find_places, open_registry, settings_origin
 from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.registry import Registry
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
@@ -21,6 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     places = find_places(registry, root)
     corpora = corpus_names(registry, root)
+    if arguments.json:
+        print_json({"root": str(root), "data_sets": [_as_json(place, registry, root, corpora) for place in places.values()]})
+        return DONE
     right = ("corpus", "train", "val") if corpora else ("train", "val")
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
     for place in places.values():
@@ -34,7 +40,25 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     console.print(table)
     console.print(f"\n{settings_origin(registry)}; caches in {root}", soft_wrap=True)
-    return 0
+    return DONE
+
+
+def _as_json(place: Place, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
+    judged = _judge(place, registry, root)
+    counted = judged.state not in _WITHOUT_COUNTS and place.meta().get("built", True)
+    meta = place.meta() if counted else {}
+    counts = {key: meta[key] for key in COUNTS if key in meta}
+    return {
+        "name": place.name,
+        "kind": place.kind,
+        "source": _source(place, registry),
+        "directory": str(place.directory),
+        "state": judged.state,
+        "advice": judged.advice,
+        "counts": counts,
+        "sha256": content_hash(meta) if counted else None,
+        "corpus": corpus_summary(registry, root, place.name) if place.name in corpora else None,
+    }
 
 
 def _judge(place: Place, registry: Registry, root: Path) -> CacheState:

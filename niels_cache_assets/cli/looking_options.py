@@ -37,6 +37,7 @@ says more
 
 corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
     examples="  niels-cache list --profile quickstart",
+    has_json=True,
 )
 
 SHOW = Command(
@@ -48,6 +49,7 @@ SHOW = Command(
   niels-cache show wikitext
   niels-cache show tokenizer --cache-dir cache/quickstart""",
     add_options=_add_show_options,
+    has_json=True,
 )
 
 SAMPLE = Command(
@@ -60,4 +62,5 @@ SAMPLE = Command(
   niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
   niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance""",
     add_options=_add_sample_options,
+    has_json=True,
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,33 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
         if segment.file != _UNKNOWN:
             console.print(f"\ncolumns {_columns(segment)}:", style="bold")
             console.print(Text(cache.text(row, segment.first, segment.last)), soft_wrap=True)
+
+
+def row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
+    """The row for programs: its tokens, and each segment with its document and text; of a column, the segment that it is in alone."""
+    segments = [segment for segment in segments_of(row) if column is None or segment.first <= column < segment.last]
+    whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
+    if column is not None:
+        whole |= {"column": column, "token": int(row.tokens[column]), "offset_in_document": int(row.document_offsets[column])}
+    return {**whole, "segments": [_segment_json(segment, row, cache) for segment in segments]}
+
+
+def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
+    columns = {"first_column": segment.first, "last_column": segment.last - 1}
+    if segment.file == _UNKNOWN:
+        return {**columns, "padding": True}
+    lineage = cache.lineage.get(segment.document)
+    return {
+        **columns,
+        "shard": cache.file(segment.file),
+        "offset": segment.offset,
+        cache.unit: None if segment.document == _UNKNOWN else segment.document,
+        "from_token": segment.document_offset,
+        "source_id": lineage.source_id if lineage else None,
+        "file": lineage.file if lineage else None,
+        "row": lineage.row if lineage else None,
+        "text": cache.text(row, segment.first, segment.last),
+    }
 
 
 def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text] = ()) -> Table:

@@ -41,4 +41,5 @@ and is found there by MegatronGPTDataset and open_blend of niels_cache_runtime.m
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 50_000 --split 99,1,0 --part valid""",
     add_options=_add_prebuild_options,
+    has_json=True,
 )

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -13,9 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output, print_error
+from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output, print_error, print_json
 from niels_cache_assets.cli.context import open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.defaults import PROGRESS_SECONDS
@@ -37,8 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     except NotWrittenError as error:
         print_error(f"error: {error}")
         return FAILED
+    if arguments.json:
+        indices = [{**asdict(index), "hash": index.hash} for index in outcome.indices]
+        print_json({"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.hash, "indices": indices})
+        return DONE
     _print(outcome, plan)
-    return 0
+    return DONE
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from niels_cache_assets.cli.console import counted, new_table, output
+from niels_cache_assets.cli.console import counted, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.corpora import find_corpus, share_of
 from niels_cache_assets.cli.decoding import spell_controls
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.pairs import excerpt
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
@@ -35,6 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
         check_reason(arguments.reason, dropped)
     with open_documents(directory / REJECTED_NAME) as parquet:
         examples = examples_by_reason(parquet.read(columns=list(REJECTED)).to_pylist())
+    if arguments.json:
+        print_json(
+            {
+                "name": arguments.name,
+                "read": documents_given(meta),
+                "kept": meta["documents"]["kept"],
+                "dropped": dropped if arguments.reason is None else {arguments.reason: dropped[arguments.reason]},
+                "examples": chosen_examples(examples, count=arguments.count, reason=arguments.reason),
+            }
+        )
+        return DONE
     console = output()
     kept, given = meta["documents"]["kept"], documents_given(meta)
     console.print(f"{arguments.name}: {counted(given, 'document')} read, {kept:,} kept", style="bold", soft_wrap=True)
@@ -46,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if count and arguments.reason not in examples:
             console.print("it went when the source was read, of which no examples are kept", style="dim")
     print_examples(console, examples, count=arguments.count, reason=arguments.reason)
-    return 0
+    return DONE
 
 
 def check_reason(reason: str, known: Iterable[str]) -> None:
@@ -77,16 +89,17 @@ def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int]
 
 
 def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
-    """`count` examples of each reason, or of one, spread over those there are."""
+    """`count` examples of each reason, or of one, spread over those there are, with what was measured."""
     from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # what is kept of a document: all of it is shown
 
-    for name, rows in sorted(examples.items(), key=lambda item: item[0]):
-        if reason is not None and name != reason:
-            continue
-        shown = spread(rows, count)
-        for row in shown:
-            console.print(f"\n--- {_heading(row)}", style="bold", soft_wrap=True)
-            console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))
+    for row in chosen_examples(examples, count=count, reason=reason):
+        console.print(f"\n--- {_heading(row)}", style="bold", soft_wrap=True)
+        console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))
+
+
+def chosen_examples(examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> list[Example]:
+    """By reason, `count` of each or of that one."""
+    return [row for name in sorted(examples) if reason in (None, name) for row in spread(examples[name], count)]
 
 
 def spread(rows: Sequence[Example], count: int) -> list[Example]:

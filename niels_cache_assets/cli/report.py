@@ -10,12 +10,22 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import PROGRAM, SHORT_SHA256, content_hash, file_size, is_quiet, new_table, split_counts, total_bytes
+from niels_cache_assets.cli.console import (
+    COUNTS,
+    PROGRAM,
+    SHORT_SHA256,
+    content_hash,
+    file_size,
+    is_quiet,
+    new_table,
+    split_counts,
+    total_bytes,
+)
 from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_runtime.formats import idx_name, tokens_name
 
@@ -54,6 +64,22 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for result in noted:
         console.print(Text(f"{result.name} {result.state.replace('_', ' ')}", style=STYLES[result.state]), end="")
         console.print(f": {result.message}", soft_wrap=True)
+
+
+def result_json(result: LaunchResult) -> dict[str, Any]:
+    """The same for programs: counts are as in meta.json."""
+    meta = result.meta if result.meta is not None and result.meta.get("built", True) else None
+    return {
+        "name": result.name,
+        "family": result.family,
+        "state": result.state,
+        "message": result.message,
+        "seconds": round(result.seconds, 3),
+        "directory": result.directory,
+        "bytes": total_bytes(meta) if meta else None,
+        "sha256": content_hash(meta) if meta else None,
+        "counts": {key: meta[key] for key in COUNTS if key in meta} if meta else {},
+    }
 
 
 def print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import counted, output
+from niels_cache_assets.cli.console import counted, output, print_json
 from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
 from niels_cache_assets.cli.corpus_sampling import print_sample
 from niels_cache_assets.cli.decoding import as_text, open_tokenizer
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.registry import refuse_choice
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.split is not None:
             raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
         print_sample(arguments, registry, root, seed=seed)
-        return 0
+        return DONE
     place = find_place(registry, root, arguments.name)
     if place.kind == TOKENIZER:
         raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
@@ -64,19 +66,27 @@ def run(arguments: argparse.Namespace) -> int:
     tokenizer = open_tokenizer(root) if meta and meta["tokenizer_sha256"] else None
     generator = torch.Generator().manual_seed(seed)
     draw = _windows if place.kind == "pretrain" else _examples
+    drawn = draw(place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer)
+    if arguments.json:
+        samples = [_as_json(*sample, tokenizer) for sample in drawn]
+        print_json({"name": place.name, "kind": place.kind, "split": split, "seed": seed, "samples": samples})
+        return DONE
     console = output()
     if tokenizer is None:
         console.print(f"{place.name}: token ids instead of text, their tokenizer is not known", soft_wrap=True)
-    for title, tokens, is_target in draw(
-        place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer
-    ):
+    for title, tokens, is_target in drawn:
         console.print(f"--- {title}", style="bold")
         console.print(render(tokens, is_target, tokenizer, console) if tokenizer else " ".join(map(str, tokens)), soft_wrap=True)
     console.print(f"\n(--seed {seed} shows the same again)", style="dim")
-    return 0
+    return DONE
 
 
 Sample = tuple[str, NDArray[np.uint16], NDArray[np.bool_]]
+
+
+def _as_json(title: str, tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer | None) -> Any:
+    text = None if tokenizer is None else as_text(tokens.tolist(), tokenizer)
+    return {"title": title, "tokens": tokens.tolist(), "is_target": is_target.tolist(), "text": text}
 
 
 def _windows(

@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from niels_cache_assets.cli.console import counted, file_size, new_table, output, total_bytes
+from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_json, total_bytes
 from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.registry import Registry
@@ -33,18 +34,28 @@ _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths",
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
-    console = output()
     corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
     known = find_places(registry, root)
-    if not corpus or (arguments.name in known and known[arguments.name].exists):
-        place = find_place(registry, root, arguments.name)
+    cached = not corpus or (arguments.name in known and known[arguments.name].exists)
+    place = find_place(registry, root, arguments.name) if cached else None
+    if arguments.json:
+        found = {"directory": place.directory, "meta": place.meta()} if place else None
+        print_json({"name": arguments.name, "cache": found, "corpus": _corpus_json(registry, root, arguments.name) if corpus else None})
+        return DONE
+    console = output()
+    if place is not None:
         _print_title(console, f"{place.name}  ({place.kind}, {place.directory / META_NAME})")
         _print_cache(console, place.meta())
     else:
         _print_title(console, f"{arguments.name}  (no cache yet, but a corpus)")
     if corpus:
         _print_corpus(console, registry, root, arguments.name)
-    return 0
+    return DONE
+
+
+def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:
+    directory, meta = find_corpus(registry, root, name)
+    return {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
 
 
 def _print_title(console: Console, title: str) -> None:

@@ -7,7 +7,6 @@ there; here it is only put into words.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, all_states
-from niels_cache_assets.cli.console import PROGRAM, new_table, output
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
@@ -81,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
         states = _verified(states, root)
     rows = [Row(judged, work_on(judged.directory)) for judged in states]
     if arguments.json:
-        print(json.dumps({"root": str(root), "data_sets": [row.as_json() for row in rows]}, indent=2))
+        print_json({"root": str(root), "data_sets": [row.as_json() for row in rows]})
     else:
         _print(rows, root)
-    return 0 if all(row.is_fine for row in rows) else FAILED
+    return DONE if all(row.is_fine for row in rows) else FAILED
 
 
 def _chosen(states: list[CacheState], names: Iterable[str]) -> list[CacheState]:

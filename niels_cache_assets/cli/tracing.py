@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from niels_cache_assets.cli.console import counted, output
+from niels_cache_assets.cli.console import counted, output, print_json
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.loader_states import read_loader_state
-from niels_cache_assets.cli.origins import Cache, print_row, print_token, row_of
+from niels_cache_assets.cli.origins import Cache, print_row, print_token, row_json, row_of
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
@@ -36,8 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.row is not None:
         trace.token(arguments.row, arguments.column or 0)  # refuses a row or column that is not there
     numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
+    if arguments.json:
+        _print_json(trace, numbers, arguments)
+        return DONE
     _print(trace, numbers, arguments, taken=None if "worker" in state else loader.step)
-    return 0
+    return DONE
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> TokenLoader:
@@ -61,6 +65,22 @@ def _is_split(folder: Path) -> bool:
     return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
+def _caches(trace: BatchTrace, numbers: Sequence[int]) -> dict[int, Cache]:
+    """Of the data sets that these rows came from."""
+    shown = trace.dataset_ids[list(numbers)]
+    return {
+        source: Cache(trace.names[source], trace.folders[source], trace.file_names[source], trace.documents[list(numbers)][shown == source])
+        for source in np.unique(shown).tolist()
+    }
+
+
+def _print_json(trace: BatchTrace, numbers: Sequence[int], arguments: argparse.Namespace) -> None:
+    caches = _caches(trace, numbers)
+    rows = [row_json(row_of(trace, number), caches[int(trace.dataset_ids[number])], column=arguments.column) for number in numbers]
+    notes = [note for cache in caches.values() for note in cache.notes]
+    print_json({"step": trace.step, "rank": arguments.rank, "rows": rows, "notes": notes})
+
+
 def _print(trace: BatchTrace, numbers: Sequence[int], arguments: argparse.Namespace, *, taken: int | None) -> None:
     rows, columns = trace.tokens.shape
     console = output()
@@ -72,11 +92,7 @@ def _print(trace: BatchTrace, numbers: Sequence[int], arguments: argparse.Namesp
         style="bold",
         soft_wrap=True,
     )
-    shown = trace.dataset_ids[list(numbers)]
-    caches = {
-        source: Cache(trace.names[source], trace.folders[source], trace.file_names[source], trace.documents[list(numbers)][shown == source])
-        for source in np.unique(shown).tolist()
-    }
+    caches = _caches(trace, numbers)
     for number in numbers:
         row, cache = row_of(trace, number), caches[int(trace.dataset_ids[number])]
         console.print()

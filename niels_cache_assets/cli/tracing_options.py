@@ -51,5 +51,6 @@ that it ran with. A cache that changed since is refused.""",
   niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the text around it
   niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
     add_options=_add_options,
+    has_json=True,
     has_caches=False,
 )

@@ -34,4 +34,5 @@ COMMAND = Command(
 
 training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/""",
     add_options=_add_verify_options,
+    has_json=True,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
-from niels_cache_assets.cli.console import counted, output
+from niels_cache_assets.cli.console import counted, output, print_json
 from niels_cache_assets.cli.context import find_places, open_registry
-from niels_cache_assets.cli.exit_codes import FAILED
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
@@ -27,11 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
         from niels_cache_assets.defs.recorded import recorded_findings
 
         findings += recorded_findings(root, folders)
+    names_found = [folder.relative_to(root).as_posix() for folder in folders]
+    if arguments.json:
+        print_json({"root": root, "folders": names_found, "quick": arguments.quick, "findings": [asdict(finding) for finding in findings]})
+        return FAILED if findings else DONE
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
     if findings:
         return FAILED
     how = "compared by name and size" if arguments.quick else "verified"
-    names_found = ", ".join(folder.relative_to(root).as_posix() for folder in folders)
-    output().print(f"{names_found}: {counted(len(folders), 'folder')} {how}, no findings", soft_wrap=True)
-    return 0
+    output().print(f"{', '.join(names_found)}: {counted(len(folders), 'folder')} {how}, no findings", soft_wrap=True)
+    return DONE
