@@ -17,7 +17,7 @@ from niels_cache_runtime.formats import META_NAME, SPLITS, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
 MEASURED_BYTES = 1 << 18  # of each source
-LONGEST_WORDS = 12
+LONGEST_WORDS = 9
 
 _WORD = re.compile(r"[^\W\d_]+")
 _LONGEST = 32  # letters; longer runs are seldom words
@@ -40,8 +40,13 @@ def measure_sample(sample: Path, sources: Mapping[str, int], tokenizer: Sentence
             tokens = sum(len(ids) for ids in tokenizer.encode_unchecked(lines))
             if tokens:
                 ratios[name] = round(sum(map(len, lines)) / tokens, 3)
-            words.update(word for line in lines for word in _WORD.findall(line) if len(word) <= _LONGEST and max(word) <= _LAST_LETTER)
+            words.update(word for line in lines for word in _WORD.findall(line) if _is_a_word(word))
     return {"characters_per_token": ratios, "longest_words": sorted(words, key=lambda word: (-len(word), word))[:LONGEST_WORDS]}
+
+
+def _is_a_word(found: str) -> bool:
+    """Neither CamelCase nor a run of letters of some code, as far as can be seen."""
+    return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
 
 
 def characters_per_token(root: Path, meta: Meta) -> dict[str, float]:

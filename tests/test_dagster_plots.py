@@ -15,8 +15,10 @@ from niels_cache_assets.documents import Message
 from niels_cache_assets.plots import measures as measuring
 from niels_cache_assets.plots.caches import cache_plots
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
+from niels_cache_assets.plots.tokenizers import tokenizer_plots
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
 from niels_cache_runtime.formats import Family
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project, materializations, metadata, rows
@@ -192,7 +194,7 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources(tmp_path: Path, tiny_
     assert ratios.keys() == {"notes", "books"}
     assert ratios["notes"] == round(sum(map(len, lines)) / sum(len(model.encode(line)) for line in lines), 3)
     words = rows(found["longest_words"])
-    assert len(words) > 3
+    assert words
     for row in words:
         pieces = row["cut"].split(" | ")
         assert "".join(pieces) == row["word"]
@@ -200,6 +202,15 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources(tmp_path: Path, tiny_
     assert [row["word"] for row in words] == sorted((row["word"] for row in words), key=lambda word: (-len(word), word))
     assert len(found["plots"].split("\n\n")) == 3
     assert all(len(image) < MAX_PNG_BYTES for image in found["plots"].split("\n\n"))
+
+
+def test_the_picture_of_the_longest_possible_words_is_small() -> None:
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    words = {f"{letter * 6}{alphabet}": [letter * 6, *alphabet] for letter in alphabet[:LONGEST_WORDS]}
+    assert {len(word) for word in words} == {32}
+    drawn = tokenizer_plots(piece_bytes=[b"a", b"\xc3", b" word"], characters_per_token={"notes": 3.5}, words=words)
+    assert list(drawn) == ["pieces", "characters per token", "long words"]
+    assert all(len(png) < MAX_PNG_BYTES for png in drawn.values())
 
 
 def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(tmp_path: Path, tiny_model: Path) -> None:

@@ -4,6 +4,7 @@ In an example the lines that the model is trained to say begin with + (the UI sh
 """
 
 import re
+import textwrap
 from itertools import groupby
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family, Split
 from niels_cache_runtime.meta import Meta
+
+COLUMNS = 110  # of the UI's window for Markdown
 
 
 def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
@@ -42,7 +45,8 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
     cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
     title = f"**{sample.what}**: {noun} {sample.number:,}, {sample.length:,} tokens{cut}"
     if family == "pretrain":
-        return f"{title}\n\n{fenced(as_text(sample.tokens.tolist(), tokenizer))}"
+        text = "\n".join(_wrapped(as_text(sample.tokens.tolist(), tokenizer)))
+        return f"{title}\n\n{fenced(text)}"
     return f"{title}\n\n{fenced(_marked(sample.tokens, tokenizer), 'diff')}"
 
 
@@ -54,5 +58,11 @@ def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> st
     lines: list[str] = []
     for targeted, run in groupby(zip(tokens.tolist(), is_target, strict=True), key=lambda pair: pair[1]):
         text = as_text((token for token, _ in run), tokenizer)
-        lines += [f"{'+' if targeted else ' '} {line}" for line in text.split("\n")]
+        lines += [f"{'+' if targeted else ' '} {line}" for line in _wrapped(text)]
     return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    """The UI does not wrap what is in a code block."""
+    wrap = textwrap.TextWrapper(COLUMNS, drop_whitespace=False, replace_whitespace=False, expand_tabs=False, break_on_hyphens=False)
+    return [part for line in text.split("\n") for part in wrap.wrap(line) or [""]]

@@ -182,7 +182,8 @@ def _snippet(outcome: BuildOutcome) -> str:
 
 def _schema(meta: Meta, family: Family) -> dg.TableSchema:
     below = dg.TableColumnConstraints(nullable=False, other=[f"< {meta['vocab_size']}"])
-    columns = [dg.TableColumn("token", TOKEN_DTYPE_NAME, constraints=below)]
+    what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
+    columns = [dg.TableColumn("token", TOKEN_DTYPE_NAME, description=what, constraints=below)]
     if family == "sft":
         columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
     return dg.TableSchema(columns)

@@ -63,7 +63,7 @@ def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
 
 def _words(words: Mapping[str, Sequence[str]]) -> bytes:
     """A word to a line, its pieces in two tints."""
-    figure = new_figure(7.2, 0.6 + 0.3 * len(words))
+    figure = new_figure(6.4, 0.6 + 0.28 * len(words))
     axes = figure.subplots()
     set_title(axes, "the longest words of the sample, and the pieces that they are cut into")
     for row, pieces in enumerate(words.values()):
@@ -71,7 +71,7 @@ def _words(words: Mapping[str, Sequence[str]]) -> bytes:
         for number, piece in enumerate(pieces):
             axes.barh(row, len(piece), left=start, height=0.78, color=_TINTS[number % 2])
             for place, letter in enumerate(piece, start=start):
-                axes.text(place + 0.5, row, letter, ha="center", va="center", fontsize=9, family="monospace", color=INK)
+                axes.text(place + 0.5, row, letter, ha="center", va="center", fontsize=8, family="monospace", color=INK)
             start += len(piece)
         axes.text(start + 0.6, row, f"{len(pieces)}", va="center", fontsize=8, color=ORANGE)
     longest = max(sum(map(len, pieces)) for pieces in words.values())
