@@ -297,3 +297,21 @@ def test_verify_prints_findings_as_json(built: Path, tmp_path: Path, capsys: pyt
     verified = printed_json(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
     assert verified["folders"] == ["pretrain/notes"]
     assert verified["findings"][0]["path"] == "train/shard_00000.bin"
+
+
+def test_tokenizers_are_compared_on_the_same_text_by_source(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.txt").write_text("the river " * 100)
+    compared = printed_json(capsys, "tokenizer", "compare", "cache", "spm.model", "--files", str(tmp_path / "own.txt"))
+    rows = {row["source"]: row for row in compared["sources"]}
+    assert list(rows) == ["notes", "chats", "files", "all"]
+    assert rows["files"]["characters"] == 1_000
+    assert all(row["tokens"][0] == row["tokens"][1] > 0 for row in rows.values()), "it is the same model"
+    assert rows["all"]["characters"] == sum(row["characters"] for name, row in rows.items() if name != "all")
+    notes = read_meta(str(built / "cache/pretrain/notes" / META_NAME))
+    assert rows["notes"]["tokens"][0] == notes["train_tokens"] - notes["documents"]["train"], "its documents without EOT, encoded again"
+    text = printed(capsys, "tokenizer", "compare", "cache", "spm.model", "--only", "notes", "--characters", "500")
+    assert re.search(r"^notes +500 +(\d\.\d{3}) +\1 +\+0\.0%$", text, flags=re.MULTILINE)
+    assert main(["tokenizer", "compare", "cache"]) == 2
+    assert "two models or more" in capsys.readouterr().err
+    assert main(["tokenizer", "compare", "cache", "notes.jsonl"]) == 2
+    assert "not a SentencePiece model" in capsys.readouterr().err

@@ -13,6 +13,7 @@
     exporting.py     export      importing.py   import     transfers.py   bars of bytes
     prebuilding.py   prebuild-index
     ui.py            ui
+    comparing.py     tokenizer compare
     init.py          init, with new_config.py (the text of the file)
     doctor.py        doctor, with diagnosis.py (what is looked at)
     corpora.py       where corpora and drop lists lie, and what to do where one is missing

@@ -49,7 +49,7 @@ def values_of(command: str, action: argparse.Action) -> Any:
     if metavar == "NAME":
         return _blend_names if command == "prebuild-index" else _data_set_names
     choices = _CHOICES.get(f"{command} {metavar}", _CHOICES.get(metavar))
-    if choices is None and metavar in ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER"):
+    if choices is None and metavar in ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL"):
         return None
     return lambda **_: choices or ()
 

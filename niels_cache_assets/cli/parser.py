@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from niels_cache_assets.cli import (
     build_all_options,
+    comparing_options,
     completion_options,
     corpus_options,
     doctor_options,
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     "see how it stands": (looking_options.LIST, status_options.COMMAND, verify_options.COMMAND, ui_options.COMMAND),
     "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND),
     "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
+    "choose a tokenizer": (comparing_options.COMMAND,),
     "meet other projects": (exchange_options.EXPORT, exchange_options.IMPORT),
 }
 

@@ -1,0 +1,165 @@
+"""`tokenizer compare`: characters per token of two or more SentencePiece models, on the same text, source by source.
+
+Text of a data set is what the tokens of its cache spell, so nothing is read again from where it came. Costs one encoding of `--characters`
+of each source by each model; memory is that of one source's text.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niels_cache_assets.cli.cleaning import sources_of
+from niels_cache_assets.cli.comparing_options import ACTIONS
+from niels_cache_assets.cli.console import SHORT_SHA256, new_table, output, print_json
+from niels_cache_assets.cli.context import Place, find_place, find_places, open_registry
+from niels_cache_assets.cli.decoding import open_tokenizer
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.streaming.encode import available_threads
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
+from niels_cache_runtime.meta import sha256_file
+from niels_cache_runtime.mmap import MappedTokens
+from niels_cache_runtime.opening import open_meta
+
+if TYPE_CHECKING:
+    import sentencepiece
+
+CACHE_MODEL = "cache"
+_BLOCK_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One source: how many characters, and how many tokens each model makes of them."""
+
+    source: str
+    characters: int
+    tokens: list[int]
+
+    @property
+    def characters_per_token(self) -> list[float | None]:
+        return [self.characters / tokens if tokens else None for tokens in self.tokens]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "characters_per_token": self.characters_per_token}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.action not in ACTIONS:
+        refuse_choice(WHERE, "tokenizer has no action", arguments.action, ACTIONS)
+    if len(arguments.models) < 2 or arguments.characters < 1:
+        raise NielsCacheError(f"{WHERE}: compare takes two models or more, and at least one character of each source")
+    registry, root = open_registry(arguments)
+    paths = [_model_path(model, root) for model in arguments.models]
+    processors = [_open(path) for path in paths]
+    sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
+    compared = [_compare(name, texts, processors) for name, texts in sources if texts]
+    if not compared:
+        raise NielsCacheError(f"{root}: no data set is built that there could be text of; build one, or give --files")
+    whole = Compared(
+        source="all",
+        characters=sum(row.characters for row in compared),
+        tokens=[sum(row.tokens[number] for row in compared) for number in range(len(paths))],
+    )
+    models = [
+        {"path": path, "sha256": sha256_file(str(path)), "pieces": int(processor.get_piece_size())}
+        for path, processor in zip(paths, processors, strict=True)
+    ]
+    if arguments.json:
+        print_json({"models": models, "sources": [row.as_json() for row in (*compared, whole)]})
+        return DONE
+    _print(models, [*compared, whole] if len(compared) > 1 else compared)
+    return DONE
+
+
+def _model_path(given: str, root: Path) -> Path:
+    path = tokenizer_dir(root) / TOKENIZER_MODEL_NAME if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
+    if not path.is_file():
+        raise NielsCacheError(f"{path}: no such file; give a SentencePiece .model file, or `{CACHE_MODEL}` for that of the caches")
+    return path
+
+
+def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """Any SentencePiece model: it needs none of our special tokens."""
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    except (OSError, RuntimeError) as error:
+        raise NielsCacheError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+
+
+def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    """Sources by name, each with the beginning of its text."""
+    if arguments.only is not None:
+        places = [find_place(registry, root, name) for name in arguments.only]
+    else:
+        places = [place for place in find_places(registry, root).values() if place.exists]
+    for place in places:
+        if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
+            yield place.name, _up_to(arguments.characters, _spelled(place, open_tokenizer(root)))
+    if arguments.files:
+        streams = (chain.from_iterable(source.unconverted(StreamContext(seed=0))) for source in sources_of(arguments.files))
+        yield "files", _up_to(arguments.characters, (document.text for document in chain.from_iterable(streams)))
+
+
+def _spelled(place: Place, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
+    """The texts between the special tokens of a train split: documents, and turns of conversations."""
+    if not open_meta(place.directory):  # refuses a cache of another tokenizer
+        return
+    special = np.array(sorted(tokenizer.special_token_ids().values()))
+    shards = list_shards(place.directory / "train") if place.kind == "pretrain" else [place.directory / tokens_name("train")]
+    rest: list[int] = []
+    for shard in MappedTokens(shards).shards:
+        for first in range(0, len(shard), _BLOCK_TOKENS):
+            block = shard[first : first + _BLOCK_TOKENS]
+            begin = 0
+            for end in np.flatnonzero(np.isin(block, special)).tolist():
+                yield tokenizer.decode([*rest, *block[begin:end].tolist()])
+                rest, begin = [], end + 1
+            rest += block[begin:].tolist()
+    yield tokenizer.decode(rest)
+
+
+def _up_to(characters: int, texts: Iterator[str]) -> Iterator[str]:
+    """The texts that are not empty, the last one cut, until there are so many characters."""
+    for text in texts:
+        if text:
+            yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def _compare(name: str, texts: Sequence[str], processors: Sequence[sentencepiece.SentencePieceProcessor]) -> Compared:
+    threads = available_threads()
+    tokens = [sum(map(len, processor.encode(list(texts), num_threads=threads))) for processor in processors]
+    return Compared(source=name, characters=sum(map(len, texts)), tokens=tokens)
+
+
+def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
+    console = output()
+    letters = [chr(ord("A") + number) for number in range(len(models))]
+    for letter, model in zip(letters, models, strict=True):
+        console.print(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}", soft_wrap=True)
+    against = [f"{letter} to A" for letter in letters[1:]]
+    columns = ("characters", *letters, *against)
+    table = new_table("characters per token", *columns, right=frozenset(columns))
+    for row in rows:
+        ratios = row.characters_per_token
+        more = ["-" if not ratio or not ratios[0] else f"{ratio / ratios[0] - 1:+.1%}" for ratio in ratios[1:]]
+        shown = ["-" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
+        table.add_row(row.source, f"{row.characters:,}", *shown, *more, style="bold" if row.source == "all" else None)
+    console.print()
+    console.print(table)
