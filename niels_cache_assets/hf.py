@@ -55,7 +55,8 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     root = str(Path(cache.root).absolute())
     place = _Place(root=root, family=found.family, name=found.name, split=opened.split, T=T, meta_sha256=found.meta.get("meta_sha256"))
     table = _CacheTable(_arrow(opened, T), place)
-    fingerprint = sha256_text(f"{_FORM} {found.meta.get('content_sha256')} {found.family} {split} {T}")[:16]
+    known = [_FORM, *(found.meta.get(key) for key in ("content_sha256", "tokenizer_sha256")), found.family, split, T]
+    fingerprint = sha256_text(" ".join(map(str, known)))[:16]
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
     if found.family == "pretrain":
         return dataset

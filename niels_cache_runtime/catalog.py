@@ -211,6 +211,8 @@ class CacheFamily(Mapping[str, CacheDataset]):
             found = [path.name for path in (Path(self._root) / self._family).iterdir() if not path.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise NielsCacheError(f"{error.filename}: cannot be listed: {error.strerror or error}") from error
         return sorted(name for name in found if (dataset_dir(self._root, self._family, name) / META_NAME).is_file())
 
     def __getitem__(self, name: str) -> CacheDataset:
