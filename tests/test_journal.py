@@ -150,6 +150,22 @@ def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int) ->
     assert len(written[0][0]) == 5
 
 
+def test_a_build_that_is_killed_again_before_its_first_record_keeps_the_one_before(tmp_path: Path) -> None:
+    """An array without items has a header, which is journaled; the next run opens it and is killed before anything of it is on the disk."""
+    told: list[str] = []
+    killed = []  # never closed, as what was not written yet would be
+    for _ in range(3):
+        journal = opened(tmp_path, told=told)
+        sizes: Sizes = {}
+        killed.append(NpyWriter(tmp_path, "ends.npy", DOC_ENDS_DTYPE, {}))
+        if journal.state is None:
+            killed[-1].checkpoint(sizes)
+            journal.record({"documents": 0}, files=sizes)
+    assert (journal.state, told) == ({"documents": 0}, [])
+    for writer in killed:
+        writer.abandon()
+
+
 def test_lineage_has_the_same_bytes_however_it_came_and_whole_row_groups(tmp_path: Path) -> None:
     count, files = 70_000, Files()
     schema = {"source_id": "string", "row": "int64"}

@@ -36,7 +36,8 @@ class GrowingFile:
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0) -> None:
         self.path, self.relative = root / relative, relative
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file: BinaryIO = open(self.path, "r+b" if resume_at else "wb")  # noqa: SIM115  (closed by seal or abandon)
+        # What is there stays until it is written over: a kill before the next record must find what the last one promises.
+        self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
         self.file.seek(resume_at)
         self.bytes = resume_at
         self._on_disk: int | None = resume_at or None  # a new file is not yet
