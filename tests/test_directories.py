@@ -75,6 +75,20 @@ def test_a_build_with_a_journal_is_kept_for_the_next_whatever_ended_it(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
 
 
+def test_everything_is_on_the_disk_before_it_takes_its_place_whoever_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    before: list[set[int]] = []
+    fsync, take_place = os.fsync, directories._take_place
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.add(os.fstat(descriptor).st_ino), fsync(descriptor))[1])
+    monkeypatch.setattr(directories, "_take_place", lambda *paths: (before.append(set(synced)), take_place(*paths))[1])
+    with atomic_directory(tmp_path / "x") as partial:
+        (partial / "folder").mkdir()
+        (partial / "folder/plain").write_bytes(b"not synced by whoever wrote it")
+        (partial / "meta.json").write_text("{}")
+    assert {path.stat().st_ino for path in (tmp_path / "x", *(tmp_path / "x").rglob("*"))} <= before[0]
+    assert len(before[0]) == 4
+
+
 def test_a_build_without_a_journal_or_that_none_goes_on_with_vanishes(tmp_path: Path) -> None:
     leave(tmp_path / "x", KeyboardInterrupt(), journal=False)
     assert not partial_directory(tmp_path / "x").exists()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, read_journal, sync_directory
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
-from niels_cache_assets.streaming.space import refusal
+from niels_cache_assets.streaming.space import naming, refusal
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -173,8 +173,11 @@ def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> N
 
 
 def _sync_tree(root: Path) -> None:
-    """fsync every directory below `root` (the files were synced when they were closed)."""
-    for folder, _, _ in os.walk(root, topdown=False):
+    """fsync every file and directory below `root`: not all who write there do (a child process), and a clean file costs little."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for path in (Path(folder, name) for name in names):
+            with naming(path), open(path, "rb") as file:
+                os.fsync(file.fileno())
         sync_directory(Path(folder))
 
 
