@@ -33,6 +33,7 @@ State = Literal[
     "no tokenizer",
     "other tokenizer",
     "other settings",
+    "other revision",  # than upstream was observed at; told by Dagster alone
     "no corpus",  # or no drop list, of its own or of a member, or one that is out of date
     "unreadable",
     "damaged",  # a file is missing or of another size than meta.json says
@@ -49,6 +50,7 @@ _CONDITIONS: dict[State, Condition] = {
     "no tokenizer": "stale",
     "other tokenizer": "stale",
     "other settings": "stale",
+    "other revision": "stale",
     "no corpus": "stale",
     "unreadable": "broken",
     "damaged": "broken",

@@ -52,7 +52,7 @@ def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePiece
         **_characters_per_token(meta, [split]),
     }
     shown = samples(outcome.directory, outcome.family, split, meta, tokenizer)
-    return metadata | ({"samples": dg.MetadataValue.md(shown)} if shown else {})
+    return {"samples": dg.MetadataValue.md(shown), **metadata} if shown else metadata
 
 
 def dataset_metadata(
@@ -88,7 +88,7 @@ def dataset_metadata(
         "vocab_size": meta["vocab_size"],
         **_characters_per_token(meta, SPLITS),
     }
-    return metadata | measured(outcome, tokenizer, draw=draw)
+    return {**measured(outcome, tokenizer, draw=draw), **metadata}
 
 
 def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
@@ -99,6 +99,7 @@ def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
         for role, piece in meta["special_tokens"].items()
     ]
     metadata: Metadata = {
+        **tokenizer_measured(outcome, draw=draw),
         STATE: outcome.state,
         "cache_hit": outcome.state == "cache_hit",
         "dagster/uri": outcome.model.absolute().as_uri(),
@@ -110,7 +111,6 @@ def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
         "bytes": _bytes(meta["files"]),
         "special_tokens": dg.MetadataValue.table(ids),
         "seconds": round(outcome.seconds, 2),
-        **tokenizer_measured(outcome, draw=draw),
     }
     if "imported" in meta:
         return metadata | {"imported": meta["imported"]}

@@ -44,7 +44,7 @@ def measured(outcome: BuildOutcome, tokenizer: SentencePieceTokenizer, *, draw: 
     if draw:
         from niels_cache_assets.plots.caches import cache_plots  # a second or more: matplotlib
 
-        found["plots"] = pictures(cache_plots(measures, family, dropped=meta["dropped"]))
+        found = {"plots": pictures(cache_plots(measures, family, dropped=meta["dropped"])), **found}
     return found
 
 
@@ -64,7 +64,7 @@ def tokenizer_measured(outcome: TokenizerOutcome, *, draw: bool) -> dict[str, ob
         from niels_cache_assets.plots.tokenizers import tokenizer_plots  # a second or more: matplotlib
 
         plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios, words=words)
-        found["plots"] = pictures(plots)
+        found = {"plots": pictures(plots), **found}
     return found
 
 

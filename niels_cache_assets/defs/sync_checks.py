@@ -4,13 +4,18 @@ Unpartitioned on purpose: it looks at every data set of the family. With a data 
 alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of cache_checks.py alone.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import dagster as dg
 
-from niels_cache_assets.cache_state import cache_state
-from niels_cache_assets.defs.keys import META_KEYS
+from niels_cache_assets.cache_state import CacheState, cache_state
+from niels_cache_assets.defs.assets.upstream import REVISION
+from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
+from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 
 IN_SYNC = "caches_in_sync"
@@ -21,11 +26,14 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     @dg.asset_check(
         asset=META_KEYS[family],
         name=IN_SYNC,
-        description="Every data set of the family is built with the current settings and tokenizer (upstream is not asked). "
+        description="Every data set of the family is built with the current settings and tokenizer, of the revision that upstream had when "
+        "it was last observed (it is not asked now). The table says what is unsynced and why. "
         "Execute it by its button, and every file of every data set is read and verified as well.",
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> dg.AssetCheckResult:
-        states = [cache_state(registry, name, root=cache_root.path) for name in registry.datasets(family)]
+        judged = [cache_state(registry, name, root=cache_root.path) for name in registry.datasets(family)]
+        moved = _moved(context.instance, family, judged)
+        states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
         behind = [state.name for state in states if state.needs_build]
         alone = PARTITION_TAG not in context.run.tags
         there = {name for name in registry.datasets(family) if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
@@ -59,3 +67,19 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         )
 
     return caches_in_sync
+
+
+def _moved(instance: dg.DagsterInstance, family: Family, states: Sequence[CacheState]) -> dict[str, str]:
+    """Data sets in sync with their settings whose upstream was last observed at another revision than they are of, and what to do."""
+    found = {}
+    for state in states:
+        if state.state != "in sync":
+            continue
+        wanted = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[family], asset_partitions=[state.name])
+        records = instance.fetch_observations(wanted, limit=1).records
+        observation = records[0].asset_observation if records else None
+        revision = observation.metadata.get(REVISION) if observation else None
+        built = read_meta(str(state.directory / META_NAME))["dataset_revision"]
+        if revision is not None and revision.value != built:
+            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache is of {built}"
+    return found

@@ -15,6 +15,7 @@ from niels_cache_assets.sources.network import briefly
 from niels_cache_runtime.formats import FAMILIES, Family
 
 _DATA_VERSION_TAG = "dagster/data_version"
+REVISION = "revision"  # in the metadata of an observation: what meta.json of a cache calls dataset_revision
 
 _DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data set, a folder of notes, files.
 
@@ -51,5 +52,5 @@ def observe_revision(registry: Registry, family: Family, name: str) -> Iterator[
         revision = source.revision(registry.pretrain) if source.enabled else None
     if revision is not None:
         yield dg.AssetObservation(
-            asset_key=UPSTREAM_KEYS[family], partition=name, tags={_DATA_VERSION_TAG: revision}, metadata={"revision": revision}
+            asset_key=UPSTREAM_KEYS[family], partition=name, tags={_DATA_VERSION_TAG: revision}, metadata={REVISION: revision}
         )
