@@ -1,6 +1,7 @@
 """What is the same for every command: completion, quiet and verbose, exit codes."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -115,3 +116,8 @@ def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.Monke
     monkeypatch.setattr("niels_cache_assets.cli._system", lambda: "nt")
     assert main(["list"]) == exit_codes.WRONG_USE
     assert "WSL 2" in capsys.readouterr().err
+
+
+def test_the_page_about_commands_is_what_the_code_says() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs/commands.py"))["page"]()
+    assert (REPOSITORY / "docs/commands.md").read_text(encoding="utf-8") == page, "run python docs/commands.py"

@@ -94,10 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _require_posix() -> None:
     if _system() != "posix":
-        raise NielsCacheError(
-            f"niels-cache builds on Linux (and macOS): its locks and its exchange of directories are not to be had on {sys.platform}; "
-            "on Windows, run it in WSL 2. Caches that are built can be read there by niels_cache_runtime"
-        )
+        raise NielsCacheError(f"niels-cache is made for Linux: its locks are not to be had on {sys.platform}; on Windows, run it in WSL 2")
 
 
 def _system() -> str:

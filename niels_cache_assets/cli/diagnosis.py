@@ -65,7 +65,7 @@ def _system() -> Finding:
         mend = f"make the environment anew with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
         return Finding(what="system", state="problem", found=found, mend=mend)
     if sys.platform != "linux":
-        mend = "made for Linux: elsewhere a rebuilt cache is not there for an instant while directories change places"
+        mend = "made for Linux and tested there; elsewhere a rebuilt cache is not there for an instant while directories change places"
         return Finding(what="system", state="note", found=found, mend=mend)
     return Finding(what="system", state="ok", found=found)
 

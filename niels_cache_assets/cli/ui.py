@@ -14,7 +14,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from niels_cache_assets.cli.console import output
+from niels_cache_assets.cli.console import diagnostics, output
 from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = "[::1]" if listener.family == socket.AF_INET6 else arguments.host
         address = f"http://{name}:{listener.getsockname()[1]}"
         console = output()
-        console.print("starting the UI ...", soft_wrap=True)
+        diagnostics().print("starting the UI ...", soft_wrap=True)
         for number in SIGNALS:
             signal.signal(number, _stop)
         try:
