@@ -25,8 +25,8 @@ stderr, an error as one line that says what to do.
 * `--quiet` leaves results, warnings and errors; `--verbose` adds which settings are used, time and memory, and where an error arose.
 * A typo in a command, an option, a data set or a key is refused with the nearest choice.
 * TAB completes commands, options and the data sets of your configuration: `{PROGRAM} completion --help` says how for bash, zsh and fish.
-* It is made for Linux and tested there. macOS has what it needs, but that is not tested; Windows has not, and the command says so (WSL 2 has). Linux alone
-  exchanges a rebuilt cache in one step, and tells how much memory a build takes.
+* It is made for Linux and tested there. macOS has what it needs, but that is not tested; Windows has not, and the command says so
+  (WSL 2 has). Linux alone exchanges a rebuilt cache in one step, and tells how much memory a build takes.
 """
 
 
