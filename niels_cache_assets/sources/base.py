@@ -58,7 +58,8 @@ class StreamContext:
     `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
     stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
     begin, a place that an earlier pass over the same revision reported (sources that `seeks`; None: the beginning). `report` then holds
-    what that pass had counted there, and the source adds to it.
+    what that pass had counted there, and the source adds to it. `revisions`: of the siblings that are read, by name; the first pass of a
+    build fills it for all of its passes, for a branch may move meanwhile.
     """
 
     seed: int
@@ -67,6 +68,7 @@ class StreamContext:
     log: Callable[[str], None] = lambda message: None
     siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
     start: Place | None = None
+    revisions: dict[str, str | None] = field(default_factory=dict)
 
 
 class Source(BaseModel):

@@ -46,10 +46,16 @@ class Interleave(PretrainSource):
         return self
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return self._digest(siblings, self._asked(siblings))
+
+    def _asked(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
+        return {name: member.revision(siblings) for name, member in self._sources(siblings).items()}
+
+    def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""  # the rest reads as it always did
-            digest.update(f"{name}\0{member.identity()}\0{member.revision(siblings)}{rule}\n".encode())
+            digest.update(f"{name}\0{member.identity()}\0{revisions[name]}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def describe(self) -> dict[str, Any]:
@@ -62,8 +68,11 @@ class Interleave(PretrainSource):
         import datasets
 
         sources = self._sources(context.siblings)
-        if context.revision is not None and context.revision != self.revision(context.siblings):
-            raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
+        if not context.revisions:
+            revisions = self._asked(context.siblings)
+            if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
+                raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
+            context.revisions.update(revisions)  # every later pass, and a member that starts again, reads the same
         streams = [_Member(name, member, context) for name, member in sources.items()]
         features = datasets.Features({"member": datasets.Value("int64"), "key": datasets.Value("int64")})
         mixed = datasets.interleave_datasets(
@@ -120,7 +129,7 @@ class _Member:
         if not self._started:
             report.dropped, report.facts = self._context.report.dropped, self._context.report.facts
         self._started = True
-        context = replace(self._context, revision=self._source.revision(self._context.siblings), report=report)
+        context = replace(self._context, revision=self._context.revisions[self._name], report=report)
         for document in self._documents(context):
             if document.split == "val":
                 report.dropped["member_val"] += 1
