@@ -263,6 +263,16 @@ def test_sample_marks_what_the_assistant_is_trained_to_say(built: Path, capsys: 
     assert set(answers) <= set(sentences(40, seed=1))
 
 
+def test_sample_shows_the_notable_ones(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "sample", "chats", "--notable", "--tokens", "200")
+    titles = re.findall(r"^--- ([a-z, ]+): train example ([\d,]+), [\d,]+ tokens", text, flags=re.MULTILINE)
+    assert {what for whats, _ in titles for what in whats.split(", ")} == {"first", "random", "longest", "shortest"}
+    assert "[[" in text
+    assert text == printed(capsys, "sample", "chats", "--notable", "--tokens", "200"), "no seed is needed"
+    windows = printed(capsys, "sample", "notes", "--notable")
+    assert re.search(r"^--- .*first.*: train document 0, ", windows, flags=re.MULTILINE)
+
+
 def test_sample_spells_out_what_could_drive_a_terminal(built: Path) -> None:
     tokenizer = SentencePieceTokenizer(str(built / "cache/tokenizer/spm.model"))
     tokens = np.array(tokenizer.encode("red \x1b[31m alarm\x07\n"), dtype=np.uint16)
@@ -271,6 +281,8 @@ def test_sample_spells_out_what_could_drive_a_terminal(built: Path) -> None:
 
 def test_sampling_from_an_empty_split_says_so(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "chats", "--split", "val"]) == 2
+    assert "this split is empty (0 examples)" in capsys.readouterr().err
+    assert main(["sample", "chats", "--split", "val", "--notable"]) == 2
     assert "this split is empty (0 examples)" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ def _add_sample_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
     parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
+    parser.add_argument("--notable", action="store_true", help="the first one, a fixed random one, the longest, the shortest; not -n")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
         "--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
@@ -60,6 +61,7 @@ SAMPLE = Command(
     examples="""\
   niels-cache sample wikitext                   three random windows of train
   niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
+  niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
   niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance""",
     add_options=_add_sample_options,
     has_json=True,

@@ -25,11 +25,13 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     SPLITS,
     TOKEN_BYTES,
+    Family,
     Split,
     idx_name,
     list_shards,
@@ -55,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
     seed = draw_seed(arguments.seed)
     if arguments.stage == "corpus":
+        if arguments.notable:
+            raise NielsCacheError(f"{WHERE}: --notable: is for caches; a corpus is sampled over all of it")
         if arguments.split is not None:
             raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
         print_sample(arguments, registry, root, seed=seed)
@@ -65,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
     tokenizer = open_tokenizer(root) if meta and meta["tokenizer_sha256"] else None
     generator = torch.Generator().manual_seed(seed)
-    draw = _windows if place.kind == "pretrain" else _examples
+    draw = _notable if arguments.notable else _windows if place.kind == "pretrain" else _examples
     drawn = draw(place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer)
     if arguments.json:
         samples = [_as_json(*sample, tokenizer) for sample in drawn]
@@ -77,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     for title, tokens, is_target in drawn:
         console.print(f"--- {title}", style="bold")
         console.print(render(tokens, is_target, tokenizer, console) if tokenizer else " ".join(map(str, tokens)), soft_wrap=True)
-    console.print(f"\n(--seed {seed} shows the same again)", style="dim")
+    if not arguments.notable:
+        console.print(f"\n(--seed {seed} shows the same again)", style="dim")
     return DONE
 
 
@@ -99,6 +104,24 @@ def _windows(
     x, _ = windows.get_batch(B=count, generator=generator)
     for number, tokens in enumerate(x.numpy().astype(np.uint16), start=1):
         yield f"{split} window {number} of {count}, {counted(len(tokens), 'token')}", tokens, np.zeros(len(tokens), dtype=np.bool_)
+
+
+def _notable(
+    place: Place, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
+) -> Iterator[Sample]:
+    """The same documents or examples that the UI shows, however many are asked for."""
+    family: Family = "pretrain" if place.kind == "pretrain" else "sft"
+    noun = "document" if family == "pretrain" else "example"
+    picked = pick_samples(place.directory, family, split, place.meta(), shown=length)
+    if not picked:
+        raise NielsCacheError(f"{place.directory}: this split is empty (0 {noun}s); nothing can be sampled from {split}")
+    for sample in picked:
+        is_target = np.zeros(len(sample.tokens), dtype=np.bool_)
+        if family == "sft" and tokenizer is not None:
+            ids = tokenizer.special_token_ids()
+            is_target = assistant_target_mask(sample.tokens, ids["asst"], ids["eot"])
+        cut = f", the first {length:,} of them shown" if sample.length > length else ""
+        yield f"{sample.what}: {split} {noun} {sample.number:,}, {counted(sample.length, 'token')}{cut}", sample.tokens, is_target
 
 
 def _examples(
