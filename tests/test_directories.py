@@ -13,7 +13,7 @@ import pytest
 
 from niels_cache_assets.streaming import directories, locks
 from niels_cache_assets.streaming.directories import atomic_directory, partial_directory, sweep_leftovers
-from niels_cache_assets.streaming.journal import JOURNAL_NAME
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME
 from niels_cache_assets.streaming.locks import Busy, Writer, lock_path, when_free, writer_lock, writer_of
 from niels_cache_runtime.errors import NielsCacheError
 from tests.faults import children
@@ -27,9 +27,11 @@ class Stopped(BaseException):
 def build(target: Path, content: str) -> None:
     """A resumable build with a file in a folder; it looks at nothing that an earlier one left."""
     with atomic_directory(target, resumable=True) as partial:
-        for path in (partial / "train", partial / "train/shard_00000.bin", partial / "meta.json"):
+        for path in (partial / "train", partial / SCRATCH_NAME, partial / "meta.json"):
             directories._remove(path)
         (partial / "train").mkdir()
+        (partial / SCRATCH_NAME).mkdir()
+        write(partial / SCRATCH_NAME / "spool", content)
         write(partial / JOURNAL_NAME, "{}")
         write(partial / "train/shard_00000.bin", content)
         write(partial / "meta.json", content)
@@ -48,6 +50,10 @@ def files(folder: Path) -> dict[str, str]:
 
 def whole(content: str) -> dict[str, str]:
     return {"meta.json": content, "train/shard_00000.bin": content}
+
+
+def unfinished(content: str) -> dict[str, str]:
+    return {**whole(content), JOURNAL_NAME: "{}", f"{SCRATCH_NAME}/spool": content}
 
 
 def leave(target: Path, error: BaseException, *, journal: bool) -> None:
@@ -124,11 +130,34 @@ def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_inte
     with pytest.raises(NielsCacheError, match=r"/x: Input/output error; .*the last good cache is unchanged"):
         build(tmp_path / "x", "two")
     assert files(tmp_path / "x") == whole("one")
-    assert files(partial_directory(tmp_path / "x")) == {**whole("two"), JOURNAL_NAME: "{}"}
+    assert files(partial_directory(tmp_path / "x")) == unfinished("two")
     monkeypatch.setattr(directories, "_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "x", "three")
     assert files(tmp_path / "x") == whole("three")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
+
+
+@pytest.mark.parametrize("step", ["_sync_tree", "sync_directory", "_exchange"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_a_last_step_that_is_interrupted_or_fails_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+) -> None:
+    """Before the whole tree is synced, after the journal went aside, and before the exchange."""
+
+    def broken(*paths: Path) -> None:
+        if step != "sync_directory" or (tmp_path / ".x.journal").exists():
+            raise error
+
+    build(tmp_path / "x", "one")
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, step, broken)
+        with pytest.raises((KeyboardInterrupt, NielsCacheError)):
+            build(tmp_path / "x", "two")
+    assert files(partial_directory(tmp_path / "x")) == unfinished("two")
+    assert files(tmp_path / "x") == whole("one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", ".x.partial", "x"]
+    build(tmp_path / "x", "two")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
 
 

@@ -137,7 +137,6 @@ def build_pretrain_cache(
                 "content_sha256": content_sha256(writer.files),
             }
             write_meta(str(partial / META_NAME), meta)
-            writer.discard_spool()
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:

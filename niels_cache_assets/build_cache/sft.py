@@ -135,7 +135,6 @@ def build_sft_cache(
                 "content_sha256": content_sha256(files),
             }
             write_meta(str(partial / META_NAME), meta)
-            spool.discard()
 
 
 def _spool(

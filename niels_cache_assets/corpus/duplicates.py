@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,6 +28,7 @@ from niels_cache_assets.corpus.store import TableFile, closing_table
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
+from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.dedup.buckets import Steps
 
 _ROWS_PER_GROUP = 65_536
-_SCRATCH = "scratch"
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]
@@ -101,7 +100,7 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         if done is not None:
             log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
         inputs = Inputs(registry, root, wanted.corpora)
-        scratch = partial / _SCRATCH
+        scratch = partial / SCRATCH_NAME
         scratch.mkdir(exist_ok=True)
         written: dict[str, int] = {}
 
@@ -141,7 +140,6 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
             "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
         }
         write_meta(str(partial / META_NAME), meta)
-        rmtree(scratch)
 
 
 @contextmanager

@@ -183,7 +183,6 @@ def _write(
                 "fingerprint": fingerprint,
             }
             write_meta(str(partial / META_NAME), meta)
-            writer.forget()
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str]) -> str:

@@ -27,6 +27,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
+from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.space import naming
 from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes, add_file, sync_and_close
 from niels_cache_runtime.formats import META_NAME
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
 ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory
 
-_HASHES_NAME = "hashes"  # of the documents, back to back, until the corpus is complete
+_HASHES_NAME = f"{SCRATCH_NAME}/hashes"  # of the documents, back to back, until the corpus is complete
 _HASH_BYTES = 32
 _NAMES = re.compile(r"documents_\d{5,}\.parquet")
 _FIXED_NAMES = {META_NAME, REJECTED_NAME, DIGESTS_NAME, SIGNATURES_NAME}
@@ -178,10 +179,6 @@ class CorpusWriter:
             if part is not None:
                 part.seal()
         self._digests = self._slots = None
-
-    def forget(self) -> None:
-        """Remove what is needed to go on alone: the corpus is complete."""
-        (self._root / _HASHES_NAME).unlink()
 
     @property
     def content_sha256(self) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME, read_journal, sync_directory
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal, sync_directory
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
 from niels_cache_assets.streaming.space import naming, refusal
 from niels_cache_runtime.errors import NielsCacheError
@@ -78,10 +78,11 @@ def work_on(target: str | Path) -> Work:
 def atomic_directory(
     target: str | Path, *, is_ours: Callable[[str], bool] = _CACHE_NAMES.__contains__, resumable: bool = False
 ) -> Iterator[Path]:
-    """Yield an empty directory that takes the place of `target` when the block ends well, and vanishes when it does not.
+    """Yield a directory that takes the place of `target` when the block ends well, and vanishes when it does not. It is empty.
 
-    `resumable`: what the block leaves with a JOURNAL_NAME in it, however it was left, the next one is given as it is. The journal is
-    gone when the directory takes its place. Without a journal a directory left by a killed build is cleared by the next.
+    `resumable`: what the block leaves with a JOURNAL_NAME in it, however it was left, the next one is given as it is: the one case in which
+    the directory is not empty and does not vanish. Without a journal, what a killed build left is cleared by the next. The journal and
+    SCRATCH_NAME are gone when the directory takes its place, and no earlier: a last step that fails or is interrupted can be tried again.
 
     Raises Busy if another build of `target` runs, NielsCacheError if its file system has no locks, if the parent is not writable, if
     `target` is a directory that is not ours (`is_ours` says of a name in it whether we write such a thing), and for what the disk refuses.
@@ -182,34 +183,38 @@ def _sync_tree(root: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> None:
-    """Without its journal. Where that fails the journal is put back; a build that is killed meanwhile starts afresh."""
-    journal, spare = partial / JOURNAL_NAME, _spare_journal(target)
+    """Without its journal and scratch, which are put back where that fails or is interrupted; a build killed meanwhile starts afresh."""
+    spare, finished = _spare_journal(target), os.stat(partial).st_ino
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
         unfinished.unlink()
-    kept = journal.exists()
-    if kept:
-        os.rename(journal, spare)
     try:
-        if kept:
-            sync_directory(partial)
-            sync_directory(partial.parent)
+        for name in (JOURNAL_NAME, SCRATCH_NAME):  # the journal is the first to go and the last to come back
+            if (partial / name).exists():
+                spare.mkdir(exist_ok=True)
+                os.rename(partial / name, spare / name)
+        sync_directory(partial)
+        sync_directory(partial.parent)
         if not target.exists():
             os.rename(partial, target)
         elif not _exchange(partial, target):
             _rename_aside(partial, target)
-    except OSError:  # and nothing else: an interrupt may come after the exchange, and then the partial directory is the old cache
-        if kept:
-            os.rename(spare, journal)
+    except BaseException:
+        if partial.exists() and os.stat(partial).st_ino == finished:  # else the interrupt came after the exchange: it is the old cache
+            for name in (SCRATCH_NAME, JOURNAL_NAME):
+                if (spare / name).exists():
+                    os.rename(spare / name, partial / name)
+            _remove(spare)
         raise
 
 
 def _rename_aside(partial: Path, target: Path) -> None:
     aside = _aside(target)
-    os.rename(target, aside)
     try:
+        os.rename(target, aside)
         os.rename(partial, target)
-    except OSError:
-        os.rename(aside, target)
+    except BaseException:
+        if not target.exists():
+            os.rename(aside, target)
         raise
     with suppress(OSError):
         _remove(aside)

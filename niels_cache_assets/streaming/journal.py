@@ -25,6 +25,7 @@ from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_r
 from niels_cache_runtime.meta_form import is_count
 
 JOURNAL_NAME = "journal.json"
+SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
 _FORMAT = 1

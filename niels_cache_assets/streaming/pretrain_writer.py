@@ -1,20 +1,18 @@
 """The files of a pretrain cache, both splits at once: shards, document ends, lineage. meta.json is the builder's."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
-
-_SPOOL = "spool"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class _SplitWriter:
         self._root, self._split, self._files = root, split, files
         self.shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
-        self._lineage = RowSpool(root, f"{_SPOOL}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
+        self._lineage = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", LINEAGE, resume_at=state.spool_bytes)
         self.characters = state.characters
         self.cut = state.cut
 
@@ -98,7 +96,6 @@ class PretrainWriter:
     """
 
     def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None) -> None:
-        self._root = root
         self.files: Files = dict(state.files) if state else {}
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
@@ -133,10 +130,6 @@ class PretrainWriter:
         """Finish every file and put it on the disk. What a checkpoint needs stays."""
         for writer in self._splits.values():
             writer.seal()
-
-    def discard_spool(self) -> None:
-        """Remove what is no part of a cache."""
-        shutil.rmtree(self._root / _SPOOL)
 
     def tokens(self, split: Split) -> int:
         return self._splits[split].shards.tokens

@@ -5,7 +5,6 @@ grow with the source; per example it costs 8 bytes of length on disk and, where 
 per group.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.documents import Conversation
+from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_assets.streaming.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
@@ -20,7 +20,6 @@ from niels_cache_runtime.formats import IDX_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DT
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
-_SPOOL = "spool"
 _TOKENS_PER_BLOCK = 1 << 21
 _NO_GROUP = -1
 _UNDECIDED = 2  # neither of SPLITS' indices: the example carries no split of its own
@@ -45,11 +44,11 @@ class SftSpool:
         state = state or SpoolState()
         self._root = root
         self._scratch: Files = {}
-        self._tokens = GrowingFile(root, f"{_SPOOL}/tokens.bin", resume_at=state.tokens * TOKEN_BYTES)
-        self._lengths = NpyWriter(root, f"{_SPOOL}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
-        self._groups = NpyWriter(root, f"{_SPOOL}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
-        self._own_splits = NpyWriter(root, f"{_SPOOL}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
-        self._lineage = RowSpool(root, f"{_SPOOL}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
+        self._tokens = GrowingFile(root, f"{SCRATCH_NAME}/tokens.bin", resume_at=state.tokens * TOKEN_BYTES)
+        self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
+        self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
+        self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
+        self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
         for rows in self._lineage.read():
             for group in rows.column("group").to_pylist():
@@ -124,15 +123,11 @@ class SftSpool:
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
 
-    def discard(self) -> None:
-        """Remove the spool, which is no part of a cache."""
-        shutil.rmtree(self._root / _SPOOL)
-
     def _group_number(self, group: str | None) -> int:
         return _NO_GROUP if group is None else self._group_numbers.setdefault(group, len(self._group_numbers))
 
     def _load(self, name: str) -> np.ndarray:
-        return np.load(self._root / _SPOOL / name, allow_pickle=False)
+        return np.load(self._root / SCRATCH_NAME / name, allow_pickle=False)
 
     def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
         own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
