@@ -5,6 +5,7 @@ behind the array; arrays of objects it would unpickle where it is asked to. Here
 refused. Format: numpy.lib.format, versions 1.0 to 3.0. Cost: a small read, a map and, as long as the array lives, a descriptor.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.hostile_paths import open_regular
@@ -67,6 +68,22 @@ def map_npy(path: str | Path) -> NDArray[Any]:
         raise error if isinstance(error, NielsCacheError) else _damaged(path, str(error)) from error
     finally:
         os.close(descriptor)
+
+
+def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array in a new file, mapped to be written; no extent is 0.
+
+    Its room on the disk is taken now: a full disk is an OSError here, and a signal that ends the process when a map is written.
+    """
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                    raise
+    return np.asarray(mapped)  # a plain array: numpy shuffles a subclass item by item, through Python
 
 
 def _read_header(path: str | Path, descriptor: int) -> NpyHeader:

@@ -1,5 +1,7 @@
 """Bands and the greedy pass: the same documents go as with one index that is asked and filled document by document."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +208,17 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path) -> Non
     assert len(dropped) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
+
+
+def test_a_full_disk_is_an_error_before_the_members_of_the_buckets_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    signatures = made_up([(index, [5, 5, index, index]) for index in range(9)])
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=lambda _: lambda *_: 0.0, threshold=0.5))
+    assert Path(caught.value.filename).parent == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from niels_cache_assets.dedup.buckets import Record, Steps, number_buckets
 from niels_cache_assets.dedup.compiled import compiled
 from niels_cache_assets.dedup.signatures import Signatures
+from niels_cache_assets.streaming.space import naming
+from niels_cache_runtime.npy_files import create_npy
 
 MEMBERS_COMPARED = 64  # of a bucket, by `verify`
 _NOBODY = 0xFFFFFFFF
@@ -143,7 +145,8 @@ def _drop_verified(
     similarity = verify.similarity(_compared(files, digests, first_of))
     for file in files:
         file.seek(0)
-    members = np.memmap(scratch / "members", dtype=np.uint32, mode="w+", shape=(int(room[-1]),))
+    with naming(scratch / "members.npy"):
+        members = create_npy(scratch / "members.npy", np.uint32, (int(room[-1]),))
     filled = np.zeros(len(sizes), dtype=np.uint8)
     found = []
 

@@ -11,7 +11,6 @@ What the arrays are is the business of their builders (`gpt_indices`, `blended`)
 map for each array.
 """
 
-import errno
 import fcntl
 import os
 import re
@@ -32,7 +31,7 @@ from niels_cache_runtime.hostile_paths import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_file, sha256_text, write_meta
 from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.npy_files import map_npy
+from niels_cache_runtime.npy_files import create_npy, map_npy
 from niels_cache_runtime.opening import listed_files
 
 INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
@@ -201,24 +200,9 @@ def _files_in(folder: Path) -> Allocate:
         if 0 in shape:  # cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
             return np.empty(shape, dtype=dtype)
-        mapped = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
-        _reserve(folder / f"{name}.npy")
-        # A plain array: numpy shuffles a subclass item by item, through Python.
-        return np.asarray(mapped)
+        return create_npy(folder / f"{name}.npy", dtype, shape)
 
     return allocate
-
-
-def _reserve(path: Path) -> None:
-    """Take the file's room on the disk now: a full disk is an OSError here, and a signal that ends the process when a map is written."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    with open(path, "r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
-                raise
 
 
 def _description(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
