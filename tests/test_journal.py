@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.streaming import encode
+from niels_cache_assets.streaming import encode, lineage_files
 from niels_cache_assets.streaming.feed import Feed, Mark, ValShare
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
@@ -164,6 +164,26 @@ def test_a_build_that_is_killed_again_before_its_first_record_keeps_the_one_befo
     assert (journal.state, told) == ({"documents": 0}, [])
     for writer in killed:
         writer.abandon()
+
+
+def test_lineage_of_small_batches_is_put_together_once_per_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with each batch: batches of one document each cost no more than their number."""
+    monkeypatch.setattr(lineage_files, "_ROWS_PER_GROUP", 100)
+    put_together: list[int] = []
+
+    class Counted(LineageWriter):
+        def _table(self) -> Any:
+            put_together.append(self._waiting_rows)
+            return super()._table()
+
+    writer = Counted(tmp_path, "a.parquet", {"row": "int64"}, {})
+    for row in range(250):
+        writer.write({"row": [row]})
+    writer.seal()
+    assert put_together == [100, 100, 50]
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [100, 100, 50]
+    assert pq.read_table(tmp_path / "a.parquet")["row"].to_pylist() == list(range(250))
 
 
 def test_lineage_has_the_same_bytes_however_it_came_and_whole_row_groups(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class LineageWriter:
         self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
         with_ordinal = self._schema.insert(0, pa.field("ordinal", pa.int64()))
         self._writer = pyarrow.parquet.ParquetWriter(self._file, with_ordinal, compression="zstd")
-        self._waiting = self._schema.empty_table()
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
         self.rows = 0
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -78,16 +79,18 @@ class LineageWriter:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append the rows of a batch that has the schema."""
-        import pyarrow as pa
-
-        self._waiting = pa.concat_tables([self._waiting, pa.Table.from_batches([batch])])
-        while len(self._waiting) >= _ROWS_PER_GROUP:
-            self._write_group(self._waiting.slice(0, _ROWS_PER_GROUP))
-            self._waiting = self._waiting.slice(_ROWS_PER_GROUP)
+        self._waiting.append(batch)
+        self._waiting_rows += len(batch)
+        if self._waiting_rows >= _ROWS_PER_GROUP:
+            rows = self._table()
+            while len(rows) >= _ROWS_PER_GROUP:
+                self._write_group(rows.slice(0, _ROWS_PER_GROUP))
+                rows = rows.slice(_ROWS_PER_GROUP)
+            self._waiting, self._waiting_rows = rows.to_batches(), len(rows)
 
     def seal(self) -> None:
-        if len(self._waiting):
-            self._write_group(self._waiting)
+        if self._waiting_rows:
+            self._write_group(self._table())
         with naming(self._path):
             self._writer.close()
         sync_and_close(self._file)
@@ -97,6 +100,11 @@ class LineageWriter:
         with suppress(OSError):  # see GrowingFile
             self._writer.close()
             self._file.close()
+
+    def _table(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self._waiting, self._schema)
 
     def _write_group(self, rows: pa.Table) -> None:
         import pyarrow as pa
