@@ -6,7 +6,9 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
+from niels_cache_assets.defs.pictures import shares
 from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.pipeline import BuildOutcome
 from tests.dagster_tools import Project, checks, materializations, metadata, rows
 from tests.tiny import sentences
 
@@ -33,6 +35,13 @@ def test_every_number_of_a_data_set_is_one_that_the_ui_plots(project: Project) -
         assert {name for name in EVERYWHERE | more if not isinstance(found[name], int | float)} == set()
         assert "duplicates_share" not in found, "they were not looked for"
     assert notes["dropped_share"] == round(1 / 11, 4)
+
+
+def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
+    meta = {"documents": {"train": 6, "val": 2}, "dropped": {"exact_duplicate": 5, "near_duplicate": 3, "empty": 4}}
+    outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
+    assert shares(outcome, deduplicated=True) == {"dropped_share": 0.6, "duplicates_share": 0.4}
+    assert shares(outcome, deduplicated=False) == {"dropped_share": 0.6}
 
 
 def test_a_materialization_begins_with_what_one_looks_at(project: Project) -> None:
