@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
+from niels_cache_assets.build_cache.resuming import open_journal
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.streaming import encode, lineage_files
@@ -265,6 +267,25 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record after every chunk, and small chunks."""
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
+
+
+@pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "pycld2", "numba"])
+def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    told: list[str] = []
+
+    def journal() -> Journal:
+        kept = open_journal(tmp_path, Resume(fingerprint="texts", log=told.append), name="x", identity={}, state=dict[str, int])
+        assert kept is not None
+        return kept
+
+    journal().record({"documents": 1}, files={})
+    assert journal().state == {"documents": 1}
+    version = metadata.version
+    monkeypatch.setattr(resuming.metadata, "version", lambda name: "99" if name == changed else version(name))
+    if changed == "python":
+        monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
+    assert journal().state is None
+    assert told[-1] == "starting afresh: the unfinished build was of other settings, other data or another version"
 
 
 def until(stop_at: int, items: Iterable[Any]) -> Iterator[Any]:

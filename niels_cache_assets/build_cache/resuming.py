@@ -7,6 +7,7 @@ and thrown away, which costs reading and no encoding.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,18 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Item = TypeVar("Item")
 
-# What encodes, shuffles and writes: half a cache of one version and half of another would be neither's.
-_LIBRARIES = ("niels-cache", "sentencepiece", "torch", "numpy", "datasets", "pyarrow")
+# What reads, encodes, compares, shuffles and writes: half a cache of one version and half of another would be neither's.
+_LIBRARIES = (
+    "niels-cache",
+    "sentencepiece",
+    "torch",
+    "numpy",
+    "datasets",
+    "pyarrow",
+    "mwparserfromhell",  # the texts of wikipedia
+    "pycld2",  # the language of a text
+    "numba",  # band hashes
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +66,8 @@ def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: d
     """
     if resume is None:
         return None
-    versions = {library: _version(library) for library in _LIBRARIES}
+    # Python's, too: its Unicode tables decide what cleaning makes of a text.
+    versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
     fingerprint = fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity})
     parse = TypeAdapter(state).validate_python
     journal = Journal.open(partial, fingerprint=fingerprint, log=resume.log, afresh=resume.afresh, parse=parse)
