@@ -1,8 +1,8 @@
 """The tokenizer of a cache: import a model, or train one on a sample of the configured sources.
 
 SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer_training SPEC`) that is
-killed when the parent leaves. Nothing in the text may vanish: no normalization, white space kept, bytes for what has no piece.
-Training text is spooled to disk; SentencePiece itself holds the sample in memory.
+killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
+kept, bytes for what has no piece. Training text is spooled to disk; SentencePiece itself holds the sample in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -243,14 +244,28 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _run_child(spec: dict[str, Any]) -> None:
-    command = [sys.executable, "-m", "niels_cache_assets.tokenizer_training", json.dumps(spec)]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    read_end, write_end = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "niels_cache_assets.attended",
+        str(read_end),
+        "niels_cache_assets.tokenizer_training",
+        json.dumps(spec),
+    ]
     try:
-        while child.poll() is None:
-            time.sleep(_POLL_SECONDS)
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=[read_end], start_new_session=True
+        )
+        try:
+            while child.poll() is None:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            child.kill()
+            _, errors = child.communicate()
     finally:
-        child.kill()
-        _, errors = child.communicate()
+        os.close(read_end)
+        os.close(write_end)
     if child.returncode != 0:
         raise NielsCacheError(f"tokenizer training failed: {_training_advice(errors, spec)}")
 

@@ -1,10 +1,12 @@
 """The tokenizer: trained so that nothing vanishes, imported as it is, special ids out of reach of any text."""
 
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +202,38 @@ def test_an_interrupt_ends_the_training_process_and_leaves_nothing(tmp_path: Pat
     assert time.monotonic() - started < 3
     assert not (tmp_path / "tokenizer").exists()
     assert not (tmp_path / ".tokenizer.partial").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who lives")
+def test_training_ends_with_the_build_however_that_ends(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "sample")  # that nobody writes to: training waits for its text for ever
+    spec = {"sample": str(tmp_path / "sample"), "model": str(tmp_path / "model"), "vocab_size": 400, "model_type": "bpe"}
+    spec |= {"character_coverage": 1.0, "user_defined_symbols": []}
+    script = f"from niels_cache_assets.tokenizer_training import _run_child\n_run_child({spec!r})"
+    build = subprocess.Popen([sys.executable, "-c", script])
+
+    def wait_until(holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def is_gone(pid: str) -> bool:
+        try:
+            return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+        except FileNotFoundError:
+            return True
+
+    children = Path(f"/proc/{build.pid}/task/{build.pid}/children")
+    wait_until(children.read_text)
+    [child] = children.read_text().split()
+    build.kill()
+    build.wait()
+    try:
+        wait_until(lambda: is_gone(child))
+    finally:
+        if not is_gone(child):
+            os.kill(int(child), 9)
 
 
 def _hard_text() -> str:
