@@ -18,7 +18,7 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
 
@@ -161,7 +161,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
 
 
 def _unlisted(folder: Path, listed: Container[str]) -> list[str]:
-    return [path.parent.name for path in sorted(folder.glob(f"*/{META_NAME}")) if path.parent.name not in listed]
+    return [name for name in built_names(folder) if name not in listed]
 
 
 def _state(name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement]) -> CacheState:

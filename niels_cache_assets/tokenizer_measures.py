@@ -13,7 +13,7 @@ from typing import Any
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS, dataset_dir
+from niels_cache_runtime.formats import META_NAME, SPLITS, built_names, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
 MEASURED_BYTES = 1 << 18  # of each source
@@ -52,14 +52,14 @@ def _is_a_word(found: str) -> bool:
 def characters_per_token(root: Path, meta: Meta) -> dict[str, float]:
     """By source: of the sample, and for what was not in it, of the pretrain caches below `root` that this tokenizer made."""
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
-    for path in sorted((dataset_dir(root, "pretrain", ".")).glob(f"*/{META_NAME}")):
+    for name in built_names(root / "pretrain"):
         try:
-            built = read_meta(str(path))
+            built = read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME))
         except NielsCacheError:  # the checks' to report
             continue
         tokens = sum(built.get(f"{split}_tokens", 0) for split in SPLITS)
         if built.get("tokenizer_sha256") == meta["sha256"] and tokens and "characters" in built:
-            found.setdefault(path.parent.name, round(sum(built["characters"][split] for split in SPLITS) / tokens, 3))
+            found.setdefault(name, round(sum(built["characters"][split] for split in SPLITS) / tokens, 3))
     return found
 
 

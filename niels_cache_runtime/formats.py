@@ -81,6 +81,11 @@ def examples_name(split: Split) -> str:
     return f"{split}_examples.parquet"
 
 
+def built_names(folder: str | Path) -> list[str]:
+    """The data sets in a folder of them, such as `ROOT/pretrain`, sorted: what has a meta.json. A leading dot is an unfinished build's."""
+    return sorted(path.parent.name for path in Path(folder).glob(f"*/{META_NAME}") if not path.parent.name.startswith("."))
+
+
 def tokenizer_dir(root: str | Path) -> Path:
     return Path(root) / "tokenizer"
 

@@ -11,6 +11,8 @@ import pytest
 
 from niels_cache_assets.cache_state import all_states
 from niels_cache_assets.cli import main
+from niels_cache_assets.cli.context import find_places
+from niels_cache_assets.cli.corpora import corpus_names
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.pipeline import build_dataset
@@ -92,6 +94,16 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 def line_of(output: str, name: str) -> str:
     [line] = [line for line in output.splitlines() if line.split()[:1] == [name]]
     return " ".join(line.split())
+
+
+def test_the_old_build_that_a_killed_one_left_is_no_data_set(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, name in (("pretrain", "notes"), ("corpus", "books")):
+        shutil.copytree(project / "cache" / kind / name, partial_directory(project / "cache" / kind / name))
+    registry = load_registry(config=str(project / "niels_cache.toml"))
+    assert {"notes", "corpus/books"} <= set(as_json(capsys)[1])
+    assert [name for name in as_json(capsys)[1] if "partial" in name] == []
+    assert [name for name in find_places(registry, project / "cache") if "partial" in name] == []
+    assert corpus_names(registry, project / "cache") == ["books"]
 
 
 def files(folder: Path) -> dict[str, bytes]:

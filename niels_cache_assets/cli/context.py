@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from niels_cache_assets.cli.console import explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
@@ -50,9 +50,7 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
     """By name: the tokenizer, every configured data set in order, then what else was built below `root` by another configuration."""
     places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
     places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
-    others = [
-        Place(family, path.parent.name, path.parent) for family in FAMILIES for path in sorted((root / family).glob(f"*/{META_NAME}"))
-    ]
+    others = [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
     found: dict[str, Place] = {}
     for place in (*places, *others):
         found.setdefault(place.name, place)

@@ -13,14 +13,13 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.formats import META_NAME, built_names
 from niels_cache_runtime.meta import Meta, read_meta
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:
     """Data sets with `prepare`, in order, then those whose corpus another configuration made."""
-    found = sorted(path.parent.name for path in (root / "corpus").glob(f"*/{META_NAME}"))
-    return list(dict.fromkeys([*registry.prepared(), *found]))
+    return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
 
 
 def corpus_summary(registry: Registry, root: Path, name: str) -> str:
