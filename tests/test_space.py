@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming import space
+from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, shown
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import NielsCacheError
@@ -62,6 +64,27 @@ def test_what_an_unfinished_build_has_written_counts_as_room(tmp_path: Path, mon
         require_room(tmp_path / "a", need, log=pytest.fail)
     (partial / "journal.json").touch()
     require_room(tmp_path / "a", need, log=pytest.fail)
+
+
+def test_an_unfinished_build_behind_a_link_counts_and_files_of_another_process_may_vanish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_free(monkeypatch, 10)
+    (tmp_path / "large/a").mkdir(parents=True)
+    (tmp_path / "a").symlink_to(tmp_path / "large/a")
+    partial = partial_directory(tmp_path / "a")
+    partial.mkdir()
+    for name in ("journal.json", "gone", "shard"):
+        (partial / name).write_bytes(bytes(90 if name == "shard" else 1))
+    real = os.stat
+
+    def vanishing(path: str, **settings: bool) -> os.stat_result:
+        if os.path.basename(path) == "gone":
+            raise FileNotFoundError(path)
+        return real(path, **settings)
+
+    monkeypatch.setattr(os, "stat", vanishing)
+    require_room(tmp_path / "a", Need(bytes=100, why="50 tokens", certain=True), log=pytest.fail)
 
 
 def test_only_the_size_of_plain_local_text_is_known(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +118,14 @@ def _free_bytes(target: Path) -> int:
 
 
 def _resumable_bytes(target: Path) -> int:
-    partial = target.parent / f".{target.name}.partial"
+    from niels_cache_assets.streaming.directories import partial_directory  # which needs this module
+
+    partial = partial_directory(target)
     if not (partial / JOURNAL_NAME).exists():
         return 0
-    return sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+    count = 0
+    for folder, _, names in os.walk(partial):
+        for name in names:
+            with suppress(OSError):  # gone: another process may be at work there
+                count += os.path.getsize(os.path.join(folder, name))
+    return count
