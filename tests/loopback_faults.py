@@ -95,6 +95,12 @@ def _cut(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tupl
     return headers, [body[: len(body) // 2]]
 
 
+def _without_length(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, list[bytes]]:
+    """An end that looks like the body's."""
+    handler.close_connection = True
+    return {name: value for name, value in headers.items() if name != "Content-Length"}, [body[: len(body) // 2]]
+
+
 def _reset_within(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes) -> tuple[Headers, Iterator[bytes]]:
     def pieces() -> Iterator[bytes]:
         yield body[: len(body) // 2]
@@ -151,6 +157,7 @@ def _other_bytes(handler: BaseHTTPRequestHandler, headers: Headers, body: bytes)
 
 IN_ANSWERS: dict[str | None, Callable[[BaseHTTPRequestHandler, Headers, bytes], tuple[Headers, Iterable[bytes]]]] = {
     "cut": _cut,
+    "ends without a length": _without_length,
     "reset within": _reset_within,
     "drip": _dripping,
     "too short": _too_short,

@@ -73,6 +73,44 @@ def test_without_ranges_it_is_read_again_up_to_there(whole_bytes: int, monkeypat
     assert len(requests) == 2
 
 
+@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
+@pytest.mark.parametrize(("first", "then"), [("200", "200"), ("200", "206"), ("206", "206"), ("known", "200"), ("known", "206")])
+def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
+    first: str, then: str, whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(asked := request.headers.get("Range", ""))
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        headers = {"ETag": '"a"', **({"Accept-Ranges": "bytes"} if then == "206" else {})}
+        if part := asked and then == "206":
+            headers["Content-Range"] = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        elif not asked and first == "200":
+            headers["X-Linked-Size"] = str(len(CONTENT))  # a length that nothing below us compares
+        end = CUT * len(requests) if len(requests) < 3 else len(CONTENT)
+        return httpx.Response(206 if part else 200, headers=headers, stream=_Pieces(CONTENT[start if part else 0 : end], breaks=False))
+
+    headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
+    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
+    assert client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content == CONTENT
+    assert len(requests) == 3
+
+
+def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request.headers.get("Range", ""))
+        if len(requests) > 1:
+            return httpx.Response(200, content=CONTENT)
+        return httpx.Response(206, headers={"Content-Range": f"bytes 0-99/{len(CONTENT)}"}, content=CONTENT[:100])
+
+    assert client(answer).get("http://example.test/a").content == CONTENT
+    assert requests == ["", ""]
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)

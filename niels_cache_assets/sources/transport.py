@@ -2,8 +2,9 @@
 
 Asked again: connections that fail, end early, stall or drip; HTTP 408, 429 and 5xx (after Retry-After); answers that are not what was asked
 for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, JSON that is none). A body that
-breaks goes on at the byte where it broke; where the server gives no ranges it is read again up to there. All else (401, 403, 404,
-redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in memory until they are whole.
+breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is read
+again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in memory
+until they are whole.
 Importing this imports huggingface_hub: `network.install` does that when it is needed.
 """
 
@@ -35,6 +36,7 @@ CHANGED_TRIES = 5  # a server that names another version so often means it
 
 _LENGTHS = ("content-length", "transfer-encoding")
 _HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _RATE_LIMIT = re.compile(r"\br=0;\s*t=(\d+)")  # how the hub words it
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 
@@ -115,6 +117,14 @@ class PatientTransport(httpx.BaseTransport):
     def close(self) -> None:
         self._inner.close()
 
+    def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
+        """Bytes of the answer by all that is known of its file; None where nothing is. Its own length may be missing."""
+        if response.status_code == 206:
+            given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            return int(given[2]) - int(given[1]) + 1 if given else None
+        known = (validator_of(response), request.extensions.get("validator"), self._hub_files.get(request.url.path, (None,))[0])
+        return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
+
     def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
         """An answer whose status and headers are those of what was asked for, or which the caller has to judge."""
         changes = 0
@@ -175,11 +185,13 @@ class PatientTransport(httpx.BaseTransport):
             raise _Broken("the answer is of another version of the file", changed=True)
         asked = _range_of(request)
         if status == 206 and asked is not None:
-            given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+            given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             first, last = (int(given[1]), int(given[2])) if given else (-1, -1)
             length = response.headers.get("Content-Length", str(last - first + 1))
             if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
                 raise _Broken("the answer holds other bytes than were asked for")
+        elif status == 206 and "Range" not in request.headers:
+            raise _Broken("the answer holds a part of the file, which was not asked for")
         elif status == 200 and asked not in (None, (0, None)) and not {"headers_only", "may_begin_again"} & set(request.extensions):
             raise _Broken("the answer holds the whole file instead of the bytes that were asked for")
 
@@ -224,6 +236,9 @@ class _Body(httpx.SyncByteStream):
                     if passed_over < len(chunk):
                         self._given += len(chunk) - passed_over
                         yield chunk[passed_over:]
+                size = self._transport.size_of_body(self._request, self._first)
+                if size is not None and self._given < size:
+                    raise _Broken(f"the answer ends after {self._given} of {size} bytes")
                 return
             except _Broken as error:
                 self._response.close()
