@@ -98,6 +98,22 @@ def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
     assert len(requests) == 3
 
 
+def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(transport, "STALL_BYTES", CUT // 2)
+    asked = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        assert asked < 1000, "it would never end"
+        return httpx.Response(200, headers={"ETag": '"a"', "Content-Length": str(len(CONTENT))}, stream=_Pieces(CONTENT, breaks=True))
+
+    with network.patience(0.1), pytest.raises(SourceUnavailable, match=r"ReadError \(gone\), \d+ tries"):
+        client(answer).get("http://example.test/a")
+    assert asked > 1
+
+
 def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
     requests: list[str] = []
 

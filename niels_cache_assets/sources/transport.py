@@ -52,12 +52,11 @@ class Validator(NamedTuple):
 
 
 class _Broken(Exception):
-    """An answer that is to be asked for again. `useful`: so much of it came that asking again gets somewhere."""
+    """An answer that is to be asked for again."""
 
-    def __init__(self, problem: str, *, retry_after: float | None = None, useful: bool = False, changed: bool = False) -> None:
+    def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False) -> None:
         super().__init__(problem)
         self.retry_after = retry_after
-        self.useful = useful
         self.changed = changed
 
 
@@ -227,7 +226,7 @@ class _Body(httpx.SyncByteStream):
         self._response.close()
 
     def _all(self) -> Any:
-        skip = 0
+        skip = counted = 0
         while True:
             try:
                 for chunk in _chunks(self._response):
@@ -248,7 +247,8 @@ class _Body(httpx.SyncByteStream):
                 if validator_of(self._first).tag is None and self._given:
                     where = shown(str(self._request.url))
                     raise SourceUnavailable(f"{where}: {error} in the middle, and the server names no version to go on with") from error
-                if error.useful:
+                if self._given - counted >= STALL_BYTES:  # what was read again up to here counts for nothing
+                    counted = self._given
                     self._tries.progressed()
                 self._tries.failed(str(error))
             self._response = self._transport._answer(self._rest(), self._tries)
@@ -268,7 +268,7 @@ class _Body(httpx.SyncByteStream):
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
-    total = in_window = 0
+    in_window = 0
     seconds = 0.0  # of waiting for the server: what the reader does in between is not its fault
     stream = iter(response.stream)  # type: ignore[arg-type]
     while True:
@@ -276,17 +276,16 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
         try:
             chunk = next(stream, None)
         except _FAILURES as error:
-            raise _Broken(_words(error), useful=total >= STALL_BYTES) from error
+            raise _Broken(_words(error)) from error
         if chunk is None:
             response.close()
             return
-        total += len(chunk)
         in_window += len(chunk)
         seconds += time.monotonic() - begin
         yield chunk
         if seconds >= STALL_SECONDS:
             if in_window < STALL_BYTES:
-                raise _Broken(f"only {in_window} bytes in {seconds:.0f} s", useful=total >= STALL_BYTES + in_window)
+                raise _Broken(f"only {in_window} bytes in {seconds:.0f} s")
             in_window, seconds = 0, 0.0
 
 
