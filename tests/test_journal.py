@@ -19,6 +19,7 @@ from niels_cache_assets.build_cache.resuming import open_journal
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.streaming import encode, lineage_files
+from niels_cache_assets.streaming import journal as journal_module
 from niels_cache_assets.streaming.feed import Feed, Mark, ValShare
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
@@ -110,6 +111,7 @@ def test_a_journal_names_no_file_outside(recorded: Path, name: str) -> None:
 
 def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "BYTES", 100)
+    monkeypatch.setattr(Journal, "REST", 0)
     journal = opened(tmp_path)
     assert [journal.due(written) for written in (0, 99, 100)] == [False, False, True]
     journal.record({}, files={}, bytes_written=100)
@@ -118,6 +120,35 @@ def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypa
     assert [again.due(written) for written in (150, 249, 250)] == [False, False, True]
     monkeypatch.setattr(Journal, "SECONDS", 0.0)
     assert again.due(150)
+
+
+def test_a_record_is_due_behind_a_finished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "REST", 0)
+    journal = opened(tmp_path)
+    assert [journal.due(0, finished=finished) for finished in (0, 1)] == [False, True]
+    journal.record({}, files={}, finished=1)
+    assert [journal.due(0, finished=finished) for finished in (1, 2)] == [False, True]
+    again = opened(tmp_path)
+    assert [again.due(0, finished=finished) for finished in (1, 2)] == [False, True]
+
+
+def test_records_rest_fifty_times_as_long_as_they_take_and_at_most_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: now)
+    journal = opened(tmp_path)
+    assert journal.due(1 << 25)
+    now = 0.5  # the files are on the disk, and the journal
+    journal.record({}, files={}, bytes_written=1 << 25)
+    due = []
+    for now in (1.0, 25.4, 25.6):  # noqa: B007
+        due.append(journal.due(1 << 26, finished=1))
+    assert due == [False, False, True]
+    now = 35.6
+    journal.record({}, files={}, bytes_written=1 << 26, finished=1)
+    now = 95.5
+    assert not journal.due(1 << 27, finished=2)
+    now = 95.7
+    assert journal.due(1 << 27, finished=2)
 
 
 def tokens(count: int) -> np.ndarray:

@@ -90,14 +90,14 @@ class PretrainStream:
                 writer=on_disk,
                 ended=ended,
             )
-            journal.record(asdict(now), files=sizes, bytes_written=writer.bytes, share=share())
+            journal.record(asdict(now), files=sizes, bytes_written=writer.bytes, finished=len(writer.files), share=share())
 
         if guard is not None and self.val_texts is not None:
             with closing(self.encode(as_documents(self.val_texts), feed=Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
         position = Position(0, None, Counter())
-        if journal is not None and counted and journal.due(writer.bytes, seconds=_LONG_COUNT_SECONDS):
+        if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             record(position)
         documents = self._documents(state, guard)
         first = state.reached.items if state is not None else 0
@@ -114,7 +114,7 @@ class PretrainStream:
                 if splitter.met:
                     source_dropped = position.dropped  # and not what was read ahead
                     break
-                if journal is not None and journal.due(writer.bytes):
+                if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
                     record(position)
             else:
                 source_dropped = self.feed.report.dropped

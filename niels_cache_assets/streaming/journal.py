@@ -1,12 +1,13 @@
 """The journal of a build that can be taken up again: what is safely on the disk, and what the builder needs to go on from there.
 
     Journal.open   what was recorded last, with every file cut back to what it was then; or an empty directory and `state` None
-    due, record    every 32 MiB that are written or 60 s, after the builder has put its files on the disk
+    due, record    every 32 MiB that are written, behind a finished file, or every 60 s, after the builder has put its files on the disk
 
 A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves the one or the other. It holds the
 fingerprint of everything that decides the bytes; a build with another one starts afresh. Cost of a record: an fsync of each unfinished
-file, of the journal and of the directories that have new files. What a state means is the builders' business; locks and the step in which
-a directory takes its place are directories.py's.
+file, of the journal and of the directories that have new files, and some microseconds for each finished file that it names; where that
+comes to more than a fiftieth of the time, records are made less often. What a state means is the builders' business; locks and the step
+in which a directory takes its place are directories.py's.
 """
 
 from __future__ import annotations
@@ -46,15 +47,19 @@ class Journal:
 
     BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
     SECONDS = 60.0
+    REST = 50  # times as long as a record took is built before the next, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(self, directory: Path, fingerprint: str, recorded: Recorded | None, state: Any) -> None:
         self._directory, self._fingerprint = directory, fingerprint
         self.state = state
         self.share = recorded.share if recorded else None
         self._named = set(recorded.files) if recorded else set()
-        self._interval = int(os.environ.get(BYTES_VARIABLE) or self.BYTES)
+        interval = os.environ.get(BYTES_VARIABLE)
+        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
         self._bytes = 0 if recorded is None else None  # written at the last record; a build that goes on says with its first question
-        self._time = time.monotonic()
+        self._finished = 0 if recorded is None else None  # as _bytes
+        self._time = self._asked = time.monotonic()
+        self._took = 0.0
         self.recorded = recorded is not None  # whether there is anything to go on from
 
     @classmethod
@@ -86,22 +91,25 @@ class Journal:
         _clear(directory)
         return cls(directory, fingerprint, None, None)
 
-    def due(self, bytes_written: int, *, seconds: float | None = None) -> bool:
-        """Whether it is time for a record: 32 MiB more than at the last one, or 60 (`seconds`) later.
+    def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
+        """Whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
 
-        `bytes_written`: to all files since the build began, what was there at `open` included.
+        `bytes_written`: to all files since the build began, `finished`: files that are complete, what was there at `open` included.
         """
-        if self._bytes is None:
-            self._bytes = bytes_written
-        return bytes_written - self._bytes >= self._interval or time.monotonic() - self._time >= (
-            self.SECONDS if seconds is None else seconds
-        )
+        if self._bytes is None or self._finished is None:
+            self._bytes, self._finished = bytes_written, finished
+        self._asked = time.monotonic()
+        passed, patience = self._asked - self._time, self.SECONDS if seconds is None else seconds
+        grown = bytes_written - self._bytes >= self._interval or finished > self._finished
+        return passed >= patience or (grown and passed >= self._rest * self._took)
 
-    def record(self, state: dict[str, Any], *, files: Mapping[str, int], bytes_written: int = 0, share: float | None = None) -> None:
+    def record(
+        self, state: dict[str, Any], *, files: Mapping[str, int], bytes_written: int = 0, finished: int = 0, share: float | None = None
+    ) -> None:
         """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
 
         `files` names every file that is to be there after the next `open`; a file may be longer than what is promised. `state` holds
-        JSON values; `bytes_written` is what `due` was last asked with.
+        JSON values; `bytes_written` and `finished` are what `due` was last asked with.
         """
         for folder in {(self._directory / name).parent for name in files.keys() - self._named}:
             sync_directory(folder)
@@ -114,7 +122,8 @@ class Journal:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_directory(self._directory)
-        self._named, self._bytes, self._time = set(files), bytes_written, time.monotonic()
+        self._named, self._bytes, self._finished, self._time = set(files), bytes_written, finished, time.monotonic()
+        self._took = self._time - self._asked  # what the caller did between, to put its files on the disk, included
         self.recorded = True
 
 
