@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.streaming.encode import available_threads, map_in_order
+from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Split, doc_ends_name, documents_name, list_shards
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
 _DOCUMENTS_PER_CHUNK = 1_024

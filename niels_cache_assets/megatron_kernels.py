@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.streaming.encode import available_threads
+from niels_cache_runtime.reading import available_threads
 
 _LANES_AT_ONCE = 32
 

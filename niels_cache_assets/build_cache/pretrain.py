@@ -11,7 +11,7 @@ from niels_cache_assets.build_cache.resuming import Resume, open_journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_assets.streaming.encode import available_threads, encode_documents
+from niels_cache_assets.streaming.encode import encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
@@ -21,6 +21,7 @@ from niels_cache_assets.tokenization import view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import content_sha256, write_meta
+from niels_cache_runtime.reading import available_threads
 
 
 def build_pretrain_cache(

@@ -17,15 +17,7 @@ from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_assets.streaming.encode import (
-    COLLISION,
-    available_threads,
-    encode_texts,
-    has_special,
-    in_chunks,
-    map_in_order,
-    require_ids_fit,
-)
+from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, map_in_order, require_ids_fit
 from niels_cache_assets.streaming.feed import Feed, Mark, Position
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
 from niels_cache_assets.streaming.journal import Journal
@@ -34,6 +26,7 @@ from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.meta import content_sha256, write_meta
+from niels_cache_runtime.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +146,7 @@ def _spool(
         on_disk, sizes = spool.checkpoint()
         reached = Reached(items=position.items, mark=position.mark)
         now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
-        journal.record(asdict(now), files=sizes, bytes_written=spool.bytes)
+        journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes)
 
     position = Position(0, None, Counter())
     with closing(encoded(state)) as batches:

@@ -35,8 +35,9 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_assets.sources.files import walk_folder
-from niels_cache_assets.streaming.encode import available_threads, in_chunks
+from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.reading import available_threads
 
 KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),

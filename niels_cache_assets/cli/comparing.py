@@ -24,13 +24,13 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.streaming.encode import available_threads
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
 from niels_cache_runtime.meta import sha256_file
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.opening import open_meta
+from niels_cache_runtime.reading import available_threads
 
 if TYPE_CHECKING:
     import sentencepiece

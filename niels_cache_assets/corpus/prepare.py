@@ -27,10 +27,11 @@ from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
-from niels_cache_assets.streaming.encode import INVALID_UNICODE, available_threads
+from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.reading import available_threads
 
 Log = Callable[[str], None]
 
@@ -155,7 +156,7 @@ def _write(
                 reached = chunks.next_reached()
                 if finished_file:
                     written, sizes = writer.checkpoint()
-                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes)
+                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes, sums=sizes.sums)
                 if progress is not None:
                     progress(CorpusProgress(counts.before.documents, counts.after.documents, counts.before.characters))
             dropped_by_source = counts.dropped_by_source + context.report.dropped

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.corpus.reading import document_files, open_documents
 from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.streaming.encode import available_threads, map_in_order
+from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.corpus.order import Input, Inputs

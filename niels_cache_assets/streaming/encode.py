@@ -6,7 +6,6 @@ What is checked here is checked on what comes out of the tokenizer: a text that 
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,11 +31,6 @@ _CHUNK_CHARACTERS = 1_000_000
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def available_threads() -> int:
-    """Cores this process may use (its affinity, not the host's count)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
