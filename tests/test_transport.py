@@ -127,6 +127,12 @@ def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
     assert requests == ["", ""]
 
 
+def test_a_body_that_nothing_tells_the_version_of_is_asked_for_again_while_none_of_it_was_given() -> None:
+    requests: list[str] = []
+    assert client(breaking(requests, tags=[None], ranges=True)).get("http://example.test/a").content == CONTENT
+    assert requests == ["", ""]
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)

@@ -242,9 +242,10 @@ class _Body(httpx.SyncByteStream):
             except _Broken as error:
                 self._response.close()
                 ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
-                if self._restartable and not ranges:
+                tagged = validator_of(self._first).tag is not None
+                if self._restartable and not (ranges and tagged):
                     raise
-                if validator_of(self._first).tag is None and self._given:
+                if not tagged:
                     where = shown(str(self._request.url))
                     raise SourceUnavailable(f"{where}: {error} in the middle, and the server names no version to go on with") from error
                 if self._given - counted >= STALL_BYTES:  # what was read again up to here counts for nothing
