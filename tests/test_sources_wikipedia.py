@@ -7,6 +7,7 @@ import lzma
 import os
 import pickle
 import re
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -427,6 +428,18 @@ def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monk
     made = plain_text(hostile)
     assert sum(given_to_parser) <= len(hostile)
     assert len(made) <= len(hostile)
+
+
+def test_the_time_for_a_line_of_templates_grows_with_its_length() -> None:
+    """Eight times the line: quadratic code would take 64 times as long. The best of three tries, so that a busy machine does not matter."""
+
+    def seconds(templates: int) -> float:
+        started = time.process_time()
+        plain_text("{{x}} " * templates)
+        return time.process_time() - started
+
+    ratios = (seconds(16_000) / max(seconds(2_000), 2e-3) for _ in range(3))
+    assert any(ratio < 28 for ratio in ratios)
 
 
 def test_a_line_that_is_a_book_is_parsed_in_parts_without_a_trace() -> None:

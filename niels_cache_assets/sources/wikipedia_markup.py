@@ -80,7 +80,7 @@ _EMPTIED_BRACKETS = re.compile(" ?\\([ ,;:–-]*\x03[ ,;:–\x03-]*\\)")
 _DOUBLED = re.compile("[,;] *\x03[ \x03]*(?=[,;])")
 _EMPTIED_START = re.compile("\\([ ,;:]*\x03[ ,;:\x03]*")
 _EMPTIED_END = re.compile("(?<![ ,;:\x03])[ ,;:\x03]++(?=\\))")
-_SPACE_BEFORE = re.compile(" +\x03[ \x03]*([,;:.)])(?=\\W|$)")
+_SPACE_BEFORE = re.compile("(?<![ \x03])[ \x03]++([,;:.)])(?=\\W|$)")
 _BLANKS = re.compile(r"[ \t\u00a0]+")
 _NEEDS_PARSER = re.compile("[\x05&]")  # not for addresses without brackets, which show as they stand
 _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
@@ -334,7 +334,8 @@ def _line_text(line: str) -> str:
             line = _EMPTIED_START.sub("(", _EMPTIED_BRACKETS.sub(_GONE, line))
         line = _EMPTIED_END.sub(lambda match: "" if _GONE in match[0] else match[0], line)
         line = _DOUBLED.sub("", line)
-        line = _BLANKS.sub(" ", _SPACE_BEFORE.sub(r"\1", line).replace(_GONE, ""))
+        line = _SPACE_BEFORE.sub(lambda match: match[1] if f" {_GONE}" in match[0] else match[0], line)
+        line = _BLANKS.sub(" ", line.replace(_GONE, ""))
     line = line.translate(_BACK).strip()
     return prefix + line if line.strip(" -*•·,.;:|") else ""
 
