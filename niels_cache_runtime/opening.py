@@ -23,7 +23,7 @@ from niels_cache_runtime.reading import hash_files
 FileEntries = dict[str, dict[str, Any]]
 Verify = Literal["size", "sha256"]  # what of the files is held against meta.json when a cache is opened
 _Opened = TypeVar("_Opened")
-_TRIES = 5
+TRIES = 5  # of whoever reads files of a data set that may be rebuilt meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +79,20 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
     A rebuild exchanges the folder in one step, `open_files` opens its files one after the other. Where meta.json is another one
     afterwards, all is opened again, also if opening failed; an error with the same meta.json before and after is the caller's.
     """
-    for _ in range(_TRIES):
-        build = _read_build(folder)
+    for _ in range(TRIES):
+        build = read_build(folder)
         try:
             opened = open_files()
         except (NielsCacheError, OSError):
-            if _read_build(folder) == build:
+            if read_build(folder) == build:
                 raise
         else:
-            if _read_build(folder) == build:
+            if read_build(folder) == build:
                 return opened
-    raise NielsCacheError(f"{folder}: was rebuilt {_TRIES} times while it was being opened; open it again when the build is done")
+    raise NielsCacheError(f"{folder}: was rebuilt {TRIES} times while it was being opened; open it again when the build is done")
 
 
-def _read_build(folder: str | Path) -> bytes | None:
+def read_build(folder: str | Path) -> bytes | None:
     """The bytes of meta.json, which hold its meta_sha256 and with it the sha256 of every file; None where there is none to read."""
     try:
         return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)

@@ -86,6 +86,8 @@ def hash_files(
                     if on_bytes is not None:
                         with lock:
                             on_bytes(count)
+        except NielsCacheError as error:  # no regular file any more
+            return error
         except OSError as error:
             return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}")
         return digest.hexdigest()

@@ -15,7 +15,7 @@ from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_p
 from niels_cache_runtime.invariants_sft import sft_parts
 from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, read_meta
 from niels_cache_runtime.meta_form import form_problem
-from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, tokenizer_problem
+from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.reading import Look, find_files
 
 # Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than is recorded elsewhere.
@@ -45,6 +45,7 @@ class VerifiedFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._build = read_build(path)
         self.found, strange = find_files(path)
         self.found.pop(META_NAME, None)
         self._damage: list[Problem] = [*strange.items()]
@@ -57,11 +58,15 @@ class VerifiedFolder:
         try:
             meta = read_meta(str(path / META_NAME))
             self._listed = listed_files(meta, path)
-            if (path / META_NAME).read_bytes() != canonical_json(meta).encode():
+            if self._build != canonical_json(meta).encode():
                 raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
             self.meta = meta
         except (NielsCacheError, OSError) as error:
             self._damage.append(as_problem(NielsCacheError(error), path))
+
+    def was_rebuilt(self) -> bool:
+        """Whether another build has taken its place since: then what was found is of two."""
+        return read_build(self.path) != self._build
 
     def plan(self) -> dict[Path, Look | None]:
         """The files that are to be read, and who looks at each meanwhile."""

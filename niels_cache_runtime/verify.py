@@ -15,11 +15,12 @@ from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, tokenizer_dir
+from niels_cache_runtime.opening import TRIES
 from niels_cache_runtime.progress_bar import ProgressBar
 from niels_cache_runtime.reading import Look, hash_files
 from niels_cache_runtime.verified_folder import Finding, Kind, VerifiedFolder
 
-__all__ = ["Finding", "Kind", "find_folders", "main", "verify_cache", "verify_dataset"]
+__all__ = ["Finding", "Kind", "find_folders", "main", "verify_cache", "verify_dataset", "verify_folders"]
 
 OnProgress = Callable[[int, int], None]
 
@@ -109,7 +110,10 @@ def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[F
         yield Finding(kind="tokenizer", folder=str(tokenizer_dir(root)), path=META_NAME, problem=problem)
 
 
-def _verify(folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None) -> list[Finding]:
+def _verify(
+    folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None, tries: int = TRIES
+) -> list[Finding]:
+    """All findings; a folder with some that was rebuilt meanwhile is verified again, without progress."""
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -126,7 +130,17 @@ def _verify(folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | No
             sizes |= {folder.path / path: size for path, size in folder.found.items()}
     total = sum(sizes[path] for path in looks)
     hashes = hash_files(looks, sizes=sizes, threads=threads, on_bytes=on_bytes)
-    return [finding for folder in folders for finding in folder.findings(None if quick else hashes)]
+    findings = []
+    for folder in folders:
+        found = [*folder.findings(None if quick else hashes)]
+        if found and folder.was_rebuilt():
+            if tries > 1:
+                found = _verify([VerifiedFolder(folder.path)], quick=quick, threads=threads, progress=None, tries=tries - 1)
+            else:
+                problem = f"was rebuilt {TRIES} times while it was verified; verify it again when the build is done"
+                found = [Finding(kind="files", folder=str(folder.path), path=META_NAME, problem=problem)]
+        findings += found
+    return findings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """`python -m niels_cache_runtime.verify`: a clean cache is clean, and each kind of damage is one finding in the right file."""
 
 import errno
+import functools
 import os
 import shutil
 import subprocess
@@ -478,6 +479,47 @@ def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         verify_cache(root, progress=interrupt)
     assert threading.active_count() == before
+
+
+def test_a_rebuild_during_verify_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_cache(tmp_path / "cache")
+    folder, other = root / "pretrain" / "notes", tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "train_documents.parquet").write_bytes(b"rows")
+    rehash(other, note="another build")
+    rebuilds = 0
+
+    def exchanging(*args: Any, times: int, **keys: Any) -> Any:
+        nonlocal rebuilds
+        if rebuilds < times:
+            rebuilds += 1
+            folder.rename(tmp_path / "kept")
+            other.rename(folder)
+            (tmp_path / "kept").rename(other)
+        return reading.hash_files(*args, **keys)
+
+    monkeypatch.setattr(verify, "hash_files", functools.partial(exchanging, times=1))
+    assert (verify_cache(root), rebuilds) == ([], 1)
+    damage_byte(folder / "train" / "shard_00001.bin")
+    damage_byte(other / "train" / "shard_00001.bin")
+    assert [finding.problem for finding in verify_cache(root)] == ["its sha256 is not the one in meta.json"]
+    rebuilds = 0
+    monkeypatch.setattr(verify, "hash_files", functools.partial(exchanging, times=100))
+    (finding,) = verify_cache(root)
+    assert finding.problem == "was rebuilt 5 times while it was verified; verify it again when the build is done"
+    assert rebuilds == 5
+
+
+def test_a_file_that_becomes_a_pipe_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_pretrain(tmp_path / "data")
+
+    def with_a_pipe(*args: Any, **keys: Any) -> Any:
+        (folder / "train" / "shard_00001.bin").unlink()
+        os.mkfifo(folder / "train" / "shard_00001.bin")
+        return reading.hash_files(*args, **keys)
+
+    monkeypatch.setattr(verify, "hash_files", with_a_pipe)
+    assert ("train/shard_00001.bin", "is no regular file; remove it, or put the file there that belongs there") in problems(folder)
 
 
 def test_a_disk_that_fails_while_it_is_read_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
