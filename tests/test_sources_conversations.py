@@ -287,6 +287,16 @@ def test_tree_rows_that_are_no_trees_are_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("field", ["parent_id", "message_tree_id"])
+@pytest.mark.parametrize("value", [["t"], {"t": 1}, 5, True])
+def test_flat_rows_whose_ids_are_no_strings_are_counted(tmp_path: Path, field: str, value: object) -> None:
+    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("b", "t", "assistant") | {field: value}]
+    (tmp_path / "x.jsonl").write_bytes(json_lines(rows))
+    conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl")]))
+    assert ids(conversations) == ["a"]
+    assert context.report.dropped == {"malformed_message": 1}
+
+
 def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> None:
     depth = 200_000
     line = '{"prompt": ' + '{"message_id": "m", "replies": [' * depth + "]}" * depth + "}"

@@ -94,6 +94,9 @@ class Oasst1(HubData, SftSource):
             empty = [None] * len(rows)
             for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, strict=True):
                 message_id, parent_id, tree_id, *others = values
+                if not all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
+                    context.report.dropped["malformed_message"] += 1
+                    continue
                 grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others))
         yield from grouped.values()
 
