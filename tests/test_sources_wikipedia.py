@@ -246,6 +246,16 @@ def test_other_xml_is_refused_even_where_damage_is_kept(tmp_path: Path, content:
         read(Wikipedia(files=file(tmp_path, "w.xml", content), keep_damaged=True))
 
 
+@pytest.mark.parametrize("markup", ["<!--{}-->", "<note of='{}'/>", "<?{} ?>"], ids=["comment", "attribute", "instruction"])
+def test_a_tag_or_comment_longer_than_any_of_a_dump_is_refused(tmp_path: Path, markup: str) -> None:
+    """Expat scans it from its beginning with every block that it is given."""
+    (tmp_path / "x.xml").write_bytes(dump([page(0, "Oaks."), markup.format("x" * (5 << 18))]))
+    with pytest.raises(NielsCacheError, match=r"x\.xml: the tag or comment near byte \d+: is longer than 1 MiB"):
+        read(Wikipedia(files=[str(tmp_path / "x.xml")], keep_damaged=True))
+    (tmp_path / "x.xml").write_bytes(dump([page(0, "Oaks."), markup.format("x" * (1 << 18)), page(1, "Elms. " * (1 << 18))]))
+    assert len(read(Wikipedia(files=[str(tmp_path / "x.xml")]))[0]) == 2
+
+
 def test_nuls_and_broken_characters_in_a_dump_are_replaced(tmp_path: Path) -> None:
     content = dump([page(0, "NUL>X< half>Y< latin>Z<")]).replace(b"X", b"\0").replace(b"Y", b"\xed\xa0\x80").replace(b"Z", b"\xe9")
     (document,) = read(Wikipedia(files=file(tmp_path, "w.xml", content)))[0]

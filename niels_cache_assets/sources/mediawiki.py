@@ -22,6 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _BLOCK = 1 << 18
 _MAX_DEPTH = 64  # of elements; a dump has five
+_MAX_MARKUP_BYTES = 1 << 20  # of one tag, or one comment: expat scans it from its beginning with every block
 _MAX_NAME = 1000  # characters of an element's name, its namespace included
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # characters that XML cannot hold
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
@@ -123,8 +124,8 @@ def read_pages(
     """The pages from `position` on, in the order of the dump. Bytes that are not UTF-8, and characters that XML cannot hold (NULs), become
     U+FFFD.
 
-    A dump that is damaged, cut or no XML, or has a page of more than `limit` characters, raises NielsCacheError with file and offset; with
-    `on_damage` one with damage ends before that.
+    A dump that is damaged, cut or no XML, has a page of more than `limit` characters, or a tag or comment that no dump has, raises
+    NielsCacheError with file and offset; with `on_damage` one with damage ends before that.
     """
     position = position or FilePosition()
     damaged: list[DamagedFile] = []
@@ -147,8 +148,9 @@ def read_pages(
             given, offset = given + size, end
             if problem:
                 break
-            if given - parser.CurrentByteIndex > limit:
-                refuse_length(f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}", limit)
+            if given - parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
+                where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
+                raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, which none of a dump is; take it out")
         else:
             problem = _parse(parser, "", file.name, last=True)  # expat may have kept the end of a block for later
             yield from _given(handler, position, after=given, offset=None)
