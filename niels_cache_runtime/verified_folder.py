@@ -37,7 +37,12 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        return " ".join(f"{Path(self.folder) / self.path}: {self.problem}".splitlines())
+        """One line that any terminal takes: names of files may hold line breaks, escape sequences and bytes that are no text."""
+        return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
+
+
+def escaped(text: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 class VerifiedFolder:

@@ -510,6 +510,17 @@ def test_a_rebuild_during_verify_is_no_damage(tmp_path: Path, monkeypatch: pytes
     assert rebuilds == 5
 
 
+def test_names_that_no_terminal_should_get_are_shown_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    for name in (b"\xff.bin", b"\x1b[31mred.bin", b"two\nlines.bin"):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).touch()
+    assert main([str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    shown = ["\\udcff.bin", "\\x1b[31mred.bin", "two\\nlines.bin"]
+    assert sorted(lines) == sorted(f"{folder}/{name}: not listed in meta.json" for name in shown)
+    assert all(line.isprintable() for line in lines)
+
+
 def test_a_file_that_becomes_a_pipe_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_pretrain(tmp_path / "data")
 
