@@ -7,7 +7,7 @@ from email.utils import format_datetime
 import pytest
 from huggingface_hub.utils import httpx
 
-from niels_cache_assets.sources import network, transport
+from niels_cache_assets.sources import http_files, network, transport
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -175,6 +175,18 @@ def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
                 client(answer).get("http://example.test/a")
     assert before > 1
     assert asked == before + 1
+
+
+@pytest.mark.parametrize(("said", "size"), [({}, 0), ({"Content-Range": "bytes */0"}, 0), ({"Content-Range": "bytes */12345"}, None)])
+def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
+    said: dict[str, str], size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_files, "_client", lambda process: client(lambda request: httpx.Response(416, headers=said)))
+    if size is None:
+        with pytest.raises(NielsCacheError, match="HTTP 416"):
+            http_files.HttpFiles().info("http://example.test/a")
+    else:
+        assert http_files.HttpFiles().info("http://example.test/a")["size"] == size
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])

@@ -66,7 +66,7 @@ class HttpFiles(AbstractFileSystem):
 def _probed(path: str) -> dict[str, Any]:
     """What the headers of an answer say."""
     with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
-        if answer.status_code == 416:  # an empty file has no first byte
+        if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # it has no first byte
             return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
         _refuse_errors(answer)
         tag, size = validator_of(answer)
