@@ -1,7 +1,7 @@
 """Room on the disk: how much a build will take, held against what is free before it begins, and what is said when a disk refuses.
 
-An estimate that follows from what was asked for, a budget of tokens, or from a corpus that is there refuses a build that cannot end; one
-from the size of source files is a guess, so it only warns. Where neither is known nothing is said. Costs one statvfs.
+A budget of tokens that a corpus which is there surely fills refuses a build that cannot end. One of a source of unknown length, which may
+end before, and an estimate from the size of source files only warn. Where neither is known nothing is said. Costs one statvfs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
-        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=of_text is None or exact)
+        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=exact)
     return (
         None if of_text is None else Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes or 0)} of text", certain=False)
     )
