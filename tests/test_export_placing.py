@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_of_nanogpts_two_names_none_stays_of_another_data_set(cache: Path, tmp_p
     assert set(contents(tmp_path / "data")) == {"train.bin"}
 
 
-@pytest.mark.parametrize("content", [b"../outside\n", b"/etc/hosts\n", b"a/b/c\n", b"\n", b"\xff"])
+@pytest.mark.parametrize("content", [b"../outside\n", b"/etc/hosts\n", b"a/b/c\n", b"\n", b"\xff", b".git\n", b".git/config\n", b"a/.b\n"])
 def test_what_is_no_list_of_files_deletes_nothing(cache: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "outside").write_text("theirs")
     (tmp_path / "data").mkdir()
@@ -103,6 +104,26 @@ def test_what_is_no_list_of_files_deletes_nothing(cache: Path, tmp_path: Path, c
         export(cache, "npy", tmp_path / "data", force=True)
     assert (tmp_path / "outside").read_text() == "theirs"
     assert set(contents(tmp_path / "data")) == {"notes_val.npy.files"}
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("theirs.txt")], ids=["folder", "pipe", "link"])
+def test_a_list_that_names_what_is_no_file_deletes_nothing(cache: Path, tmp_path: Path, make: Callable[[Path], object]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "theirs.txt").write_text("theirs")
+    make(tmp_path / "data" / "theirs")
+    (tmp_path / "data" / "notes_val.npy.files").write_text("theirs\n")
+    with pytest.raises(NielsCacheError, match=r"data/theirs: is no regular file, so no export's, though notes_val\.npy\.files names it"):
+        export(cache, "npy", tmp_path / "data", force=True)
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"theirs", "theirs.txt", "notes_val.npy.files"}
+
+
+def test_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.files")
+    writer = os.open(tmp_path / "a.files", os.O_RDWR)  # so that who reads it gets nothing, and the test ends without the mend too
+    os.write(writer, b"x\n" * 4)
+    threading.Timer(2, os.close, (writer,)).start()
+    with pytest.raises(NielsCacheError, match=r"a\.files: .*(regular file|list of an export's files)"):
+        placing.Place(list_name="a.files").older(tmp_path)
 
 
 def test_a_list_alone_is_no_older_export_and_a_folder_in_the_way_is_not_deleted(cache: Path, tmp_path: Path) -> None:
@@ -115,7 +136,7 @@ def test_a_list_alone_is_no_older_export_and_a_folder_in_the_way_is_not_deleted(
     place.unlink()
     place.mkdir()
     (place / "theirs").touch()
-    with pytest.raises(NielsCacheError, match=r"notes_val_000000\.bin: is a folder, where a file of the export goes"):
+    with pytest.raises(NielsCacheError, match=r"notes_val_000000\.bin: is no regular file, so no export.s"):
         export(cache, "llmc", tmp_path / "data", force=True)
     assert (place / "theirs").exists()
 

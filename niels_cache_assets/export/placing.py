@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,11 +17,12 @@ from pathlib import Path, PurePosixPath
 from types import FrameType
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.hostile_paths import link_problem, name_problem
+from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
 
 NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and those that lay there
 _PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each
 
+_MOST_LIST_BYTES = 1 << 26
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,7 +50,7 @@ def list_of(names: Sequence[str]) -> bytes:
 def _read_list(path: Path) -> list[str]:
     """Raises NielsCacheError for what is no list: nothing is deleted that is not surely an export's."""
     try:
-        names = path.read_text(encoding="utf-8").splitlines()
+        names = read_regular(path, most_bytes=_MOST_LIST_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
         raise NielsCacheError(f"{path}: cannot be read as the list of an export's files; choose another place") from error
     for name in names:
@@ -56,12 +58,14 @@ def _read_list(path: Path) -> list[str]:
             raise NielsCacheError(f"{path}: is not the list of an export's files, it has {name!r}; move it away or choose another place")
         if leaves := link_problem(path.parent, [PurePosixPath(name).parent.as_posix()]):
             raise NielsCacheError(f"{path.parent / leaves[0]}: {leaves[1]}")
+        if os.path.lexists(path.parent / name) and not stat.S_ISREG(os.lstat(path.parent / name).st_mode):
+            raise NielsCacheError(f"{path.parent / name}: is no regular file, so no export's, though {path.name} names it; move it away")
     return names
 
 
 def _is_below(name: str) -> bool:
-    """Whether it names a file in the export's folder, or in a folder of that."""
-    return name_problem(name) is None and name.count("/") <= 1
+    """Whether it names a file in the export's folder, or in a folder of that, neither hidden: `.git/config` is no export's."""
+    return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
 def left_behind(folder: Path, stage: Path) -> set[str]:
