@@ -21,7 +21,7 @@ from pydantic import Field
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
-from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
 from niels_cache_assets.sources.network import install, shown
 from niels_cache_assets.sources.rows import column_values, is_string_type, refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
@@ -115,8 +115,12 @@ class HubData(LimitsDocuments):
             try:
                 for batch in batches:
                     columns = batch if isinstance(batch, dict) else {name: _values(batch[name]) for name in batch.column_names}
-                    files = [names[index] for index in columns.pop(_FILE)]
-                    yield HubRows(columns, files, columns.pop(_ROW))
+                    files, rows = [names[index] for index in columns.pop(_FILE)], columns.pop(_ROW)
+                    for values in columns.values():
+                        for index, value in enumerate(values):
+                            if type(value) is str and len(value) > self.max_document_bytes:
+                                refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
+                    yield HubRows(columns, files, rows)
             finally:
                 batches.close()
 

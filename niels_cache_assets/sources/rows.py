@@ -168,14 +168,21 @@ def parquet_batches(
 
 
 def parquet_rows(
-    file: SourceFile, position: FilePosition | None = None, *, columns: Sequence[str] | None = None
+    file: SourceFile, position: FilePosition | None = None, *, limit: int = MAX_DOCUMENT_BYTES, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has."""
+    """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has.
+
+    A row that takes more than `limit` bytes in Arrow is an error.
+    """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         names = parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in columns if name in names]
         for first, batch in parquet_batches(parquet, batch_rows=PARQUET_ROWS, start=position.row, columns=wanted):
+            if batch.nbytes > limit:  # one of them may be longer by itself
+                for row in range(len(batch)):
+                    if batch.slice(row, 1).nbytes > limit:
+                        refuse_length(f"{file.name}: row {first + row}", limit)
             for row, values in enumerate(batch.to_pylist(), first):
                 position.row = row + 1
                 yield row, values
@@ -191,7 +198,7 @@ def file_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
     if file.name.lower().endswith(".parquet"):
-        return parquet_rows(file, position, columns=columns)
+        return parquet_rows(file, position, limit=limit, columns=columns)
     return json_rows(file, position, limit=limit, on_damage=on_damage)
 
 
