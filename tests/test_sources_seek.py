@@ -94,7 +94,6 @@ def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 
         """Without how a place is found again, of which there may be several ways."""
         return [(batch, place.get("number"), place.get("file"), place.get("row"), *counted) for batch, place, *counted in followed]
 
-    assert type(source).seeks
     whole = StreamContext(seed=42)
     undisturbed = follow(whole)
     places = [(number, *rest) for number, (_, *rest) in enumerate(undisturbed, 1) if rest[0]]
@@ -372,13 +371,20 @@ def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch
     require_every_place_is_exact(with_prepared(registry, tmp_path)["notes"], at_least=6)
 
 
+def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp_path: Path) -> None:
+    registry = corpus_registry(tmp_path, {"notes": articles(20)})
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    find_duplicates(registry, root=tmp_path)
+    with pytest.raises(NielsCacheError, match="no row group begins at document 7; build the data set again with force"):
+        next(batches_of(with_prepared(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
+
+
 def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(19)]))
     member = Jsonl(files=[str(tmp_path / "a.jsonl")], train_tokens=100)
     context = StreamContext(seed=1, siblings={"member": member})
     mix = Interleave(members={"member": 1})
     assert sum(map(len, mix.documents(context))) == 14
-    assert not mix.seeks
     assert context.report.place is None
 
 

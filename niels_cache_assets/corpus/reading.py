@@ -152,6 +152,8 @@ class PreparedCorpus:
             with _open_part(path, self.meta) as parquet:
                 for group in range(parquet.num_row_groups):
                     end = first + parquet.metadata.row_group(group).num_rows
+                    if first < start < end:
+                        raise NielsCacheError(f"{path}: no row group begins at document {start}; build the data set again with force")
                     if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
                         yield first, parquet.read_row_group(group, columns=_COLUMNS)
                     first = end
