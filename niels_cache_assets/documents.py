@@ -52,8 +52,9 @@ Place = dict[str, Any]
 class SourceReport:
     """What a source tells about one pass: `dropped` counts by reason, `facts` for metadata (for example straddling trees).
 
-    A source that can start in the middle (`Source.seeks`) sets `place` to a new dictionary immediately before it yields a batch: where
-    the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other.
+    A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch:
+    where the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other. Any other source is read
+    from the beginning, and the builder skips what it has.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
@@ -21,8 +21,6 @@ class PreparedMember(PretrainSource):
 
     So what it says of itself and what it streams, however often, are of one corpus and one drop list, or an error.
     """
-
-    seeks: ClassVar[bool] = True
 
     source: Literal["prepared"] = "prepared"
     _open: Callable[[], PreparedCorpus] = PrivateAttr()

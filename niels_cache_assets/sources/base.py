@@ -57,7 +57,7 @@ class StreamContext:
 
     `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
     stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
-    begin, a place that an earlier pass over the same revision reported (sources that `seeks`; None: the beginning). `report` then holds
+    begin, a place that an earlier pass over the same revision reported (None: the beginning). `report` then holds
     what that pass had counted there, and the source adds to it. `revisions`: of the siblings that are read, by name; the first pass of a
     build fills it for all of its passes, for a branch may move meanwhile.
     """
@@ -77,9 +77,6 @@ class Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
-    # Reports places (SourceReport.place) and starts at them (StreamContext.start): from there the same batches with the same counts as in
-    # an undisturbed pass. A source that does not is read from the beginning, and the builder skips what it has.
-    seeks: ClassVar[bool] = False
 
     source: str
     enabled: bool = Field(True, description="False writes an empty cache that says so instead of building")

@@ -6,7 +6,7 @@ What makes a conversation valid is in niels_cache_assets.conversations; here row
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
@@ -66,8 +66,6 @@ class ChatJsonl(LimitsDocuments, SftSource):
 
     Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
     """
-
-    seeks: ClassVar[bool] = True
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")

@@ -23,8 +23,6 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class _Notes(LimitsDocuments, PretrainSource):
-    seeks: ClassVar[bool] = True
-
     def _documents(self, found: list[SourceFile], context: StreamContext, *, named: bool = False) -> Iterator[list[Document]]:
         files = FilePass(found, context)
         yield from batched(_notes(files, context, limit=self.max_document_bytes, named=named), files)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -34,8 +34,6 @@ _PHRASE_DISTANCE = 500  # the phrase stands right before the end marker
 
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or every *.txt below `path`."""
-
-    seeks: ClassVar[bool] = True
 
     source: Literal["gutenberg"] = "gutenberg"
     enabled: bool = Field(False, description="False writes an empty cache that says so instead of building")

@@ -20,7 +20,6 @@ class HubText(HubData, PretrainSource):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
-    seeks: ClassVar[bool] = True  # unless it shuffles
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
     text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")

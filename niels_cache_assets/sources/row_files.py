@@ -9,7 +9,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, Any, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,6 @@ _PEEK_CHARACTERS = 1 << 24
 
 class FileSource(LimitsDocuments, PretrainSource):
     """Keys shared by the kinds that read globs of files."""
-
-    seeks: ClassVar[bool] = True
 
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
 

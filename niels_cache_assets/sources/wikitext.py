@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
@@ -29,8 +29,6 @@ class Row(NamedTuple):
 
 class Wikitext(HubData, PretrainSource):
     """Upstream's train and validation are the splits; with `files` alone val_frac decides."""
-
-    seeks: ClassVar[bool] = True
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"
