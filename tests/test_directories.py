@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.streaming import directories, locks
-from niels_cache_assets.streaming.directories import atomic_directory, partial_directory, sweep_leftovers
+from niels_cache_assets.streaming.directories import atomic_directory, in_turn, partial_directory, sweep_leftovers
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME
 from niels_cache_assets.streaming.locks import Busy, Writer, lock_path, when_free, writer_lock, writer_of
 from niels_cache_runtime.errors import NielsCacheError
@@ -249,6 +249,28 @@ def test_leftovers_are_swept_only_where_nobody_builds(tmp_path: Path) -> None:
     leave(tmp_path / "x", KeyboardInterrupt(), journal=True)
     sweep_leftovers(tmp_path / "x")
     assert files(partial) == {"begun": "half", JOURNAL_NAME: "{}"}
+
+
+@pytest.mark.parametrize("host", [os.uname().nodename, "another"])
+def test_who_only_looks_at_a_lock_is_not_taken_for_the_killed_owner_that_it_still_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    pid = os.getpid() if host == os.uname().nodename else 999_999  # alive, or not to be asked
+    lock_path(tmp_path / "x").write_text(json.dumps({"pid": pid, "host": host, "since": "2026-01-01T00:00:00Z", "command": "build-all"}))
+    looking = [os.open(lock_path(tmp_path / "x"), os.O_RDONLY)]
+    fcntl.flock(looking[0], fcntl.LOCK_SH)
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(looking.pop()) if looking else None)
+    with writer_lock(tmp_path / "x"):
+        assert not looking
+
+
+def test_what_cannot_be_swept_is_told_and_no_cache_hit_fails_for_it(tmp_path: Path) -> None:
+    partial_directory(tmp_path / "x").mkdir()
+    told: list[str] = []
+    with Disk(tmp_path, at=0, fault=errno.EROFS).installed():
+        assert in_turn(tmp_path / "x", lambda: "hit", wait=False, log=told.append) == "hit"
+    assert len(told) == 1
+    assert os.strerror(errno.EROFS) in told[0]
 
 
 def hold(target: Path, ready: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:

@@ -115,18 +115,21 @@ def atomic_directory(
 
 def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
     """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there."""
-    sweep_leftovers(target)
+    try:
+        sweep_leftovers(target)
+    except NielsCacheError as error:  # a read-only cache may be a hit all the same; a build that this is in the way of says so itself
+        log(str(error))
     return when_free(attempt, wait=wait, log=log)
 
 
-def sweep_leftovers(target: str | Path) -> None:
-    """Remove what killed builds of `target` left that cannot be gone on with, unless somebody is building it now."""
+def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
+    """Remove what killed builds of `target` left, unless somebody is building it now. `resumable`: but not what can be gone on with."""
     target = _real(target)
     if not any(os.path.lexists(path) for path in (partial_directory(target), _aside(target), _spare_journal(target))):
         return
     try:
         with writer_lock(target):
-            _clear_leftovers(target, resumable=True)
+            _clear_leftovers(target, resumable=resumable)
     except Busy:
         return
     except OSError as error:

@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 Result = TypeVar("Result")
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_PATIENCE_SECONDS = 0.5  # for an owner that has not written its name yet, and for those who only look
+_PATIENCE_SECONDS = 0.5  # for an owner that has not written its name yet, and for those who only look: what is written may be of one before
 _POLL_SECONDS = 0.02
 _WAIT_SECONDS = 0.2
 _COMMAND_WIDTH = 80
@@ -143,7 +143,7 @@ def _acquire(target: Path) -> int:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        if writer is not None or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise Busy(target, writer or UNKNOWN)
         time.sleep(_POLL_SECONDS)
 
