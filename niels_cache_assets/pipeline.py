@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -30,7 +31,7 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
 from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.directories import finished_meta, sweep_leftovers
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room
 from niels_cache_assets.streaming.splits import UNLIMITED
@@ -123,6 +124,8 @@ def build_dataset(
         raise
     fingerprint = fingerprint_at(revision)
     if not force and old is not None and old.get("fingerprint") == fingerprint:
+        with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
+            sweep_leftovers(directory, resumable=False)  # an unfinished build of other settings, other data or by force
         return outcome("cache_hit")
     context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
     resume = Resume(fingerprint=fingerprint, log=log, afresh=force)

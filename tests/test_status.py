@@ -218,7 +218,11 @@ def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_go
     assert [rows[name]["resumable"] for name in ("notes", "books", "corpus/books")] == [{"share": 0.43}, {"share": None}, None]
     _, output = run(capsys)
     assert line_of(output, "notes").startswith("notes pretrain missing, resumable at 43% build it; the next build goes on where the last")
-    assert line_of(output, "books").startswith("books pretrain complete, resumable the next build goes on")
+    assert line_of(output, "books").startswith("books pretrain complete, an unfinished build beside it of other settings, ")
+    registry = load_registry(config=str(project / "niels_cache.toml"))
+    assert build_dataset(registry, "books", root=project / "cache").state == "cache_hit"
+    assert not partial_directory(project / "cache/pretrain/books").exists()
+    assert line_of(run(capsys)[1], "books") == "books pretrain complete"
 
 
 def test_a_partial_directory_without_a_journal_or_with_a_damaged_one_is_not_resumable(

@@ -39,11 +39,13 @@ class Row:
 
     @property
     def words(self) -> str:
-        """`complete`, `stale, resumable at 43%`, `missing, being built (43%)`."""
+        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build beside it (43%)`, `missing, being built (43%)`."""
         share = self.work.share
         words: list[str] = [self.judged.condition]
         if self.work.writer is not None:
             words.append("being built" if share is None else f"being built ({share:.0%})")
+        elif self.work.is_resumable and self.judged.condition == "complete":
+            words.append("an unfinished build beside it" if share is None else f"an unfinished build beside it ({share:.0%})")
         elif self.work.is_resumable:
             words.append("resumable" if share is None else f"resumable at {share:.0%}")
         return ", ".join(words)
@@ -54,6 +56,8 @@ class Row:
         reasons = [self.judged.advice] if self.judged.advice else []
         if self.work.writer is not None:
             reasons.insert(0, f"by {self.work.writer}")
+        elif self.work.is_resumable and self.judged.condition == "complete":
+            reasons.append("of other settings, other data or --force: the next build goes on with it only if that is what it is to make")
         elif self.work.is_resumable:
             reasons.append("the next build goes on where the last one ended, if settings and data are the same")
         return "; ".join(reasons)
