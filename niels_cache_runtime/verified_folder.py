@@ -49,7 +49,7 @@ class VerifiedFolder:
     """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path if path.parts else path.absolute()  # of ".", no message about a file begins with the folder
         self._build = read_build(path)
         self.found, strange = find_files(path)
         self.found.pop(META_NAME, None)

@@ -59,7 +59,7 @@ def verify_folders(
 ) -> list[Finding]:
     """`verify_cache` of folders that were found below `root`."""
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
-    if [folder.path for folder in folders] != [Path(root)]:
+    if not (Path(root) / META_NAME).exists():  # else it is one data set
         findings += _place_findings(Path(root), folders)
     return findings
 

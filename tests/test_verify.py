@@ -481,6 +481,16 @@ def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_pat
     assert threading.active_count() == before
 
 
+def test_the_folder_that_one_is_in_has_the_same_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    damage_byte(folder / "train" / "shard_00001.bin")
+    (folder / "val_doc_ends.npy").write_bytes(b"no array")
+    there = verify_dataset(folder)
+    assert {finding.path for finding in there} >= {"train/shard_00001.bin", "val_doc_ends.npy"}
+    monkeypatch.chdir(folder)
+    assert verify_dataset(".") == verify_cache(".") == there
+
+
 def test_a_rebuild_during_verify_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_cache(tmp_path / "cache")
     folder, other = root / "pretrain" / "notes", tmp_path / "other"
