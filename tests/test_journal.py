@@ -168,7 +168,7 @@ def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int) ->
             ends = NpyWriter(folder, "ends.npy", DOC_ENDS_DTYPE, files, resume_at=resume_at)
             shards.write(tokens(100)[resume_at:end])
             ends.write(tokens(100)[resume_at:end])
-            sizes: Sizes = {}
+            sizes = Sizes()
             shards.checkpoint(sizes)
             ends.checkpoint(sizes)
             assert all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -189,7 +189,7 @@ def test_a_build_that_is_killed_again_before_its_first_record_keeps_the_one_befo
     killed = []  # never closed, as what was not written yet would be
     for _ in range(3):
         journal = opened(tmp_path, told=told)
-        sizes: Sizes = {}
+        sizes = Sizes()
         killed.append(NpyWriter(tmp_path, "ends.npy", DOC_ENDS_DTYPE, {}))
         if journal.state is None:
             killed[-1].checkpoint(sizes)
@@ -396,6 +396,38 @@ def test_a_builder_of_conversations_goes_on(tmp_path: Path, tokenizer: SentenceP
     assert sft(tmp_path / "x", examples, told) == whole
     assert sum("resuming x" in line for line in told) == 2
     assert json.loads((tmp_path / "x" / "meta.json").read_text())["dropped"] == {"no_assistant": 30}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("damaged", ["train/shard_*", "train_doc_ends.npy", "scratch/train.arrow"])
+def test_an_unfinished_file_that_was_damaged_meanwhile_starts_afresh(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, damaged: str
+) -> None:
+    """And is not hashed as good."""
+    texts, told = sentences(1_000), list[str]()
+    with pytest.raises(Stopped):
+        build(tmp_path / "x", until(900, texts), tokenizer, max_train_tokens=10**9)
+    path = max((tmp_path / ".x.partial").glob(damaged))
+    content = bytearray(path.read_bytes())
+    assert len(content) > 200
+    content[200] ^= 0x40
+    path.write_bytes(content)
+    again = build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9, told=told)
+    name = path.relative_to(tmp_path / ".x.partial")
+    assert told[0] == f"starting afresh: {name} of the unfinished build is damaged: its bytes are not those that its journal says"
+    assert again == build(tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9)
+
+
+def test_a_spool_that_is_damaged_while_it_is_used_is_one_line(tmp_path: Path) -> None:
+    spool = RowSpool(tmp_path, "a.arrow", {"row": "int64"})
+    spool.write({"row": range(100)})
+    spool.checkpoint(Sizes())
+    content = bytearray((tmp_path / "a.arrow").read_bytes())
+    content[8:40] = b"\xff" * 32
+    (tmp_path / "a.arrow").write_bytes(content)
+    with pytest.raises(NielsCacheError, match=r"a\.arrow: the disk gives back other rows than were written .*--force"):
+        [*spool.read()]
+    spool.abandon()
 
 
 @pytest.mark.usefixtures("often")

@@ -90,7 +90,7 @@ class PretrainStream:
                 writer=on_disk,
                 ended=ended,
             )
-            journal.record(asdict(now), files=sizes, bytes_written=writer.bytes, finished=len(writer.files), share=share())
+            journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=writer.bytes, finished=len(writer.files), share=share())
 
         if guard is not None and self.val_texts is not None:
             with closing(self.encode(as_documents(self.val_texts), feed=Feed.of((), SourceReport()))) as given:

@@ -146,7 +146,7 @@ def _spool(
         on_disk, sizes = spool.checkpoint()
         reached = Reached(items=position.items, mark=position.mark)
         now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
-        journal.record(asdict(now), files=sizes, bytes_written=spool.bytes)
+        journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes)
 
     position = Position(0, None, Counter())
     with closing(encoded(state)) as batches:

@@ -156,7 +156,7 @@ def _write(
                 reached = chunks.next_reached()
                 if finished_file:
                     written, sizes = writer.checkpoint()
-                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes)
+                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes, sums=sizes.sums)
                 if progress is not None:
                     progress(CorpusProgress(counts.before.documents, counts.after.documents, counts.before.characters))
             dropped_by_source = counts.dropped_by_source + context.report.dropped

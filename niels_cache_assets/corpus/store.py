@@ -166,7 +166,8 @@ class CorpusWriter:
 
     def checkpoint(self) -> tuple[Written, Sizes]:
         """Put all on the disk, where a file of documents was just finished: what to go on with, and the bytes of each file."""
-        sizes = {name: int(entry["bytes"]) for name, entry in self.files.items()}
+        sizes = Sizes()
+        sizes |= {name: int(entry["bytes"]) for name, entry in self.files.items()}
         for part in (self._hashes, self._digests, self._slots):
             if part is not None:
                 part.checkpoint(sizes)

@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
@@ -29,16 +30,21 @@ JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
-_FORMAT = 1
+_FORMAT = 2
+_BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may claim any size
 
 
 class Recorded(NamedTuple):
-    """One record: `files` are the bytes of each file on the disk by relative path, `share` (0 to 1, or None) is how far the build was."""
+    """One record: `files` are the bytes of each file on the disk by relative path, `share` (0 to 1, or None) is how far the build was.
+
+    `sums`: of some of them, from which byte on, and the sha256 of the bytes from there.
+    """
 
     fingerprint: str
     state: dict[str, Any]
     files: dict[str, int]
+    sums: dict[str, tuple[int, str]]
     share: float | None
 
 
@@ -104,18 +110,33 @@ class Journal:
         return passed >= patience or (grown and passed >= self._rest * self._took)
 
     def record(
-        self, state: dict[str, Any], *, files: Mapping[str, int], bytes_written: int = 0, finished: int = 0, share: float | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        files: Mapping[str, int],
+        sums: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+        bytes_written: int = 0,
+        finished: int = 0,
+        share: float | None = None,
     ) -> None:
         """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
 
-        `files` names every file that is to be there after the next `open`; a file may be longer than what is promised. `state` holds
+        `files` names every file that is to be there after the next `open`; a file may be longer than what is promised. `sums` (see
+        Recorded) are compared then: bytes that changed meanwhile would otherwise become part of what is hashed as good. `state` holds
         JSON values; `bytes_written` and `finished` are what `due` was last asked with.
         """
         for folder in {(self._directory / name).parent for name in files.keys() - self._named}:
             sync_directory(folder)
         path = self._directory / JOURNAL_NAME
         temporary = path.with_name(f"{JOURNAL_NAME}.new")
-        content = {"format": _FORMAT, "fingerprint": self._fingerprint, "state": state, "files": dict(files), "share": share}
+        content = {
+            "format": _FORMAT,
+            "fingerprint": self._fingerprint,
+            "state": state,
+            "files": dict(files),
+            "sums": dict(sums),
+            "share": share,
+        }
         with open(temporary, "wb") as file:
             file.write(_encode(content))
             file.flush()
@@ -165,8 +186,27 @@ def _decode(content: bytes) -> Recorded | None:
     recorded = Recorded(**fields)
     sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict) and isinstance(recorded.files, dict)
     sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.files.items())
+    sound = (
+        sound
+        and isinstance(recorded.sums, dict)
+        and all(map(_is_sum, recorded.sums.values()))
+        and recorded.sums.keys() <= recorded.files.keys()
+    )
     sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
     return recorded if sound else None
+
+
+def _is_sum(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and is_count(value[0]) and isinstance(value[1], str)
+
+
+def _sha256(path: Path, first: int, end: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        file.seek(first)
+        while (left := end - file.tell()) > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> str | None:
@@ -181,6 +221,9 @@ def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> s
             return f"{name} of the unfinished build is missing or shorter than its journal says"
     if leaves := link_problem(directory, recorded.files):
         return f"{leaves[0]} of the unfinished build {leaves[1]}"
+    for name, (first, sha256) in recorded.sums.items():
+        if _sha256(directory / name, first, recorded.files[name]) != sha256:
+            return f"{name} of the unfinished build is damaged: its bytes are not those that its journal says"
     return None
 
 

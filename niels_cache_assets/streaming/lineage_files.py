@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.streaming.space import naming
 from niels_cache_assets.streaming.writers import Files, GrowingFile, Sizes, add_file, sync_and_close
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,13 +44,19 @@ class RowSpool:
         self._growing.checkpoint(sizes)
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """What was written so far, in the batches in which it came."""
+        """What was written so far, in the batches in which it came. Raises NielsCacheError for a file that was damaged meanwhile."""
         import pyarrow as pa
 
         self._growing.file.flush()
         with pa.OSFile(str(self._growing.path)) as file:
-            for message in pa.ipc.MessageReader.open_stream(file):
-                yield pa.ipc.read_record_batch(message, self._schema)
+            try:
+                for message in pa.ipc.MessageReader.open_stream(file):
+                    yield pa.ipc.read_record_batch(message, self._schema)
+            except (pa.ArrowException, OSError) as error:
+                problem = str(error).partition("\n")[0]
+                raise NielsCacheError(
+                    f"{self._growing.path}: the disk gives back other rows than were written ({problem}); build afresh (--force)"
+                ) from error
 
     def abandon(self) -> None:
         self._growing.abandon()

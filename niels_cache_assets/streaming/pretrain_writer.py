@@ -122,7 +122,8 @@ class PretrainWriter:
 
     def checkpoint(self) -> tuple[WriterState, Sizes]:
         """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
-        sizes: Sizes = {name: entry["bytes"] for name, entry in self.files.items()}
+        sizes = Sizes()
+        sizes |= {name: entry["bytes"] for name, entry in self.files.items()}
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
         return WriterState(files=dict(self.files), splits=splits), sizes
 

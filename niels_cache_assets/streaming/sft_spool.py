@@ -77,7 +77,7 @@ class SftSpool:
 
     def checkpoint(self) -> tuple[SpoolState, Sizes]:
         """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
-        sizes: Sizes = {}
+        sizes = Sizes()
         for part in self._parts:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes

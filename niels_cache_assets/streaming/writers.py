@@ -19,7 +19,15 @@ from niels_cache_runtime.formats import TOKEN_BYTES, shard_name
 from niels_cache_runtime.meta import sha256_file
 
 Files = dict[str, dict[str, Any]]
-Sizes = dict[str, int]  # bytes on the disk by relative path
+
+
+class Sizes(dict[str, int]):
+    """Bytes on the disk by relative path; `sums` of files that are not finished: from which byte, and the sha256 from there on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, tuple[int, str]] = {}
+
 
 _NPY_HEADER_BYTES = 128
 
@@ -31,9 +39,12 @@ def require_shard_bytes(shard_bytes: int) -> None:
 
 
 class GrowingFile:
-    """A file that grows at its end, from `resume_at` bytes on, which is where the journal has cut it."""
+    """A file that grows at its end, from `resume_at` bytes on, which is where the journal has cut it. It is hashed on the way.
 
-    def __init__(self, root: Path, relative: str, *, resume_at: int = 0) -> None:
+    One that goes on is read again for that. The first `header` bytes are not hashed, as they are written over at the end.
+    """
+
+    def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
         self.path, self.relative = root / relative, relative
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # What is there stays until it is written over: a kill before the next record must find what the last one promises.
@@ -41,10 +52,21 @@ class GrowingFile:
         self.file.seek(resume_at)
         self.bytes = resume_at
         self._on_disk: int | None = resume_at or None  # a new file is not yet
+        self._header, self._hash = header, hashlib.sha256()
+        if resume_at > header:
+            with open(self.path, "rb") as written:
+                written.seek(header)
+                self._hash = hashlib.file_digest(written, lambda: self._hash)
+
+    @property
+    def sha256(self) -> str:
+        """Of what is behind the header."""
+        return self._hash.hexdigest()
 
     def write(self, data: memoryview | bytes) -> None:
         with naming(self.path):
             self.file.write(data)
+        self._hash.update(data[max(0, self._header - self.bytes) :])
         self.bytes += len(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
@@ -55,6 +77,7 @@ class GrowingFile:
                 os.fsync(self.file.fileno())
             self._on_disk = self.bytes
         sizes[self.relative] = self.bytes
+        sizes.sums[self.relative] = (self._header, self.sha256)
 
     def seal(self) -> None:
         sync_and_close(self.file)
@@ -65,14 +88,10 @@ class GrowingFile:
 
 
 class HashedFile:
-    """A file written from front to back whose sha256 is known when it is closed. One that goes on is read again, up to there, for that."""
+    """A file written from front to back whose sha256 is known when it is closed."""
 
     def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
         self._growing, self._files = GrowingFile(root, relative, resume_at=resume_at), files
-        self._hash = hashlib.sha256()
-        if resume_at:
-            with open(self._growing.path, "rb") as written:
-                self._hash = hashlib.file_digest(written, lambda: self._hash)
 
     @property
     def bytes(self) -> int:
@@ -80,14 +99,13 @@ class HashedFile:
 
     def write(self, data: memoryview) -> None:
         self._growing.write(data)
-        self._hash.update(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
         self._growing.checkpoint(sizes)
 
     def seal(self) -> None:
         self._growing.seal()
-        self._files[self._growing.relative] = {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
+        self._files[self._growing.relative] = {"bytes": self.bytes, "sha256": self._growing.sha256}
 
     def abandon(self) -> None:
         self._growing.abandon()
@@ -154,7 +172,7 @@ class NpyWriter:
         self._dtype, self._files = dtype, files
         self._row = () if width is None else (width,)
         there = resume_at * dtype.itemsize * (width or 1)
-        self._growing = GrowingFile(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0)
+        self._growing = GrowingFile(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0, header=_NPY_HEADER_BYTES)
         if not there:
             self._growing.write(bytes(_NPY_HEADER_BYTES))
         self.items = resume_at

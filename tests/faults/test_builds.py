@@ -180,7 +180,7 @@ def test_a_damaged_journal_and_a_shortened_file_start_afresh(workshop: Workshop,
         root = builds.fresh_root(workshop.project, tmp_path / damaged)
         assert workshop.run("jsonl", root, shard_bytes=20_000, record_every=3_000, at=reference.calls // 2) == -signal.SIGKILL
         path = builds.cache_of(workshop.project, "jsonl", root).parent / ".jsonl.partial" / damaged
-        path.write_bytes(path.read_bytes()[:-40])
+        path.write_bytes(path.read_bytes()[:200])  # less than any record promises; a file may be longer than that
         assert workshop.run("jsonl", root, shard_bytes=20_000, record_every=3_000) == 0
         assert "starting afresh" in log_of(root)
         assert workshop.written("jsonl", root) == reference.files
