@@ -375,6 +375,29 @@ def test_a_builder_opens_a_source_that_seeks_where_it_was_and_counts_it_once(tmp
 
 
 @pytest.mark.usefixtures("often")
+def test_facts_are_of_what_was_taken_and_not_of_what_was_read_ahead(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """A budget ends the build: on any number of threads, meta.json and its counts say the same."""
+    said = []
+    for threads in (1, 4):
+        feed = Feed(batches, StreamContext(seed=0))
+        build_pretrain_cache(
+            feed,
+            str(tmp_path / str(threads)),
+            tokenizer=tokenizer,
+            max_train_tokens=3_000,
+            max_val_tokens=0,
+            shard_bytes=4_096,
+            seed=1,
+            shuffle_buffer=None,
+            threads=threads,
+        )
+        meta = json.loads((tmp_path / str(threads) / "meta.json").read_text())
+        assert meta["facts"]["batches"] == meta["dropped"]["empty"] < 25
+        said.append((meta["facts"], meta["dropped"]))
+    assert said[0] == said[1]
+
+
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("split_by", ["example", "group"])
 def test_a_builder_of_conversations_goes_on(tmp_path: Path, tokenizer: SentencePieceTokenizer, split_by: str) -> None:
     invalid: list[Message] = [{"role": "user", "content": "and then?"}]

@@ -96,7 +96,7 @@ class PretrainStream:
             with closing(self.encode(as_documents(self.val_texts), feed=Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
-        position = Position(0, None, Counter())
+        position = Position(0, None, Counter(), {})
         if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             record(position)
         documents = self._documents(state, guard)
@@ -112,13 +112,13 @@ class PretrainStream:
                 if self.progress is not None:
                     self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share()))
                 if splitter.met:
-                    source_dropped = position.dropped  # and not what was read ahead
+                    source_dropped, facts = position.dropped, position.facts  # and not what was read ahead
                     break
                 if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
                     record(position)
             else:
-                source_dropped = self.feed.report.dropped
-        ended = Counts(dropped=dict(dropped + source_dropped), facts=self.feed.report.facts)
+                source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
+        ended = Counts(dropped=dict(dropped + source_dropped), facts=facts)
         if journal is not None and journal.recorded:
             record(position, ended=ended)  # what is left to do takes time, too
         return ended

@@ -148,7 +148,7 @@ def _spool(
         now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
         journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes)
 
-    position = Position(0, None, Counter())
+    position = Position(0, None, Counter(), {})
     with closing(encoded(state)) as batches:
         for batch in batches:
             position = batch.position

@@ -33,11 +33,12 @@ class Mark:
 
 
 class Position(NamedTuple):
-    """How far a source was read when it gave the last item of a chunk: items so far, the latest mark, what the source had dropped."""
+    """How far a source was read when it gave the last item of a chunk: items so far, the latest mark, and what the report said then."""
 
     items: int
     mark: Mark | None
     dropped: Counter[str]
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class Feed(Generic[Item]):
         items = first
         for chunk in chunks:
             items += len(chunk)
-            yield chunk, Position(items, self.mark, self.report.dropped.copy())
+            yield chunk, Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts))
 
     def _splitter(self, position: int) -> FractionSplitter | None:
         if self._share is None:

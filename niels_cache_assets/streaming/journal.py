@@ -55,18 +55,18 @@ class Journal:
     SECONDS = 60.0
     REST = 50  # times as long as a record took is built before the next, unless NIELS_CACHE_JOURNAL_BYTES is set
 
-    def __init__(self, directory: Path, fingerprint: str, recorded: Recorded | None, state: Any) -> None:
+    def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any) -> None:
         self._directory, self._fingerprint = directory, fingerprint
         self.state = state
-        self.share = recorded.share if recorded else None
-        self._named = set(recorded.files) if recorded else set()
+        self.share = latest.share if latest else None
+        self._named = set(latest.files) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if recorded is None else None  # written at the last record; a build that goes on says with its first question
-        self._finished = 0 if recorded is None else None  # as _bytes
+        self._bytes = 0 if latest is None else None  # written at the last record; a build that goes on says with its first question
+        self._finished = 0 if latest is None else None  # as _bytes
         self._time = self._asked = time.monotonic()
         self._took = 0.0
-        self.recorded = recorded is not None  # whether there is anything to go on from
+        self.recorded = latest is not None  # whether there is anything to go on from
 
     @classmethod
     def open(
@@ -241,7 +241,10 @@ def _restore(directory: Path, files: Mapping[str, int]) -> None:
 
 def _clear(directory: Path) -> None:
     """Empty the directory, its journal first: what is half removed must not be taken for a build to go on with."""
-    (directory / JOURNAL_NAME).unlink(missing_ok=True)
+    journal = directory / JOURNAL_NAME
+    if journal.exists():
+        journal.unlink()
+        sync_directory(directory)
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
