@@ -160,6 +160,14 @@ def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
     assert asked == 1
 
 
+@pytest.mark.parametrize("value", ["\xb2", "9" * 5000, "1 Jan 99999999999 00:00:00", "Mon, 99 Foo"])
+@pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size", "Retry-After"])
+def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -> None:
+    response = httpx.Response(200, headers=[(header.encode(), value.encode("latin-1"))])
+    assert transport.validator_of(response).size is None
+    assert transport._retry_after(response) is None
+
+
 def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
     asked = 0
 

@@ -36,8 +36,9 @@ CHANGED_TRIES = 5  # a server that names another version so often means it
 
 _LENGTHS = ("content-length", "transfer-encoding")
 _HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_RATE_LIMIT = re.compile(r"\br=0;\s*t=(\d+)")  # how the hub words it
+_NUMBER = re.compile("[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # how the hub words it
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 
 
@@ -76,7 +77,7 @@ def validator_of(response: httpx.Response) -> Validator:
         size = headers.get("Content-Length")
     elif size is None:
         size = headers.get("Content-Range", "").rpartition("/")[2]
-    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and size.isdigit() else None)
+    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and _NUMBER.fullmatch(size) else None)
 
 
 class PatientTransport(httpx.BaseTransport):
@@ -339,12 +340,12 @@ def _without_range(request: httpx.Request) -> dict[str, str]:
 def _retry_after(response: httpx.Response) -> float | None:
     """Seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
     value = response.headers.get("Retry-After", "").strip()
-    if value.isdigit():
+    if _NUMBER.fullmatch(value):
         return float(value)
     try:
         when = parsedate_to_datetime(value)
         return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-    except ValueError:
+    except (ValueError, OverflowError):
         reset = _RATE_LIMIT.search(response.headers.get("RateLimit", "")) if response.status_code == 429 else None
         return float(reset[1]) if reset else None
 
