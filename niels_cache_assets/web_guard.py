@@ -31,7 +31,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_GRAPHQL_BYTES = 8 << 20  # of a body that is parsed; the UI's own are some KB
+MAX_GRAPHQL_BYTES = 1 << 20  # of a body that is parsed; the UI's own are some KB
 
 _READ = frozenset({"GET", "HEAD"})
 _GRAPHQL = "graphql"
@@ -66,14 +66,15 @@ class _Refused(Exception):
 class WebGuard:
     """An ASGI app that hands on to `app` what the UI itself asks for, and refuses the rest with a short page (403, 405, 413 or 415).
 
-    `port` is where the server listens: with 127.0.0.1, localhost and [::1] it makes the names that Host may have.
+    `port` is where the server listens: with 127.0.0.1, localhost and [::1] it makes the names that Host may have. `name` is which of
+    them is told to who comes by another.
     """
 
-    def __init__(self, app: App, *, port: int, read_only: bool = False) -> None:
+    def __init__(self, app: App, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
         self._app, self._read_only = app, read_only
-        names = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
-        self._hosts = {name.encode() for name in (*names, *(name.removesuffix(":80") for name in names))}
-        self._advice = f"open http://{names[0]}; through a tunnel keep the port: ssh -L {port}:{names[0]}"
+        hosts = [f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")]
+        self._hosts = {host.encode() for host in (*hosts, *(host.removesuffix(":80") for host in hosts))}
+        self._advice = f"open http://{name}:{port}; through a tunnel keep the port: ssh -L {port}:{name}:{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

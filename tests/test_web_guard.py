@@ -275,6 +275,16 @@ def test_a_read_only_server_reads_no_body_without_end(server: Starlette, monkeyp
     assert answer(WebGuard(server, port=PORT, read_only=True), Request("POST", headers=(HOST, JSON), body=body)).status == 413
 
 
+def test_a_read_only_server_parses_no_more_than_the_ui_ever_sends(server: Starlette) -> None:
+    body = json.dumps({"query": "{ version }" + " " * (1 << 20)})
+    assert answer(WebGuard(server, port=PORT, read_only=True), Request("POST", headers=(HOST, JSON), body=body)).status == 413
+
+
+def test_who_comes_by_another_name_is_told_where_the_server_listens(server: Starlette) -> None:
+    refused = answer(WebGuard(server, port=PORT, name="[::1]"), Request(headers=(("host", "here:3000"),)))
+    assert b"open http://[::1]:3000; through a tunnel keep the port: ssh -L 3000:[::1]:3000" in refused.body
+
+
 def test_every_route_of_the_installed_server_is_known_and_another_is_refused(server: Starlette) -> None:
     assert len(server.routes) > 10
     refuse_unknown_routes(server.routes)

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         console = output()
         diagnostics().print("starting the UI ...", soft_wrap=True)
         for number in SIGNALS:
-            signal.signal(number, _stop)
+            signal.signal(number, _hang_up if number == signal.SIGHUP else _stop)
         try:
             from niels_cache_assets.defs.web import serve  # takes seconds: dagster
 
@@ -72,6 +72,11 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for each in SIGNALS:
         signal.signal(each, _leave)
     raise _Stopped
+
+
+def _hang_up(number: int, frame: FrameType | None) -> None:
+    """As SIGTERM, which the web server waits for: an exception out of one of its callbacks would end nothing."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -90,13 +90,15 @@ class Services:
 
     def _stop(self) -> None:
         """First who launches runs, then the runs, then the code server that they belong to. In about two seconds, whoever is slow."""
-        *others, code_server = reversed(self._processes.values())
-        for process in others:
+        processes = [*reversed(self._processes.values())]  # the code server is the last; none where it could not be started
+        for process in processes[:-1]:
             process.send_signal(signal.SIGINT)
-        self._cancel_runs()
-        code_server.send_signal(signal.SIGINT)
+        with suppress(Exception):  # of the instance's storage: the processes are ended whatever it says
+            self._cancel_runs()
+        for process in processes[-1:]:
+            process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + SERVICE_GRACE_SECONDS
-        for process in (*others, code_server):
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             with suppress(ProcessLookupError):

@@ -39,13 +39,14 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.services import Services
-    port = listener.getsockname()[1]
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if listener.family == socket.AF_INET6 else host
     with (
         ensure_instance() as instance,
         tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
         _only_one(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder)) as services,
-        _guarded(instance, services, port=port, read_only=read_only) as guard,
+        _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
     ):
         if not read_only:
             end_abandoned_runs(instance, Path(instance.root_directory))  # of a UI that was killed: or they would run for ever
@@ -67,7 +68,7 @@ def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _guarded(instance: dg.DagsterInstance, services: "Services", *, port: int, read_only: bool) -> Iterator[WebGuard]:
+def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
     """The guard in front of the web server, tried."""
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
@@ -80,7 +81,7 @@ def _guarded(instance: dg.DagsterInstance, services: "Services", *, port: int, r
         with _saying_what_does_not_fit():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
             refuse_unknown_routes(app.routes)
-            guard = WebGuard(app, port=port, read_only=read_only)
+            guard = WebGuard(app, port=port, name=name, read_only=read_only)
             asyncio.run(check_guard(guard, port=port, read_only=read_only))
         yield guard
 

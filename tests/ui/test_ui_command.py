@@ -1,5 +1,7 @@
 """What `niels-cache ui` refuses before it starts anything: addresses, ports, configurations, a Dagster that the guard does not fit."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from starlette.routing import Route
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.defs import web
+from niels_cache_assets.defs import services, web
 from niels_cache_assets.web_guard import App, WebGuard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.ui.running import is_alive, wait_until
@@ -78,14 +80,50 @@ def test_what_the_guard_does_not_fit_is_not_served(
 ) -> None:
     services: Any = SimpleNamespace(target=EmptyWorkspaceTarget())
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        with web._guarded(instance, services, port=3000, read_only=False) as guard:
+        with web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False) as guard:
             assert isinstance(guard, WebGuard)
         monkeypatch.setattr(target, replacement)
-        with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, port=3000, read_only=False):
+        with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False):
             pass
     assert "its guard does not fit the installed Dagster 1." in str(raised.value)
     assert what in str(raised.value)
     assert str(raised.value).endswith("install the tested version (constraints.txt)")
+
+
+def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **keys: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(services.subprocess, "Popen", refuse)
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        pytest.raises(NielsCacheError, match=r"the code server of the UI does not start: .*Cannot allocate memory"),
+        services.Services(instance, tmp_path),
+    ):
+        pass
+
+
+def test_the_end_of_the_terminal_in_the_middle_of_a_request_ends_the_server() -> None:
+    """In a callback of the loop an exception that is none of the system's own ends nothing."""
+    code = """\
+import argparse, asyncio, os, signal, socket, sys, types
+import uvicorn
+from niels_cache_assets.cli import ui
+
+def serve(listener, *, read_only, ready):
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, os.kill, os.getpid(), signal.SIGHUP)
+        loop.call_later(5, os._exit, 3)
+        await uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="critical")).serve(sockets=[listener])
+    asyncio.run(run())
+
+sys.modules["niels_cache_assets.defs.web"] = types.SimpleNamespace(serve=serve)
+ui.load_registry = lambda: None
+ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, read_only=False))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "stopped\n"), ended.stderr
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
