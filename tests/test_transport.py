@@ -168,6 +168,13 @@ def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -
     assert transport._retry_after(response) is None
 
 
+@pytest.mark.parametrize("value", ["10m", "nan", "inf", "-1"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(network.PATIENCE_VARIABLE, value)
+    with pytest.raises(NielsCacheError, match=f"NIELS_CACHE_NETWORK_PATIENCE='{value}' is no number of seconds"), network.patience(1):
+        pass
+
+
 def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
     asked = 0
 

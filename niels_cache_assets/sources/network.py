@@ -7,6 +7,7 @@ has one HTTP client for the whole process, so the patience is the process's too.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 from niels_cache_assets import defaults
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +37,17 @@ R = TypeVar("R")
 
 
 class _Patience:
-    def __init__(self, seconds: float, log: Callable[[str], None]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float | None, log: Callable[[str], None]) -> None:
+        self._set_seconds = seconds
         self._thread = threading.current_thread()
         self.log = log
         self.ended = False  # a request was given up, and none has been answered since
         self.signals: socket.socket | None = None  # what came since `watched` began
         self._jitter: torch.Generator | None = None
+
+    @property
+    def seconds(self) -> float:
+        return _seconds(defaults.NETWORK_PATIENCE) if self._set_seconds is None else self._set_seconds
 
     def in_this_thread(self) -> float:
         return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
@@ -96,11 +102,24 @@ class _Patience:
 def _silent(message: str) -> None: ...
 
 
-_patience = _Patience(float(os.environ.get(PATIENCE_VARIABLE) or defaults.NETWORK_PATIENCE), _silent)
+def _seconds(configured: float) -> float:
+    """The environment variable, else what is configured."""
+    value = os.environ.get(PATIENCE_VARIABLE)
+    try:
+        seconds = float(value or configured)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise NielsCacheError(f"{PATIENCE_VARIABLE}={value!r} is no number of seconds; set it to one, for example 600, or unset it")
+    return seconds
+
+
+_patience = _Patience(None, _silent)
 
 
 @contextmanager
 def _set(new: _Patience) -> Iterator[None]:
+    """For one thread at a time: where two overlap, the one that ends last leaves what the other had set."""
     global _patience
     outer, _patience = _patience, new
     try:
@@ -112,7 +131,7 @@ def _set(new: _Patience) -> Iterator[None]:
 @contextmanager
 def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
     """Requests of the process are asked again for so long; `log` gets a line at each wait. The environment variable goes before."""
-    new = _Patience(float(os.environ.get(PATIENCE_VARIABLE) or seconds), log)
+    new = _Patience(_seconds(seconds), log)
     with new.watched(), _set(new):
         yield
 
