@@ -45,3 +45,10 @@ def test_a_row_above_the_limit_is_refused_and_one_below_it_is_read(kind: str, tm
     with pytest.raises(NielsCacheError, match=r"a\.parquet: row 1: is longer than 1 MiB"):
         read(READERS[kind](files, 1))
     read(READERS[kind](files, 5))
+
+
+def test_flat_messages_in_parquet_are_known_by_a_suffix_of_any_case(tmp_path: Path) -> None:
+    columns = {"message_id": "a", "parent_id": None, "message_tree_id": "t", "text": "x", "role": "assistant"}
+    pq.write_table(pa.Table.from_pylist([columns]), tmp_path / "A.PARQUET")
+    _, context = read(Oasst1(files=[str(tmp_path / "A.PARQUET")]))
+    assert context.report.facts["trees"] == 1

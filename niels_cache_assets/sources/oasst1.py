@@ -107,7 +107,7 @@ class Oasst1(HubData, SftSource):
 
 
 def _holds_trees(file: SourceFile, limit: int) -> bool:
-    if file.name.endswith(".parquet"):
+    if file.name.lower().endswith(".parquet"):
         return False
     _, first = next(json_rows(file, limit=limit), (0, {}))
     return "prompt" in first
