@@ -30,6 +30,7 @@ from niels_cache_assets.sources.compressed import DamagedFile
 from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikipedia_markup import plain_text
+from niels_cache_assets.sources.wikipedia_templates import template_text
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import card, json_lines, parquet
 from tests.loopback_hub import LoopbackHub
@@ -450,6 +451,18 @@ def test_the_time_for_a_line_of_templates_grows_with_its_length() -> None:
 
     ratios = (seconds(16_000) / max(seconds(2_000), 2e-3) for _ in range(3))
     assert any(ratio < 28 for ratio in ratios)
+
+
+def test_blanks_around_the_name_of_a_template_take_the_time_of_letters() -> None:
+    """Tried in every division they took a thousand times that."""
+
+    def seconds(blank: str) -> float:
+        started = time.process_time()
+        for _ in range(100):
+            assert template_text(blank * 98 + "x" * 20 + blank * 98 + "{", "") is None
+        return time.process_time() - started
+
+    assert any(seconds(" ") < 100 * max(seconds("a"), 1e-4) for _ in range(3))
 
 
 def test_a_line_that_is_a_book_is_parsed_in_parts_without_a_trace() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 Arguments = dict[str, str]  # "1", "2", ... for those without a name
 
-_NAME = re.compile(r"\s{0,99}([^|{}<>\[\]\n\x02-\x08]{1,60}?)\s{0,99}(?=\||$)")
+_NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
 _BOUNDS = re.compile("[\x05\x06|]")  # of a link, as wikipedia_markup marks them
 _KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
 _NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
@@ -27,16 +27,16 @@ _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs u
 
 def template_text(call: str, before: str) -> str | None:
     """Text of a template's call (what stands between its braces). Of several lines only for quotations. `before` is what precedes it."""
-    name = _NAME.match(call)
-    if name is None:
+    name, _, rest = call.partition("|")
+    if _NAME.fullmatch(name.strip()) is None:
         return None
-    title = name[1].replace("_", " ").lower()
+    title = name.strip().replace("_", " ").lower()
     if title in _SIGNS:
         return _SIGNS[title]
     function, colon, _ = title.partition(":")
     if colon:  # of the parser functions, those that only change how their argument looks
-        return next(_split(call[name.start(1) + len(function) + 1 :])).strip() if function in _FUNCTIONS else None
-    arguments = _arguments(call[name.end() + 1 :])
+        return next(_split(call.lstrip()[len(function) + 1 :])).strip() if function in _FUNCTIONS else None
+    arguments = _arguments(rest)
     if title in _QUOTATIONS:
         return _quotation(arguments, _QUOTATIONS[title])
     make = _TEXTS.get(title) or (_argument("1") if title.startswith("lang-") else None)
