@@ -11,7 +11,8 @@ from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
-from niels_cache_runtime.verify import find_folders, verify_cache
+from niels_cache_runtime.verified_folder import VerifiedFolder
+from niels_cache_runtime.verify import find_folders, verify_folders
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,9 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         if name.rpartition("/")[2] not in known:
             refuse_choice(WHERE, "no data set", name, known)
-    folders = find_folders(root, names=names)
+    verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
+    folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_cache(root, names=names, quick=arguments.quick, threads=arguments.threads, progress=progress)
+        findings = verify_folders(root, verified, quick=arguments.quick, threads=arguments.threads, progress=progress)
     if arguments.against_dagster:
         from niels_cache_assets.defs.recorded import recorded_findings
 
