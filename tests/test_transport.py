@@ -1,15 +1,20 @@
 """The transport below the hub's library and web files, over servers that are functions."""
 
+import logging
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources import http_files, network, transport
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.hub_text import Huggingface
 from niels_cache_runtime.errors import NielsCacheError
+from tests.loopback_hub import LoopbackHub
+from tests.read_sources import read
 
 CONTENT = bytes(range(256)) * 40
 CUT = 3000  # bytes after which bodies of `breaking` break
@@ -202,6 +207,19 @@ def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
             http_files.HttpFiles().info("http://example.test/a")
     else:
         assert http_files.HttpFiles().info("http://example.test/a")["size"] == size
+
+
+def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hub = LoopbackHub({}, tmp_path)
+    hub.plain["damaged.jsonl"] = b'{"text": "a"}\n{"text": \n[[['
+    monitored = logging.getLogger("datasets")
+    monitored.addHandler(caplog.handler)
+    url = f"{hub.url}/files/damaged.jsonl?signature=secret"
+    with pytest.raises(NielsCacheError, match="cannot be read: ValueError") as caught:
+        read(Huggingface(dataset="a/b", files=[url]))
+    monitored.removeHandler(caplog.handler)
+    hub.close()
+    assert "secret" not in str(caught.value) + caplog.text
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import gzip
 import json
+import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -133,6 +134,7 @@ def _datasets() -> Any:
     import datasets
 
     install()
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs addresses whole, with what is secret in them; errors say the same
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
