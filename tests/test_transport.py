@@ -211,11 +211,11 @@ def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
 
 def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hub = LoopbackHub({}, tmp_path)
-    hub.plain["damaged.jsonl"] = b'{"text": "a"}\n{"text": \n[[['
+    hub.plain["damaged.parquet"] = b"PAR1xxxxxxxxxxxPAR1"
     monitored = logging.getLogger("datasets")
     monitored.addHandler(caplog.handler)
-    url = f"{hub.url}/files/damaged.jsonl?signature=secret"
-    with pytest.raises(NielsCacheError, match="cannot be read: ValueError") as caught:
+    url = f"{hub.url}/files/damaged.parquet?signature=secret"
+    with pytest.raises(NielsCacheError, match="cannot be read: ArrowInvalid") as caught:
         read(Huggingface(dataset="a/b", files=[url]))
     monitored.removeHandler(caplog.handler)
     hub.close()
