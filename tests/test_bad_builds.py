@@ -187,7 +187,7 @@ def test_a_full_disk_is_one_line_and_no_harm(good: Path, tokenizer: SentencePiec
         raise OSError(28, "No space left on device", "shard_00000.bin")
 
     monkeypatch.setattr("niels_cache_assets.streaming.writers.os.fsync", no_space)
-    with pytest.raises(NielsCacheError, match="No space left on device .*; the last good cache"):
+    with pytest.raises(NielsCacheError, match=r"No space left on device .*; the last good cache"):
         build(good, sentences(5), tokenizer)
 
 

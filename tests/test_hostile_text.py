@@ -42,7 +42,9 @@ def require_refused(source: Source, where: str) -> None:
     """The source is refused in a line that names `where`, without more memory than a few of its documents."""
     tracemalloc.start()
     try:
-        with pytest.raises(NielsCacheError, match=rf"{where}.* longer than 1 MiB(; take it out, or raise max_document_mib|, which none of a dump is)"):
+        with pytest.raises(
+            NielsCacheError, match=rf"{where}.* longer than 1 MiB(; take it out, or raise max_document_mib|, which none of a dump is)"
+        ):
             read(source)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
