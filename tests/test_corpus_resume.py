@@ -35,6 +35,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
     monkeypatch.setattr(Journal, "BYTES", 0)
+    monkeypatch.setattr(Journal, "REST", 0)
 
 
 @pytest.fixture
