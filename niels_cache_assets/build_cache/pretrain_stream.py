@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress
-from niels_cache_assets.build_cache.resuming import Reached, take_up
+from niels_cache_assets.build_cache.resuming import Counts, Reached, take_up
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import TrainGuard
 from niels_cache_assets.streaming.encode import EncodedDocuments
@@ -27,14 +27,6 @@ from niels_cache_assets.streaming.splits import BudgetSplitter
 from niels_cache_runtime.formats import Split
 
 _LONG_COUNT_SECONDS = 1.0  # a pass over the source that took longer is worth a record of its own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What was dropped, and what the source says of itself, when the stream was read to its end or to where the budgets end it."""
-
-    dropped: dict[str, int]
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,14 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What was dropped, and what the source says of itself, when the stream was read to its end or to where the budgets end it."""
+
+    dropped: dict[str, int]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reached:
     """Where a stream of items was: `items` had been taken of it, `mark` is the latest before them from which it can be opened."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
-from niels_cache_assets.build_cache.resuming import Reached, Resume, open_journal, take_up
+from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
@@ -30,21 +30,13 @@ from niels_cache_runtime.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """What the source says of itself when its stream has ended."""
-
-    dropped: dict[str, int]
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _State:
     """A build between two chunks; `dropped` are the builder's, `ended`: all is read."""
 
     reached: Reached
     dropped: dict[str, int]
     spool: SpoolState
-    ended: _Ended | None
+    ended: Counts | None
 
 
 class _Encoded(NamedTuple):
@@ -136,12 +128,12 @@ def _spool(
     feed: Feed[Conversation],
     journal: Journal | None,
     progress: OnProgress | None,
-) -> _Ended:
+) -> Counts:
     """Spool all conversations, or the rest of them where the journal has a state."""
     state: _State | None = journal.state if journal is not None else None
     dropped = Counter(state.dropped) if state is not None else Counter[str]()
 
-    def record(position: Position, *, ended: _Ended | None = None) -> None:
+    def record(position: Position, *, ended: Counts | None = None) -> None:
         assert journal is not None
         on_disk, sizes = spool.checkpoint()
         reached = Reached(items=position.items, mark=position.mark)
@@ -158,7 +150,7 @@ def _spool(
                 progress(Progress(spool.examples, spool.tokens, None))
             if journal is not None and journal.due(spool.bytes):
                 record(position)
-    ended = _Ended(dropped=dict(dropped + feed.report.dropped), facts=feed.report.facts)
+    ended = Counts(dropped=dict(dropped + feed.report.dropped), facts=feed.report.facts)
     if journal is not None and journal.recorded:
         record(position, ended=ended)
     return ended

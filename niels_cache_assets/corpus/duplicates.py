@@ -24,11 +24,11 @@ from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
-from niels_cache_assets.corpus.store import TableFile, closing_table
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_leftovers
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
+from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS

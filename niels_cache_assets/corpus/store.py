@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +27,9 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
-from niels_cache_assets.streaming.space import naming
-from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes, add_file, sync_and_close
+from niels_cache_assets.streaming.table_file import TableFile, closing_table
+from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes
 from niels_cache_runtime.formats import META_NAME
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
 ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory
@@ -60,46 +56,6 @@ class DocumentRow(NamedTuple):
 def is_corpus_file(name: str) -> bool:
     """Whether a corpus holds files of that name."""
     return name in _FIXED_NAMES or _NAMES.fullmatch(name) is not None
-
-
-def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """The Arrow schema of a table of `corpus.layout`."""
-    import pyarrow as pa
-
-    kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64()}
-    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
-
-
-class TableFile:
-    """One zstd parquet file with these columns."""
-
-    def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
-        import pyarrow.parquet
-
-        self._path, self._relative, self._files = root / relative, relative, files
-        self._schema = arrow_schema(columns)
-        self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
-        self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
-
-    def write_group(self, columns: Iterable[Sequence[Any] | np.ndarray]) -> None:
-        """Append one row group, given by column, in the order of the schema."""
-        import pyarrow as pa
-
-        arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
-        with naming(self._path):
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-
-    def seal(self) -> None:
-        with naming(self._path):
-            self._writer.close()
-        sync_and_close(self._file)
-        add_file(self._path, self._relative, self._files)
-
-    def abandon(self) -> None:
-        with suppress(OSError):  # a full disk has been told of already
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +163,6 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
     held = list(rows)
     with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in held] for name in REJECTED)
-
-
-@contextmanager
-def closing_table(table: TableFile) -> Iterator[TableFile]:
-    """Seal the table at the end of the block, or close it where the block fails."""
-    try:
-        yield table
-    except BaseException:
-        table.abandon()
-        raise
-    table.seal()
 
 
 def document_hash(row: DocumentRow) -> bytes:

@@ -8,12 +8,11 @@ into chunks does not show. Cost: each row is written twice and read once more. M
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.streaming.space import naming
-from niels_cache_assets.streaming.writers import Files, GrowingFile, Sizes, add_file, sync_and_close
+from niels_cache_assets.streaming.table_file import TableFile, arrow_schema
+from niels_cache_assets.streaming.writers import Files, GrowingFile, Sizes
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class RowSpool:
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
         self._growing = GrowingFile(root, relative, resume_at=resume_at)
-        self._schema = _arrow_schema(schema)
+        self._schema = arrow_schema(schema)
 
     @property
     def bytes(self) -> int:
@@ -66,14 +65,8 @@ class LineageWriter:
     """A parquet file of lineage: ordinal, then the columns of `schema`, in groups of 65,536 rows."""
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet
-
-        self._schema = _arrow_schema(schema)
-        self._path, self._relative, self._files = root / relative, relative, files
-        self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
-        with_ordinal = self._schema.insert(0, pa.field("ordinal", pa.int64()))
-        self._writer = pyarrow.parquet.ParquetWriter(self._file, with_ordinal, compression="zstd")
+        self._schema = arrow_schema(schema)
+        self._file = TableFile(root, relative, {"ordinal": "int64", **schema}, files)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.rows = 0
@@ -98,15 +91,10 @@ class LineageWriter:
     def seal(self) -> None:
         if self._waiting_rows:
             self._write_group(self._table())
-        with naming(self._path):
-            self._writer.close()
-        sync_and_close(self._file)
-        add_file(self._path, self._relative, self._files)
+        self._file.seal()
 
     def abandon(self) -> None:
-        with suppress(OSError):  # see GrowingFile
-            self._writer.close()
-            self._file.close()
+        self._file.abandon()
 
     def _table(self) -> pa.Table:
         import pyarrow as pa
@@ -118,13 +106,5 @@ class LineageWriter:
 
         ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
         # In one piece, or the pages would tell where the batches ended.
-        with naming(self._path):
-            self._writer.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
+        self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)
-
-
-def _arrow_schema(schema: Mapping[str, str]) -> pa.Schema:
-    import pyarrow as pa
-
-    types = {"string": pa.string(), "int64": pa.int64()}
-    return pa.schema([(name, types[kind]) for name, kind in schema.items()])

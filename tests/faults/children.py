@@ -6,7 +6,9 @@ Each is a fork of a server that has the heavy imports, so that one starts in mil
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 _PRELOADED = [
@@ -25,6 +27,9 @@ _PRELOADED = [
 ]
 _PATIENCE_SECONDS = 120.0  # a child that takes so long hangs
 
+# Starting a process also reads the exit codes of all others that ended; of two threads that read one, the later gets 255.
+_exit_codes = threading.Lock()
+
 
 def run(function: Callable[..., object], *args: Any, kill_after: float | None = None, with_signal: int = signal.SIGKILL) -> int:
     """Exit code of a process that calls a module-level `function` with these (picklable) arguments: 0, 1 after an exception (its traceback
@@ -33,15 +38,17 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     child = context.Process(target=function, args=args)
-    child.start()
+    with _exit_codes:
+        child.start()
     assert child.pid is not None
-    child.join(kill_after)
-    if kill_after is not None and child.is_alive():
+    if kill_after is not None and not wait([child.sentinel], kill_after):
         os.kill(child.pid, with_signal)
-    child.join(_PATIENCE_SECONDS)
-    if child.is_alive():
-        child.kill()
+    hangs = not wait([child.sentinel], _PATIENCE_SECONDS)
+    with _exit_codes:
+        if hangs:
+            child.kill()
         child.join()
+    if hangs:
         raise AssertionError(f"{function.__name__}{args}: still running {_PATIENCE_SECONDS:.0f} s after it was to end")
     assert child.exitcode is not None
     return child.exitcode
