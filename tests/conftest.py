@@ -28,3 +28,9 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     hub = LoopbackHub(hub_repositories(), tmp_path / "hf_home")
     yield hub
     hub.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: `make test` hands whole files to its processes, and one that comes last has no other beside it."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in slow)
