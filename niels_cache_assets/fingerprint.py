@@ -6,5 +6,5 @@ from niels_cache_runtime.meta import canonical_json, sha256_text
 
 
 def fingerprint_of(settings: dict[str, Any]) -> str:
-    """sha256 over the canonical JSON of everything that decides the bytes."""
+    """64 hex digits: sha256 over the canonical JSON of everything that decides the bytes."""
     return sha256_text(canonical_json(settings))

@@ -64,6 +64,7 @@ class SentencePieceTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Pieces in all, special tokens included: ids are below it."""
         return int(self._processor.get_piece_size())
 
     def special_token_ids(self) -> dict[str, int]:
@@ -102,7 +103,7 @@ class SentencePieceTokenizer:
         return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`; a special id becomes its string."""
+        """The text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that the vocabulary has not."""
         try:
             return self._processor.decode([int(token) for token in ids])
         except (IndexError, RuntimeError) as error:

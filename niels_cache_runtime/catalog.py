@@ -82,13 +82,16 @@ class CacheSplit:
         self._longest_file = max((size // TOKEN_BYTES for name, size in sizes.items() if name.endswith(".bin")), default=0)
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
-        """A TokenLoader over this split alone: every window or packed row once per epoch, resumable. `settings` are TokenLoader's."""
+        """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""
         from niels_cache_runtime.loader import TokenLoader
 
         return TokenLoader(self.folder, T=T, B=B, seed=seed, **settings)
 
     def sampler(self, *, T: int, device: str = "cpu", verify: Verify = "size") -> "PretrainTokenStreamDataset | SFTExampleDataset":
-        """Random windows (`get_batch` -> x, y) of a pretrain split, random examples (x, y, y_masked) of an SFT split."""
+        """Random windows (`get_batch` -> x, y) of a pretrain split, random examples (x, y, y_masked) of an SFT split.
+
+        T: tokens per row. Raises NielsCacheError as those classes do.
+        """
         if self.dataset.family == "pretrain":
             from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
 

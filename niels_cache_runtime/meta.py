@@ -31,7 +31,7 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_file(path: str) -> str:
-    """Hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing)."""
+    """Hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing). Raises NielsCacheError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -52,7 +52,8 @@ def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
 def write_meta(path: str, meta: Meta) -> None:
     """Write `meta` as canonical JSON with its own hash (`meta_sha256`, over the same bytes with that field empty), fsynced.
 
-    Adds `schema_version` where the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one.
+    Adds `schema_version` where the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one. Raises
+    NielsCacheError for more than 32 MiB, which no reader takes, and OSError for what the disk refuses.
     """
     record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
@@ -70,7 +71,7 @@ def write_meta(path: str, meta: Meta) -> None:
 
 
 def read_meta(path: str) -> Meta:
-    """Read and check a meta.json. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema."""
+    """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)

@@ -38,8 +38,9 @@ class BatchTrace:
     """Every token of one rank's batch. Row arrays (B,) int64, token arrays (B, T+1): column c is x[:, c] and y[:, c - 1].
 
     samples: of the run. dataset_ids: index into `names` and `folders`. epochs, numbers: of the samples in their sources.
-    tokens: uint16. files: index into the source's list in `file_names`; offsets, documents, document_offsets: see Origins;
-    int64, -1 where a token is padding or its document is unknown.
+    tokens: uint16. files: index into the source's list in `file_names`. offsets: in tokens from the file's start. documents: ordinal
+        in the split; document_offsets: in tokens from the document's start. These four int64, -1 where a token is padding or its
+        document is unknown.
     """
 
     step: int

@@ -29,7 +29,11 @@ _FILES_ALONE = ("corpus", "duplicates", "index")  # what is in those files is kn
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing wrong: of which kind, in which folder, in which file of it (relative), and what."""
+    """One thing wrong, in `path` (relative) of `folder`; `str` is one line.
+
+    kind: "files" (names, sizes, hashes), "content" (what cannot be inside a cache), "tokenizer" (another one than the cache root's) or
+    "recorded" (another content than Dagster recorded).
+    """
 
     kind: Kind
     folder: str

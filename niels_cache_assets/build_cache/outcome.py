@@ -16,7 +16,10 @@ CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # bumped by hand when the bytes c
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What meta.json says about where a cache came from. `fingerprint` None: it is taken over the builder's own settings."""
+    """What meta.json says about where a cache came from, key by key (docs/meta.md).
+
+    `dataset_name` None: the name of the folder. `fingerprint` None: it is taken over the builder's own settings.
+    """
 
     dataset_name: str | None = None
     dataset_config: str | None = None
@@ -28,7 +31,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is. `share` (0 to 1) is of the token budgets, or of the documents where their number is known; else None."""
+    """How far a build is: documents (or conversations) and tokens so far.
+
+    `share` (0 to 1) is of the token budgets, or of the documents where their number is known; else None.
+    """
 
     documents: int  # or conversations
     tokens: int

@@ -8,6 +8,8 @@ from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE_NAME
 from niels_cache_runtime.meta import content_sha256, write_meta
 
+_NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
+
 
 def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:
     """The cache of a data set that is switched off: empty directories and a meta.json that says `"built": false`."""
@@ -26,13 +28,12 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
                 "source": provenance.source,
                 "split_rule": provenance.split_rule,
                 "seed": None,
-                "shard_bytes": None,
-                "documents": dict.fromkeys(SPLITS, 0),
                 "token_dtype": TOKEN_DTYPE_NAME,
                 "tokenizer_sha256": None,
                 "vocab_size": None,
                 "special_token_ids": dict.fromkeys(ROLE_KEYS),
-                **{f"{split}_{what}": 0 for split in SPLITS for what in (("tokens",) if family == "pretrain" else ("tokens", "examples"))},
+                **{f"{split}_tokens": 0 for split in SPLITS},
+                **(_NO_DOCUMENTS if family == "pretrain" else {f"{split}_examples": 0 for split in SPLITS}),
                 "dropped": {},
                 "fingerprint": provenance.fingerprint,
                 "files": {},

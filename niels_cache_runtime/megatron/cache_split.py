@@ -128,7 +128,7 @@ Indexed = IndexedDataset | CacheSplit
 
 
 def open_indexed(path: str | Path) -> Indexed:
-    """What lies there: PREFIX of an .idx and a .bin, or the folder of a split of a cache."""
+    """What lies there: PREFIX of an .idx and a .bin, or the folder of a split of a cache. Raises NielsCacheError where neither does."""
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():

@@ -1,0 +1,70 @@
+"""Pages that are made from code are what the code says now, and say all of it."""
+
+import inspect
+import runpy
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir
+from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta_form import form_problem
+from niels_cache_runtime.meta_keys import EVERY, META_KEYS
+from tests.small_project import small_project
+from tests.tiny import sentences
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PUBLIC = ("niels_cache_runtime", "niels_cache_runtime.megatron", "niels_cache_assets", "niels_cache_assets.build_cache")
+
+
+def made(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / f"{name}.py"))
+
+
+@pytest.mark.parametrize(("name", "function"), [("configuration", "reference"), ("meta", "page"), ("classes", "page")])
+def test_the_page_is_what_the_code_says(name: str, function: str) -> None:
+    page: Callable[[], str] = made(name)[function]
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == page(), f"run python docs/{name}.py"
+
+
+def test_everything_public_is_on_the_page_of_classes() -> None:
+    told = {name for _, _, names in made("classes")["SECTIONS"] for name in names}
+    found = {name: getattr(import_module(module), name) for module in PUBLIC for name in import_module(module).__all__}
+    public = {name for name, thing in found.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    assert len(public) > 30
+    assert public <= told
+
+
+@pytest.fixture(scope="module")
+def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer: SentencePieceTokenizer) -> list[Meta]:
+    """Of every kind and way of building, as they are written today."""
+    project = small_project(tmp_path_factory.mktemp("metas"), tiny_model)
+    project.build_all()
+    for family in FAMILIES:
+        write_unbuilt_cache(str(dataset_dir(project.root, family, "off")), family=family, provenance=Provenance(dataset_name="off"))
+    settings: dict[str, Any] = {"shard_bytes": 4096, "seed": 1, "shuffle_buffer": None, "max_val_tokens": 100, "max_train_tokens": 500}
+    apart = str(dataset_dir(project.root, "pretrain", "apart"))
+    build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
+    prefix, imported = project.exports / "letters_train", dataset_dir(project.root, "pretrain", "imported")
+    import_megatron({"train": prefix}, imported, vocabulary=Vocabulary(), shard_bytes=4096)
+    return [read_meta(str(path)) for path in (tiny_model.parent / META_NAME, *sorted(project.root.rglob(META_NAME)))]
+
+
+def test_every_key_that_is_written_is_in_the_table_and_every_key_of_the_table_is_written(metas: list[Meta]) -> None:
+    written: dict[str, set[str]] = {kind: set() for kind in EVERY}
+    for meta in metas:
+        written[str(meta["kind"]).partition("/")[0]] |= meta.keys()
+        assert form_problem(meta) is None
+    assert written == {kind: {key.name for key in META_KEYS if kind in key.kinds} for kind in EVERY}
+
+
+def test_a_key_has_one_form_and_one_meaning_in_each_kind() -> None:
+    assert len({(key.name, key.form) for key in META_KEYS}) == len({key.name for key in META_KEYS})
+    told = [(key.name, kind) for key in META_KEYS for kind in key.kinds]
+    assert len(told) == len(set(told)) > 60
