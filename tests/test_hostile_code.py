@@ -1,7 +1,7 @@
 """What the packages never do with a file or a name from elsewhere: told from their syntax, so that it cannot creep in."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import niels_cache_runtime
@@ -13,18 +13,17 @@ EVALUATE = {"eval", "exec", "compile", "__import__"}
 NUMPY_READERS_OF_HEADERS = {"load", "open_memmap", "read_array", "read_array_header_1_0", "read_array_header_2_0", "loadtxt", "genfromtxt"}
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
     assert len(MODULES) > 100
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            yield path.relative_to(ROOT).as_posix(), node
+    trees = ((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES)
+    return [(module, node) for module, tree in trees for node in ast.walk(tree)]
 
 
-def calls() -> Iterator[tuple[str, str, ast.Call]]:
+@cache
+def calls() -> list[tuple[str, str, ast.Call]]:
     """Module, dotted name and node of every call whose name is written out."""
-    for module, node in nodes():
-        if isinstance(node, ast.Call):
-            yield module, ast.unparse(node.func), node
+    return [(module, ast.unparse(node.func), node) for module, node in nodes() if isinstance(node, ast.Call)]
 
 
 def keywords(call: ast.Call) -> dict[str | None, str]:
