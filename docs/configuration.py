@@ -16,6 +16,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings
+from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, SftSource
 
@@ -87,7 +88,7 @@ def reference() -> str:
         lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
         for kind, source in kinds.items():
             lines += [f'### source = "{kind}"', "", first_paragraph(source), "", *table(source, without=base), ""]
-    lines += section(BlendSettings) + section(DagsterSettings)
+    lines += section(BlendSettings) + section(ReportsSettings) + section(DagsterSettings)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -22,7 +22,7 @@ from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
 
-Kind = Literal["tokenizer", "corpus", "pretrain", "sft"]
+Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
     "built",  # there, with no settings to compare it with: the tokenizer, and what another configuration built
@@ -158,6 +158,11 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
         return _judge_tokenizer(meta, root)
 
     return _state(name, family, directory, judge)
+
+
+def index_state(directory: Path) -> CacheState:
+    """Of an index of blends, whichever blend it is of."""
+    return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files")))
 
 
 def _unlisted(folder: Path, listed: Container[str]) -> list[str]:

@@ -23,6 +23,7 @@ from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
 from niels_cache_assets.sources.interleave import Interleave
@@ -38,7 +39,7 @@ PROFILES = ("default", "quickstart")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "dagster")
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
 _NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
 
 Tables = dict[str, Any]
@@ -92,6 +93,7 @@ class Registry:
     pretrain: Mapping[str, PretrainSource]
     sft: Mapping[str, SftSource]
     blend: Mapping[str, BlendSettings]
+    reports: ReportsSettings
     dagster: DagsterSettings
     origin: str
     profile: str
@@ -262,6 +264,7 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
         pretrain=typed["pretrain"],
         sft=typed["sft"],
         blend=_blends(tables.get("blend", {}), typed["pretrain"], where, base_dir),
+        reports=_validate(ReportsSettings, tables.get("reports", {}), where, "reports", base_dir),
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), where, "dagster", base_dir),
         origin=where,
         profile=profile,

@@ -40,6 +40,15 @@ ASSETS = {
         ["sft/train_pair", "sft/val_pair", "tokenizer", "upstream/sft"],
         ["caches_in_sync", "files_match_meta", "invariants_hold", "tokenizer_is_current"],
     ),
+    "reports/mixture": (
+        "reports",
+        {"report", "matplotlib"},
+        "1-41ed97f7",
+        None,
+        ["pretrain/meta_json"],
+        ["no_data_set_is_read_too_often"],
+    ),
+    "reports/cache": ("reports", {"report"}, "1", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
 }
 BLOCKING = {
     "special_tokens_are_one_id_each": True,
@@ -49,6 +58,7 @@ BLOCKING = {
     "tokenizer_is_current": True,
     "caches_in_sync": False,
     "splits_disjoint": False,
+    "no_data_set_is_read_too_often": False,
 }
 JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream"}
 
@@ -93,17 +103,17 @@ def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Defin
         upstream = defs.resolve_assets_def(UPSTREAM_KEYS[family]).get_asset_spec(UPSTREAM_KEYS[family])
         compile((upstream.description or "").split("```python\n")[1].removesuffix("```"), family, "exec")
     specs = [spec for spec in defs.resolve_all_asset_specs() if spec.group_name != "upstream"]
-    assert len(specs) == 7
+    assert len(specs) == 9
     for spec in specs:
         code = (spec.description or "").split("```python\n")[1].removesuffix("```")
         compile(code, spec.key.to_user_string(), "exec")
-        folder = "/".join([spec.group_name or "", *([] if spec.group_name == "tokenizer" else ["<data set>"])])
+        folder = "/".join([spec.group_name or "", *([] if spec.group_name in ("tokenizer", "reports") else ["<data set>"])])
         assert folder in (spec.description or "")
 
 
 def test_the_first_line_of_a_description_stands_alone(defs: dg.Definitions) -> None:
     specs = defs.resolve_all_asset_specs()
-    assert len(specs) == 9
+    assert len(specs) == 11
     for spec in specs:
         first, blank, *_ = (spec.description or "").split("\n")
         assert first.endswith((".", ")."))
@@ -113,7 +123,7 @@ def test_the_first_line_of_a_description_stands_alone(defs: dg.Definitions) -> N
 
 def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.Definitions, tmp_path: Path) -> None:
     links = code_links(defs)
-    assert len(links) == 9
+    assert len(links) == 11
     for key, link in links.items():
         assert isinstance(link, dg.LocalFileCodeReference)
         lines = Path(link.file_path).read_text(encoding="utf-8").splitlines()
@@ -135,7 +145,7 @@ branch = "caches"
     toml.write_text(toml.read_text().replace("[dagster]\n", table))
     defs = project.defs
     specs = list(defs.resolve_all_asset_specs())
-    assert len(specs) == 9
+    assert len(specs) == 11
     assert all(list(spec.owners) == ["team:data", "ada@example.org"] and spec.tags["project"] == "tiny" for spec in specs)
     link = code_links(defs)["sft/train_pair"]
     assert isinstance(link, dg.UrlCodeReference)

@@ -30,6 +30,7 @@ _TABLES = [
     "pretrain.notes",
     "sft.chats",
     "blend.mix",
+    "reports",
     "pretrain",
     "sft",
     "blend",
@@ -85,6 +86,8 @@ _KEYS += [
     "priority",
     "sequence_length",
     "num_samples",
+    "max_epochs",
+    "steps",
 ]
 _KEYS += ["split", "stopping_strategy", "text_column", "messages", "glob", "title", "language", "dump", "stages", "max_document_mib", "''"]
 _SOURCES = [

@@ -12,7 +12,7 @@
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
     exporting.py     export      importing.py   import     transfers.py   bars of bytes
     prebuilding.py   prebuild-index
-    ui.py            ui
+    reporting.py     report      ui.py          ui
     comparing.py     tokenizer compare
     init.py          init, with new_config.py (the text of the file)
     doctor.py        doctor, with diagnosis.py (what is looked at)

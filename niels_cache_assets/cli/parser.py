@@ -16,6 +16,7 @@ from niels_cache_assets.cli import (
     init_options,
     looking_options,
     prebuild_options,
+    reporting_options,
     status_options,
     tracing_options,
     ui_options,
@@ -29,7 +30,13 @@ from niels_cache_runtime.errors import NielsCacheError
 COMMANDS: dict[str, tuple[Command, ...]] = {
     "set up": (init_options.COMMAND, doctor_options.COMMAND, completion_options.COMMAND),
     "build": (build_all_options.COMMAND, prebuild_options.COMMAND),
-    "see how it stands": (looking_options.LIST, status_options.COMMAND, verify_options.COMMAND, ui_options.COMMAND),
+    "see how it stands": (
+        looking_options.LIST,
+        status_options.COMMAND,
+        verify_options.COMMAND,
+        reporting_options.COMMAND,
+        ui_options.COMMAND,
+    ),
     "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND),
     "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
     "choose a tokenizer": (comparing_options.COMMAND,),

@@ -8,6 +8,7 @@ import dagster as dg
 from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.pretrain import pretrain_assets
+from niels_cache_assets.defs.assets.reports import reports_assets
 from niels_cache_assets.defs.assets.sft import sft_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
@@ -38,6 +39,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
                 pretrain_assets(registry),
                 sft_assets(registry),
                 *index_assets(registry),
+                *reports_assets(registry),
             ],
             registry,
         ),

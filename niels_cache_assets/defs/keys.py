@@ -21,6 +21,8 @@ DOCUMENTS = AssetKey(["corpus", "documents"])
 DUPLICATES = AssetKey(["corpus", "duplicates"])
 KEPT = AssetKey(["corpus", "kept"])
 REPORT = AssetKey(["corpus", "report"])
+MIXTURE = AssetKey(["reports", "mixture"])
+CACHE_REPORT = AssetKey(["reports", "cache"])
 REPORTS_GROUP = "reports"  # what is read by people, and by no asset
 
 INDEX = AssetKey(["index", "gpt"])

@@ -35,7 +35,7 @@ def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
 
 
 def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterator[Finding]:
-    key, partition = _asset_of(root, folder)
+    key, partition = asset_of(root, folder)
     if key is None:
         return
     try:
@@ -53,7 +53,7 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
     yield Finding(kind="recorded", folder=str(folder), path=META_NAME, problem=problem)
 
 
-def _asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
+def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     name = folder.name
     if folder == tokenizer_dir(root):
         return TOKENIZER, None

@@ -1,0 +1,166 @@
+"""`reports/*`: what people read of all data sets at once, and no asset. They cost seconds and hash nothing.
+
+Dagster skips a comparison of data versions above 100 partitions: with so many data sets they are stale only where their settings change.
+"""
+
+import time
+from collections.abc import Sequence
+
+import dagster as dg
+
+from niels_cache_assets.cli.console import file_size
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.corpus_metadata import table
+from niels_cache_assets.defs.history import history_of
+from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
+from niels_cache_assets.defs.metadata import Metadata
+from niels_cache_assets.defs.pictures import picture
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
+from niels_cache_assets.reports.drawings import NONE, draw_report
+from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
+from niels_cache_assets.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
+from niels_cache_assets.reports.mixture import Mixture, all_mixtures
+from niels_cache_assets.reports.page import page_path, render_page, write_page
+
+NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
+
+_MIXTURE = """What a run reads of each pretrain data set: shares configured, available and read, tokens, epochs, and what repeats too often.
+
+For each `[blend.NAME]`, or where there is none for all of them by size, as `[reports]` plans it; in the order of samples that
+TokenLoader takes, so exact. Nothing is stored in `reports/`: the table and the plot are here.
+
+```python
+from niels_cache_runtime import TokenLoader
+loader = TokenLoader("cache/pretrain/<data set>/train", T=1024, B=32, seed=0)
+print(loader.report(steps=1000))
+```"""
+
+_CACHE = """Everything that is built: status, size, sha256, age of the upstream revision, checks, and plots of each.
+
+The page lies in `reports/cache.html`: one file that holds all it shows. `niels-cache report --open` writes the same without Dagster. The
+data version is that of what it says, without the time.
+
+```python
+import webbrowser
+from pathlib import Path
+webbrowser.open(Path("cache/reports/cache.html").absolute().as_uri())
+```"""
+
+
+def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    return [_mixture(registry), _cache(registry)]
+
+
+def _mixture(registry: Registry) -> dg.AssetsDefinition:
+    settings = {"reports": registry.reports.model_dump(), "blend": {name: blend.model_dump() for name, blend in registry.blend.items()}}
+
+    @dg.asset(
+        key=MIXTURE,
+        deps=[META_KEYS["pretrain"]],
+        group_name=REPORTS_GROUP,
+        kinds={"report", "matplotlib"},
+        code_version=f"{MIXTURE_CODE_VERSION}-{fingerprint_of(settings)[:8]}",  # so that changed settings show as unsynced
+        check_specs=[
+            dg.AssetCheckSpec(
+                NOT_TOO_OFTEN, asset=MIXTURE, description="No run would read a data set more often than max_epochs of [reports]."
+            )
+        ],
+        description=_MIXTURE,
+    )
+    def mixture(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+        with readable_failures():
+            mixtures = all_mixtures(registry, root=cache_root.path)
+        said = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
+        for warning in said:
+            context.log.warning(warning)
+        result = dg.AssetCheckResult(
+            check_name=NOT_TOO_OFTEN,
+            passed=not said,
+            severity=dg.AssetCheckSeverity.WARN,
+            description="; ".join(said) or None,
+            metadata={"warnings": len(said)},
+        )
+        version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
+        return dg.MaterializeResult(
+            metadata=_mixture_metadata(mixtures, draw=registry.dagster.plots), check_results=[result], data_version=dg.DataVersion(version)
+        )
+
+    return mixture
+
+
+def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
+    shown = [mixture_markdown(each) for each in mixtures]
+    if draw:
+        from niels_cache_assets.plots.mixtures import mixture_plot  # a second or more: matplotlib
+
+        shown = [
+            f"{text}\n\n{picture('shares and epochs', mixture_plot(each))}" if each.sources else text
+            for text, each in zip(shown, mixtures, strict=True)
+        ]
+    rows = [
+        {
+            "mixture": each.name,
+            "data_set": source.name,
+            "weight": source.weight,
+            "configured": source.configured,
+            "tokens": source.tokens,
+            "available": source.available,
+            "tokens_read": source.tokens_read,
+            "read": source.actual,
+            "epochs": source.epochs,
+            "too_often": source.repeats_from is not None,
+        }
+        for each in mixtures
+        for source in each.sources
+    ]
+    return {
+        "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
+        "shares": table(
+            rows, mixture="string", data_set="string", weight="float", configured="float", tokens="int", available="float",
+            tokens_read="int", read="float", epochs="float", too_often="bool",
+        ),
+        "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
+        "warnings": sum(len(each.warnings) for each in mixtures),
+    }  # fmt: skip
+
+
+def _cache(registry: Registry) -> dg.AssetsDefinition:
+    above = [TOKENIZER, *([DOCUMENTS] if registry.prepared() else []), *META_KEYS.values(), *([INDEX] if registry.blend_keys() else [])]
+
+    @dg.asset(
+        key=CACHE_REPORT,
+        deps=above,
+        group_name=REPORTS_GROUP,
+        kinds={"report"},
+        code_version=CODE_VERSION,
+        description=_CACHE,
+    )
+    def cache(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+        root, now = cache_root.path, time.time()
+        with readable_failures():
+            items = find_items(registry, root=root)
+            report = cache_report(registry, items, root=root, history=history_of(context.instance, registry, items, root=root))
+            drawings = draw_report(registry, report) if registry.dagster.plots else NONE
+            path = page_path(root)
+            write_page(path, render_page(report, drawings, now=now))
+        metadata: Metadata = {
+            "report": dg.MetadataValue.md(cache_markdown(report, now=now)),
+            "page": dg.MetadataValue.path(str(path)),
+            "dagster/uri": path.as_uri(),
+            "folders": len(report.items),
+            "complete": report.complete,
+            "not_complete": len(report.wanted) - report.complete,
+            "notices": len(report.notices),
+            "bytes": report.bytes,
+            "size": file_size(report.bytes),
+            "train_tokens": report.total("train_tokens", "pretrain"),
+            "train_examples": report.total("train_examples", "sft"),
+            **{f"checks_{outcome}": count for outcome, count in sorted(report.outcomes.items())},
+        }
+        contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(fingerprint_of({"contents": contents})))
+
+    return cache

@@ -1,0 +1,191 @@
+"""`reports/cache`: everything that is built below a cache root, with what Dagster recorded of it and what a run would read.
+
+Costs what cache_state.py and mixture.py do: small reads, no file is hashed, upstream is not asked. How it is shown is for markdown.py and
+page.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.cache_state import CacheState, all_states, index_state
+from niels_cache_assets.cli.console import COUNTS, total_bytes
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.reports.history import Check, History
+from niels_cache_assets.reports.mixture import Mixture, all_mixtures
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, Family, built_names
+from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta_form import check_form
+
+CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One folder of the cache, there or to be built. meta: its meta.json, empty where there is none that can be read."""
+
+    state: CacheState
+    meta: Meta
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def is_built(self) -> bool:
+        return bool(self.meta.get("built", bool(self.meta)))
+
+    @property
+    def bytes(self) -> int:
+        """Of all files that meta.json lists."""
+        return total_bytes(self.meta)
+
+    @property
+    def sha256(self) -> str | None:
+        """Of what it holds: of the model for a tokenizer, of tokens and offsets, documents or drop lists else; an index has none."""
+        found = self.meta.get("sha256", self.meta.get("content_sha256"))
+        return str(found) if found and self.is_built else None
+
+    @property
+    def revision(self) -> str | None:
+        return self.meta.get("dataset_revision") if self.is_built else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`train_tokens`, `documents` ..., where meta.json counts them."""
+        if not self.is_built:
+            return {}
+        found = {key: int(self.meta[key]) for key in COUNTS if key in self.meta}
+        documents = self.meta.get("documents", {})
+        kept = documents["kept"] if "kept" in documents else sum(documents.values())
+        return {**found, "documents": kept} if documents else found
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Documents or examples by reason, most frequent first."""
+        found = self.meta.get("dropped", {}) if self.is_built else {}
+        return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something to look at. `name`: of the item or mixture."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheReport:
+    """Everything below `root`, in the order in which it is built. settings: which configuration it is held against."""
+
+    root: Path
+    settings: str
+    items: tuple[Item, ...]
+    mixtures: tuple[Mixture, ...]
+    history: History
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def wanted(self) -> list[Item]:
+        """All but what is switched off or lacks a setting."""
+        return [item for item in self.items if item.state.condition != "off"]
+
+    @property
+    def complete(self) -> int:
+        return sum(item.state.condition == "complete" for item in self.items)
+
+    def total(self, count: str, family: Family) -> int:
+        """Of `train_tokens`, `val_examples` ... over all data sets of the family."""
+        return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
+
+    @property
+    def checks(self) -> list[Check]:
+        """Those of every folder, then those of whole families."""
+        return [*(check for item in self.items for check in self.history.of(item.state.directory).checks), *self.history.checks]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(check.outcome for check in self.checks)
+
+    @property
+    def notices(self) -> list[Notice]:
+        """What is not as it should be: the worst is not first, but what is built first is."""
+        found = []
+        for item in self.items:
+            found += [Notice(name=item.name, text=text) for text in self._of_item(item)]
+        for mixture in self.mixtures:
+            texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
+            found += [Notice(name=mixture.name, text=text) for text in texts]
+        return found
+
+    def _of_item(self, item: Item) -> list[str]:
+        recorded = self.history.of(item.state.directory)
+        texts = [f"{item.state.condition} ({item.state.state}): {item.state.advice}"] if item.state.needs_build else []
+        texts += [f"{check.name}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")]
+        newest = recorded.upstream.newest
+        has_corpus = any(other.name == f"corpus/{item.name}" for other in self.items)  # then that is what is of a revision
+        if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
+            texts.append(f"built of revision {item.revision}; upstream was last observed at {newest}")
+        return texts
+
+    def as_json(self) -> dict[str, Any]:
+        """Times are seconds since 1970."""
+        return {
+            "root": str(self.root),
+            "settings": self.settings,
+            "history": self.history.source,
+            "bytes": self.bytes,
+            "items": [self._item_json(item) for item in self.items],
+            "mixtures": [mixture.as_json() for mixture in self.mixtures],
+            "family_checks": [asdict(check) for check in self.history.checks],
+            "notices": [asdict(notice) for notice in self.notices],
+        }
+
+    def _item_json(self, item: Item) -> dict[str, Any]:
+        state, recorded = item.state, self.history.of(item.state.directory)
+        return {
+            "name": item.name,
+            "kind": state.kind,
+            "directory": str(state.directory),
+            "condition": state.condition,
+            "state": state.state,
+            "advice": state.advice,
+            "counts": item.counts,
+            "dropped": item.dropped,
+            "bytes": item.bytes,
+            "sha256": item.sha256,
+            "meta_sha256": item.meta.get("meta_sha256"),
+            "revision": item.revision,
+            **asdict(recorded),
+        }
+
+
+def find_items(registry: Registry, *, root: Path) -> list[Item]:
+    """Of everything in the order in which it is built, the indices of blends last."""
+    states = [*all_states(registry, root=root), *(index_state(root / "index" / name) for name in built_names(root / "index"))]
+    return [Item(state=state, meta=_meta(state)) for state in states]
+
+
+def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
+    """`items` as `find_items` gives them, `history` as it was read for them."""
+    profile = f"profile {registry.profile}"
+    settings = profile if registry.origin == profile else f"{registry.origin} on {profile}"
+    mixtures = tuple(all_mixtures(registry, root=root))
+    return CacheReport(root=root.absolute(), settings=settings, items=tuple(items), mixtures=mixtures, history=history)
+
+
+def _meta(state: CacheState) -> Meta:
+    path = state.directory / META_NAME
+    try:
+        return check_form(read_meta(str(path)), path)
+    except NielsCacheError:  # the state says so
+        return {}

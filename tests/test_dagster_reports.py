@@ -1,0 +1,172 @@
+"""reports/mixture and reports/cache as assets, and what the history of a Dagster home adds to a report."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.assets import reports
+from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
+from niels_cache_assets.defs.history import history_of
+from niels_cache_assets.defs.instance import HOME_VARIABLE, ensure_instance
+from niels_cache_assets.defs.keys import CACHE_REPORT, META_KEYS, MIXTURE, UPSTREAM_KEYS
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.drawings import NONE
+from niels_cache_runtime import read_meta
+from tests.dagster_tools import Project, checks, data_versions, materializations, metadata, rows
+
+REPORTS = """
+[blend.mix]
+weights = { notes = 3, books = 1 }
+sequence_length = 16
+num_samples = 4000
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Project:
+    """All of it is built, in one instance."""
+    project = Project(tmp_path_factory.mktemp("reports"), tiny_model)
+    project.configure(extra=REPORTS)
+    assert project.build_tokenizer().success
+    for name in ("notes", "books"):
+        assert project.build(name).success
+    assert project.build("chats", family="sft").success
+    return project
+
+
+def make(project: Project, key: dg.AssetKey) -> dg.ExecuteInProcessResult:
+    job = project.defs.resolve_implicit_global_asset_job_def()
+    return job.execute_in_process(instance=project.instance, asset_selection=[key], raise_on_error=False)
+
+
+def told(run: dg.ExecuteInProcessResult, key: dg.AssetKey) -> dict[str, Any]:
+    op = "__".join(key.path)
+    return metadata(materializations(run, op)[key.to_user_string()])
+
+
+def report_of(project: Project, root: Path | None = None) -> CacheReport:
+    registry, root = project.registry, root or project.root
+    items = find_items(registry, root=root)
+    return cache_report(registry, items, root=root, history=history_of(project.instance, registry, items, root=root))
+
+
+def test_the_mixture_shows_a_table_and_warns_by_a_check_of_its_own(project: Project) -> None:
+    run = make(project, MIXTURE)
+    assert run.success
+    found = told(run, MIXTURE)
+    shares = {row["data_set"]: row for row in rows(found["shares"])}
+    assert {name: row["configured"] for name, row in shares.items()} == {"notes": 0.75, "books": 0.25}
+    assert all(row["too_often"] and row["epochs"] > 4 for row in shares.values())
+    assert (found["warnings"], found["most_epochs"]) == (2, max(row["epochs"] for row in shares.values()))
+    assert "| data set |" in found["report"]
+    assert "data:image" not in found["report"]  # [dagster] plots = false
+    result = checks(run)[NOT_TOO_OFTEN]
+    assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert (result.description or "").startswith("mix: notes is read")
+    assert data_versions(make(project, MIXTURE), "reports__mixture") == data_versions(run, "reports__mixture")
+
+
+def test_the_cache_report_is_markdown_in_dagster_and_a_page_in_the_root(project: Project) -> None:
+    before = {path: path.stat().st_mtime_ns for path in project.root.rglob("*") if path.is_file() and "reports" not in path.parts}
+    run = make(project, CACHE_REPORT)
+    assert run.success
+    found = told(run, CACHE_REPORT)
+    page = project.root / "reports/cache.html"
+    assert found["page"] == str(page)
+    assert (found["folders"], found["complete"], found["not_complete"]) == (4, 4, 0)
+    assert found["checks_passed"] >= 10
+    assert "| notes | pretrain | complete |" in found["report"]
+    assert "<title>" in page.read_text(encoding="utf-8")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert data_versions(make(project, CACHE_REPORT), "reports__cache") == data_versions(run, "reports__cache")
+
+
+def test_plots_are_drawn_where_they_are_wanted(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr(reports, "draw_report", lambda *given: drawn.append(given) or NONE)
+    assert make(project, CACHE_REPORT).success
+    assert drawn == []
+    with_plots = project.folder / "with_plots.toml"
+    with_plots.write_text((project.folder / "niels_cache.toml").read_text(encoding="utf-8").replace("plots = false", ""), encoding="utf-8")
+    registry = load_registry(profile="quickstart", config=str(with_plots))
+    defs = build_defs({"cache_root": CacheRoot(root=os.fspath(project.root))}, registry=registry)
+    job = defs.resolve_implicit_global_asset_job_def()
+    run = job.execute_in_process(instance=project.instance, asset_selection=[MIXTURE, CACHE_REPORT])
+    assert told(run, MIXTURE)["report"].count("](data:image/png;base64,") == 1
+    assert len(drawn) == 1
+
+
+def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(project: Project) -> None:
+    graph = project.defs.resolve_asset_graph()
+    assert graph.get(MIXTURE).parent_keys == {META_KEYS["pretrain"]}
+    assert {key.to_user_string() for key in graph.get(CACHE_REPORT).parent_keys} == {
+        "tokenizer",
+        "pretrain/meta_json",
+        "sft/meta_json",
+        "index/gpt",
+    }
+    before = graph.get(MIXTURE).code_version
+    project.configure(extra=REPORTS + "\n[reports]\nmax_epochs = 9\n")
+    try:
+        assert project.defs.resolve_asset_graph().get(MIXTURE).code_version != before
+    finally:
+        project.configure(extra=REPORTS)
+
+
+def test_checks_and_ages_are_those_of_what_lies_here_now(project: Project, tmp_path: Path) -> None:
+    notes = project.root / "pretrain/notes"
+    revision = read_meta(str(notes / "meta.json"))["dataset_revision"]
+    for seen in (revision, "later"):
+        project.instance.report_runless_asset_event(
+            dg.AssetObservation(UPSTREAM_KEYS["pretrain"], partition="notes", metadata={"revision": seen})
+        )
+    report = report_of(project)
+    recorded = report.history.of(notes)
+    assert recorded.built is not None
+    assert {check.name for check in recorded.checks} == {"files_match_meta", "invariants_hold", "tokenizer_is_current", "splits_disjoint"}
+    assert {check.outcome for check in recorded.checks} == {"passed"}
+    assert recorded.upstream.newest == "later"
+    assert recorded.upstream.first_seen is not None
+    assert recorded.upstream.first_seen <= (recorded.upstream.looked_at or 0)
+    assert [check.name for check in report.history.checks] == ["caches_in_sync (pretrain)", "caches_in_sync (sft)"]
+    assert any(notice.name == "notes" and "upstream was last observed at later" in notice.text for notice in report.notices)
+    assert {check.name for check in report.history.of(project.root / "tokenizer").checks} == {
+        "special_tokens_are_one_id_each",
+        "text_survives_a_round_trip",
+    }
+
+    moved = tmp_path / "moved"
+    shutil.copytree(project.root, moved)
+    elsewhere = report_of(project, moved)
+    assert elsewhere.history.of(moved / "pretrain/notes").checks == ()
+    assert elsewhere.history.of(moved / "pretrain/notes").built is None
+    assert elsewhere.history.checks == ()
+
+
+def test_the_command_finds_the_history_of_its_dagster_home(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    project = Project(tmp_path / "project", tiny_model)
+    with ensure_instance(tmp_path / "home") as project.instance:
+        assert project.build_tokenizer().success
+    command = ["report", "--config", str(project.folder / "niels_cache.toml"), "--cache-dir", str(project.root), "--json"]
+    assert main([*command, "--profile", "quickstart"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["history"] == f"recorded by Dagster in {tmp_path / 'home'}"
+    tokenizer = found["items"][0]
+    assert (tokenizer["name"], {check["outcome"] for check in tokenizer["checks"]}) == ("tokenizer", {"passed"})
+    assert tokenizer["built"] is not None
+
+    (tmp_path / "home/dagster.yaml").write_text("storage: [", encoding="utf-8")
+    assert main([*command, "--profile", "quickstart"]) == 0
+    assert "not valid" in json.loads(capsys.readouterr().out)["history"]

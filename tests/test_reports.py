@@ -1,0 +1,463 @@
+"""Reports without Dagster: what a run reads, counted sample by sample; and the page, whole, quiet and safe whatever it shows."""
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import webbrowser
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+
+from niels_cache_assets.blends.settings import BlendSettings
+from niels_cache_assets.cli import main
+from niels_cache_assets.plots.mixtures import MAX_SOURCES, mixture_plot
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.reports import words
+from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.drawings import NONE, Drawings, draw_report
+from niels_cache_assets.reports.history import Check, History, Recorded, Upstream
+from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
+from niels_cache_assets.reports.mixture import ALL, Mixture, all_mixtures
+from niels_cache_assets.reports.page import render_page, write_page
+from niels_cache_assets.reports.settings import ReportsSettings
+from niels_cache_runtime import TokenLoader, read_meta, write_meta
+from niels_cache_runtime.blend import Blend
+from niels_cache_runtime.errors import NielsCacheError
+from tests.small_project import STAGES, SmallProject, small_project
+
+T = 16  # of the blend
+MAX_PNG_BYTES = 50_000
+NOW = 1_800_000_000.0
+HOSTILE = (
+    "</title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' {{ 7*7 }} &amp; | [a](javascript:x) ![b](http:x/y)\n# c"
+)
+NO_HISTORY = History(source="none here")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> SmallProject:
+    """Everything that a cache root can hold, built once for this file."""
+    project = small_project(tmp_path_factory.mktemp("reports"), tiny_model)
+    project.build_all()
+    return project
+
+
+def blended(registry: Registry, weights: dict[str, float], *, samples: int, **reports: Any) -> Registry:
+    settings = BlendSettings(weights=weights, sequence_length=T, num_samples=samples)
+    return replace(registry, blend={"mix": settings}, reports=ReportsSettings(**reports))
+
+
+def only(registry: Registry, root: Path) -> Mixture:
+    (mixture,) = all_mixtures(registry, root=root)
+    return mixture
+
+
+def reported(project: SmallProject, *, history: History = NO_HISTORY, registry: Registry | None = None) -> CacheReport:
+    registry = registry or project.registry
+    items = find_items(registry, root=project.root)
+    return cache_report(registry, items, root=project.root, history=history)
+
+
+# What a run reads
+
+
+def test_a_blend_reads_what_the_loader_takes_sample_by_sample(project: SmallProject) -> None:
+    weights = {"letters": 0.7, "notes": 2.0}
+    steps, batch = 531, 3
+    registry = blended(project.registry, weights, samples=steps * batch, batch_size=batch, max_epochs=0.75)
+    mixture = only(registry, project.root)
+    assert (mixture.name, mixture.steps, mixture.left_out) == ("mix", steps, {})
+
+    taken, _ = Blend([*weights], [(0, weights)]).at(np.arange(steps * batch))
+    folders = {name: str(project.root / "pretrain" / name / "train") for name in weights}
+    loader = TokenLoader(folders, T=T, B=batch, seed=7, weights=weights)
+    told = {source.name: source for source in loader.report(steps).sources}
+    for index, source in enumerate(mixture.sources):
+        per_epoch = loader.samples_per_epoch[source.name]
+        places = np.flatnonzero(taken == index)
+        assert (source.samples, source.tokens_read) == (len(places), len(places) * T)
+        assert source.epochs == told[source.name].epochs == pytest.approx(len(places) / per_epoch)
+        assert source.actual == pytest.approx(told[source.name].actual)
+        assert source.configured == pytest.approx(told[source.name].configured)
+        assert source.tokens == read_meta(str(project.root / "pretrain" / source.name / "meta.json"))["train_tokens"]
+        assert source.epochs > 0.75
+        assert source.repeats_from == places[math.floor(0.75 * per_epoch)] // batch
+    assert sum(source.available for source in mixture.sources) == pytest.approx(1)
+
+
+def test_what_is_read_as_often_as_allowed_is_no_warning_and_one_sample_more_is(project: SmallProject) -> None:
+    registry = blended(project.registry, {"letters": 1.0}, samples=1, max_epochs=3)
+    per_epoch = TokenLoader(str(project.root / "pretrain/letters/train"), T=T, B=1, seed=0).samples_per_epoch["letters"]
+    allowed, beyond = (
+        only(blended(registry, {"letters": 1.0}, samples=3 * per_epoch + more, max_epochs=3), project.root) for more in (0, 1)
+    )
+    assert (allowed.warnings, allowed.sources[0].epochs, allowed.sources[0].repeats_from) == ([], 3.0, None)
+    assert beyond.sources[0].repeats_from == 3 * per_epoch // 32
+    assert len(beyond.warnings) == 1
+    assert re.match(r"letters is read 3\.0 times, more often than max_epochs \(3\) after [\d,]+ of [\d,]+ steps", beyond.warnings[0])
+
+
+def test_a_share_that_a_warning_advises_is_read_as_often_as_allowed(project: SmallProject) -> None:
+    samples = 20_000
+    mixture = only(blended(project.registry, {"letters": 1.0, "notes": 1.0}, samples=samples), project.root)
+    for source, warning in zip(mixture.sources, mixture.warnings, strict=True):
+        advised = re.search(r"at most ([\d.]+)%", warning)
+        assert advised is not None
+        share = float(advised.group(1)) / 100
+        weights = {other.name: share if other.name == source.name else 1 - share for other in mixture.sources}
+        again = only(blended(project.registry, weights, samples=samples), project.root)
+        found = next(other for other in again.sources if other.name == source.name)
+        assert found.epochs == pytest.approx(4, rel=0.02)
+
+
+def test_a_run_of_a_trillion_samples_is_counted_exactly(project: SmallProject) -> None:
+    samples = 10**12
+    mixture = only(blended(project.registry, {"letters": 1 / 3, "notes": 2 / 3}, samples=samples), project.root)
+    assert sum(source.samples for source in mixture.sources) == samples
+    for source in mixture.sources:
+        assert source.actual == pytest.approx(source.configured, abs=1e-6)
+
+
+def test_without_a_blend_all_pretrain_sets_are_read_once_by_size(project: SmallProject) -> None:
+    registry = replace(project.registry, blend={}, reports=ReportsSettings(sequence_length=T))
+    mixture = only(registry, project.root)
+    assert mixture.name == ALL
+    assert [source.name for source in mixture.sources] == ["letters", "notes"]
+    assert [source.epochs for source in mixture.sources] == [1.0, 1.0]
+    assert mixture.left_out == {"python_docs": "is not built yet"}
+    planned = only(replace(registry, reports=ReportsSettings(sequence_length=T, steps=100, batch_size=8)), project.root)
+    assert (planned.samples, planned.steps) == (800, 100)
+
+
+def test_what_cannot_be_read_is_left_out_with_its_reason(project: SmallProject) -> None:
+    registry = replace(project.registry, blend={}, reports=ReportsSettings(sequence_length=10**6))
+    mixture = only(registry, project.root)
+    assert mixture.sources == ()
+    assert "T=1000000 needs 1000001 tokens" in mixture.left_out["letters"]
+    assert mixture.steps == 0
+    blend = only(blended(project.registry, {"letters": 1.0, "python_docs": 1.0}, samples=10), project.root)
+    assert (blend.sources, blend.left_out) == ((), {"python_docs": "is not built yet"})
+    report = reported(project, registry=blended(project.registry, {"letters": 1.0, "python_docs": 1.0}, samples=10))
+    assert ("mix", "python_docs: is not built yet") in [(notice.name, notice.text) for notice in report.notices]
+    assert "Left out" in mixture_markdown(blend)
+
+
+def test_there_is_no_mixture_without_a_pretrain_set(project: SmallProject) -> None:
+    assert all_mixtures(replace(project.registry, pretrain={}, blend={}), root=project.root) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project: SmallProject, count: int) -> None:
+    mixture = only(blended(project.registry, {"letters": 1.0}, samples=100_000), project.root)
+    (source,) = mixture.sources
+    many = tuple(
+        replace(source, name=f"data_set_number_{index}_of_them", epochs=index + 0.5, repeats_from=None if index < 4 else index)
+        for index in range(count)
+    )
+    png = mixture_plot(replace(mixture, sources=many))
+    assert png.startswith(b"\x89PNG")
+    assert len(png) < MAX_PNG_BYTES
+    assert count <= MAX_SOURCES or len(png) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_epoch = 2", "[reports] has an unknown key 'max_epoch'; did you mean 'max_epochs'?"),
+        ("steps = 0", "[reports] steps = 0: input should be greater than or equal to 1"),
+        ("max_epochs = inf", "[reports] max_epochs = inf: input should be less than or equal to 1048576"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, line: str, message: str) -> None:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(f"[reports]\n{line}\n", encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=re.escape(message)):
+        load_registry(config=str(config))
+
+
+# What is built
+
+
+def test_everything_that_is_built_is_there_with_its_size_and_hash(project: SmallProject) -> None:
+    report = reported(project)
+    items = {item.name: item for item in report.items}
+    expected = {"tokenizer", "corpus/notes", "corpus/duplicates", "letters", "notes", "python_docs", "chats", "python_help"}
+    indices = {name for name in items if name.startswith("index/")}
+    assert set(items) - indices == expected
+    assert len(indices) == 3
+    for item in report.items:
+        folder = item.state.directory
+        if item.name.startswith("python_"):
+            assert (item.state.condition, item.bytes, item.sha256, item.counts) == ("missing", 0, None, {})
+            continue
+        assert item.state.condition == "complete"
+        assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
+        assert (item.sha256 is None) == item.name.startswith("index/")
+    assert items["tokenizer"].sha256 == hashlib.sha256((project.root / "tokenizer/spm.model").read_bytes()).hexdigest()
+    assert items["letters"].sha256 == read_meta(str(project.root / "pretrain/letters/meta.json"))["content_sha256"]
+    assert (report.complete, len(report.wanted)) == (len(items) - 2, len(items))
+    assert {notice.name for notice in report.notices} == {"python_docs", "python_help"}
+    assert report.total("train_examples", "sft") == items["chats"].counts["train_examples"] > 0
+
+
+def test_a_report_can_be_written_as_json(project: SmallProject) -> None:
+    recorded = Recorded(built=NOW, checks=(Check(name="c", outcome="failed", said="bad", when=NOW),))
+    folder = project.root / "pretrain/letters"
+    found = json.loads(json.dumps(reported(project, history=History(source="here", folders={folder.absolute(): recorded})).as_json()))
+    letters = next(item for item in found["items"] if item["name"] == "letters")
+    assert letters["checks"] == [{"name": "c", "outcome": "failed", "said": "bad", "when": NOW}]
+    assert letters["sha256"] == read_meta(str(folder / "meta.json"))["content_sha256"]
+    assert found["mixtures"][0]["sources"][0]["name"] == "letters"
+    assert {"name": "letters", "text": "c: bad"} in found["notices"]
+
+
+def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(project: SmallProject) -> None:
+    report = reported(project)
+    letters = next(item for item in report.items if item.name == "letters")
+    assert letters.revision is not None
+    day = 86_400.0
+    upstream = Upstream(first_seen=NOW - 12 * day, newest="abc", looked_at=NOW - 3600)
+    recorded = Recorded(built=NOW - 11 * day, upstream=upstream, checks=(Check(name="whole", outcome="failed", said="no", when=NOW),))
+    report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
+    texts = [notice.text for notice in report.notices if notice.name == "letters"]
+    assert texts == ["whole: no", f"built of revision {letters.revision}; upstream was last observed at abc"]
+    assert words.revision_age(letters, recorded, NOW) == "12 days"
+    assert words.upstream(letters, recorded, NOW).endswith("60 minutes ago: now at abc")
+    assert words.revision_age(letters, Recorded(), NOW) == "-"
+    assert words.upstream(letters, Recorded(), NOW) == "its age is not recorded"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "moments"),
+        (119, "moments"),
+        (120, "2 minutes"),
+        (7_199, "119 minutes"),
+        (7_200, "2 hours"),
+        (172_800, "2 days"),
+        (1e8, "3 years"),
+    ],
+)
+def test_ages_are_told_in_the_largest_unit_of_which_there_are_two(seconds: float, said: str) -> None:
+    assert words.age(NOW - seconds, NOW) == said
+
+
+# The page
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: elements in order, their attributes, and the text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for found, attributes in self.elements if found == tag]
+
+
+@pytest.fixture(scope="module")
+def drawings(project: SmallProject) -> Drawings:
+    return draw_report(project.registry, reported(project))
+
+
+def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject, drawings: Drawings) -> None:
+    content = render_page(reported(project), drawings, now=NOW)
+    page = Page(content)
+    assert {attributes["src"].partition(",")[0] for attributes in page.all("img") if attributes["src"]} == {"data:image/png;base64"}
+    assert len(page.all("img")) == len(drawings.mixtures) + sum(map(len, drawings.items.values())) > 10
+    addresses = [attributes["href"] or "" for attributes in page.all("a")]
+    assert addresses
+    assert all(address.startswith("#") for address in addresses)
+    for tag in ("script", "link", "iframe", "object", "embed", "form", "base", "video", "audio"):
+        assert page.all(tag) == []
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on") or name in ("style", "srcset")]
+    style = content.partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "prefers-color-scheme: dark" in style
+    policy = next(each["content"] or "" for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_the_page_can_be_read_without_eyes(project: SmallProject, drawings: Drawings) -> None:
+    page = Page(render_page(reported(project), drawings, now=NOW))
+    assert page.all("html")[0]["lang"] == "en"
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids)) > 10
+    named = {(attributes["href"] or "")[1:] for attributes in page.all("a")}
+    named |= {attributes["aria-labelledby"] for _, attributes in page.elements if "aria-labelledby" in attributes}
+    assert named <= set(ids)
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(len(attributes["alt"] or "") > 20 for attributes in page.all("img"))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+
+
+def test_plots_are_those_of_the_ui_and_small(project: SmallProject, drawings: Drawings) -> None:
+    titles = {
+        folder.relative_to(project.root).as_posix(): [drawing.title for drawing in found]
+        for folder, found in drawings.items.items()
+        if found
+    }
+    assert titles["pretrain/letters"] == ["lengths", "token frequency", "dropped"]
+    assert titles["sft/chats"] == ["lengths", "conversations", "token frequency", "dropped"]
+    assert "pieces" in titles["tokenizer"]
+    assert titles["corpus/notes"] == ["funnel", "reasons", "lengths", "duplicates"]
+    pngs = [drawing.png for found in drawings.items.values() for drawing in found] + [each.png for each in drawings.mixtures.values()]
+    assert max(map(len, pngs)) < MAX_PNG_BYTES
+    assert drawings.problems == {}
+
+
+def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[CacheReport, Drawings]:
+    """A report with `text` wherever something that is not ours can stand."""
+    report = reported(project)
+    items = []
+    for item in report.items:
+        meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
+        items.append(replace(item, state=replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text), meta=meta))
+    check = Check(name=text, outcome="failed", said=text, when=NOW)
+    recorded = Recorded(built=NOW, upstream=Upstream(newest=f"now {text}", looked_at=NOW), checks=(check,))
+    history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
+    (mixture,) = report.mixtures
+    mixture = replace(
+        mixture, name=text, note=text, left_out={text: text}, sources=(replace(mixture.sources[0], name=text, repeats_from=1),)
+    )
+    report = replace(report, root=tmp_path / text, settings=text, items=tuple(items), mixtures=(mixture,), history=history)
+    return report, Drawings(items={}, mixtures={}, problems={items[0].state.directory: text})
+
+
+def test_no_name_or_text_of_others_becomes_markup_in_the_page(project: SmallProject, tmp_path: Path) -> None:
+    harmless, hostile = (Page(render_page(*hostile_strings(text, project, tmp_path), now=NOW)) for text in ("harmless", HOSTILE))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    assert [sorted(attributes) for _, attributes in hostile.elements] == [sorted(attributes) for _, attributes in harmless.elements]
+    assert hostile.text.count(HOSTILE) == harmless.text.count("harmless") > 50
+
+
+def test_no_name_or_text_of_others_becomes_markup_in_markdown(project: SmallProject, tmp_path: Path) -> None:
+    def tokens(text: str) -> Iterator[str]:
+        report, _ = hostile_strings(text, project, tmp_path)
+        shown = f"{cache_markdown(report, now=NOW)}\n\n{mixture_markdown(report.mixtures[0])}"
+        for block in MarkdownIt("gfm-like", {"linkify": False}).parse(shown):
+            yield block.type
+            yield from (child.type for child in block.children or [] if child.type not in ("text", "text_special"))
+
+    found = [*tokens("harmless")]
+    assert "table_open" in found
+    assert [*tokens(HOSTILE)] == found
+
+
+def test_no_text_of_a_document_is_in_the_page(project: SmallProject, drawings: Drawings) -> None:
+    content = render_page(reported(project), drawings, now=NOW)
+    documents = [json.loads(line)["text"] for line in (project.root.parent / "letters.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(documents) > 50
+    assert not [document for document in documents if document[:40] in content]
+
+
+def test_a_damaged_cache_is_said_to_be_so_and_the_rest_is_shown(project: SmallProject, tmp_path: Path, tiny_model: Path) -> None:
+    other = small_project(tmp_path / "other", tiny_model)
+    for stage in ("tokenizer", "pretrain", "sft"):
+        STAGES[stage](other)
+    (other.root / "sft/chats/train_tokens.bin").unlink()
+    path = other.root / "pretrain/letters/meta.json"
+    write_meta(str(path), {**read_meta(str(path)), "files": "none"})
+    report = reported(other)
+    states = {item.name: item.state.condition for item in report.items}
+    assert (states["chats"], states["letters"]) == ("broken", "broken")
+    page = render_page(report, draw_report(other.registry, report), now=NOW)
+    assert "train_tokens.bin" in Page(page).text
+
+
+# The command
+
+
+@pytest.fixture
+def command(project: SmallProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    return [
+        "report",
+        "--profile",
+        "quickstart",
+        "--config",
+        str(project.root.parent / "niels_cache.toml"),
+        "--cache-dir",
+        str(project.root),
+    ]
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file() and "reports" not in path.parts}
+
+
+def test_the_command_writes_the_page_and_changes_no_cache(
+    command: list[str],
+    project: SmallProject,
+    drawings: Drawings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
+    monkeypatch.setattr("niels_cache_assets.cli.reporting.draw_report", lambda *given, **more: drawings)
+    before = contents(project.root)
+    assert main([*command, "--open"]) == 0
+    path = project.root / "reports/cache.html"
+    assert opened == [path.as_uri()]
+    told = capsys.readouterr().out
+    assert f"{path}: " in told
+    assert "python_docs: missing" in told
+    text = Page(path.read_text(encoding="utf-8")).text
+    assert f"none: {tmp_path / 'nowhere'} is no Dagster home" in text
+    assert "letters" in text
+    assert contents(project.root) == before
+    assert not (tmp_path / "nowhere").exists()
+    assert [each.name for each in path.parent.iterdir() if each.name.startswith(".")] == []
+
+
+def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr("niels_cache_assets.cli.reporting.draw_report", lambda *given, **more: drawn.append(given) or NONE)
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")
+    assert drawn == []
+    out = tmp_path / "a folder" / "page.html"
+    assert main([*command, "--json", "--out", str(out), "--open"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["items"]
+    assert f"no browser is to be had here; open {out} yourself" in captured.err
+    assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(NielsCacheError, match=r"cannot be written: .*; name another file with --out"):
+        write_page(tmp_path / "file" / "page.html", "new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NielsCacheError, match="cannot be written"):
+        write_page(tmp_path / "folder", "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
