@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import httpx
 
-from niels_cache_assets.sources import http_files, network, transport
+from niels_cache_assets.sources import http_answers, http_files, network, transport
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.hub_text import Huggingface
 from niels_cache_runtime.errors import NielsCacheError
@@ -98,9 +98,53 @@ def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
         return httpx.Response(206 if part else 200, headers=headers, stream=_Pieces(CONTENT[start if part else 0 : end], breaks=False))
 
     headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
-    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
+    extensions = {"validator": http_answers.Validator("a", len(CONTENT))} if first == "known" else {}
     assert client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content == CONTENT
     assert len(requests) == 3
+
+
+@pytest.mark.parametrize("first", ["200", "206", "known"])
+def test_a_body_without_a_length_that_brings_more_than_there_is_is_refused(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        headers = {"ETag": '"a"', "Accept-Ranges": "bytes"}
+        if first == "206":
+            headers["Content-Range"] = f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}"
+        elif first == "200":
+            headers["X-Linked-Size"] = str(len(CONTENT))
+        body = CONTENT if asked == 2 else CONTENT + b"and more"
+        return httpx.Response(206 if first == "206" else 200, headers=headers, stream=_Pieces(body, breaks=False))
+
+    headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
+    extensions = {"validator": http_answers.Validator("a", len(CONTENT))} if first == "known" else {}
+    ask = lambda: client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content  # noqa: E731
+    assert ask() == CONTENT
+    assert asked == 2
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
+    with pytest.raises(SourceUnavailable, match="more than the 10240 bytes that there are in the middle, and what came before may not"):
+        ask()
+
+
+def test_a_range_that_is_counted_from_the_end_is_asked_for_as_it_is_or_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request.headers["Range"])
+        if len(requests) == 2:
+            return httpx.Response(200, content=CONTENT)
+        body = CONTENT[-2 * CUT :]
+        headers = {"ETag": '"a"', "Content-Range": f"bytes {len(CONTENT) - len(body)}-{len(CONTENT) - 1}/{len(CONTENT)}"}
+        return httpx.Response(206, headers=headers, stream=_Pieces(body, breaks=len(requests) != 3))
+
+    ask = lambda: client(answer).get("http://example.test/a", headers={"Range": f"bytes=-{2 * CUT}"}).content  # noqa: E731
+    assert ask() == CONTENT[-2 * CUT :]
+    assert requests == [f"bytes=-{2 * CUT}"] * 3
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
+    with pytest.raises(SourceUnavailable, match="what is left of such a range cannot be named"):
+        ask()
 
 
 def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +213,8 @@ def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
 @pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size", "Retry-After"])
 def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -> None:
     response = httpx.Response(200, headers=[(header.encode(), value.encode("latin-1"))])
-    assert transport.validator_of(response).size is None
-    assert transport._retry_after(response) is None
+    assert http_answers.validator_of(response).size is None
+    assert http_answers.retry_after(response) is None
 
 
 @pytest.mark.parametrize("value", ["10m", "nan", "inf", "-1"])

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
+from niels_cache_assets.sources.http_answers import Validator, validator_of
 from niels_cache_assets.sources.network import shown
-from niels_cache_assets.sources.transport import CHANGED_TRIES, Validator, made_patient, validator_of
+from niels_cache_assets.sources.transport import CHANGED_TRIES, made_patient
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -58,9 +59,10 @@ class HttpFiles(AbstractFileSystem):
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:
         info = self.info(path)
+        validator = Validator(info["ETag"], info["size"])
         if not info["ranges"]:
-            return io.BufferedReader(_WithoutRanges(path, Validator(info["ETag"], info["size"])), 1 << 18)
-        return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=Validator(info["ETag"], info["size"]))
+            return io.BufferedReader(_WithoutRanges(path, validator), 1 << 18)
+        return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=validator)
 
 
 def _probed(path: str) -> dict[str, Any]:

@@ -10,21 +10,27 @@ Importing this imports huggingface_hub: `network.install` does that when it is n
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.http_answers import (
+    Broken,
+    Validator,
+    check_content,
+    check_part,
+    commit_of,
+    part_of,
+    range_of,
+    retry_after,
+    validator_of,
+)
 from niels_cache_assets.sources.network import Tries, shown
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,30 +41,7 @@ EXPLANATION_BYTES = 1 << 16
 CHANGED_TRIES = 5  # a server that names another version so often means it
 
 _LENGTHS = ("content-length", "transfer-encoding")
-_HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
-_NUMBER = re.compile("[0-9]{1,18}")
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
-_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # how the hub words it
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
-
-
-class Validator(NamedTuple):
-    """What tells one version of a file from another: its ETag, or its time, and its size; None where the server does not say."""
-
-    tag: str | None
-    size: int | None
-
-    def differs(self, other: Validator) -> bool:
-        return any(mine != theirs for mine, theirs in zip(self, other, strict=True) if mine is not None and theirs is not None)
-
-
-class _Broken(Exception):
-    """An answer that is to be asked for again."""
-
-    def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False) -> None:
-        super().__init__(problem)
-        self.retry_after = retry_after
-        self.changed = changed
 
 
 def made_patient(client: httpx.Client) -> httpx.Client:
@@ -66,18 +49,6 @@ def made_patient(client: httpx.Client) -> httpx.Client:
     client._transport = PatientTransport(client._transport)
     client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
     return client
-
-
-def validator_of(response: httpx.Response) -> Validator:
-    """Of the file that the answer is about, also where it holds a part of it or is the hub's redirect to it."""
-    headers = response.headers
-    tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
-    size = headers.get("X-Linked-Size")
-    if size is None and response.status_code == 200:
-        size = headers.get("Content-Length")
-    elif size is None:
-        size = headers.get("Content-Range", "").rpartition("/")[2]
-    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and _NUMBER.fullmatch(size) else None)
 
 
 class PatientTransport(httpx.BaseTransport):
@@ -108,7 +79,7 @@ class PatientTransport(httpx.BaseTransport):
             body = _Body(self, request, response, tries)
             try:
                 body.wait_for_head()
-            except _Broken as error:
+            except Broken as error:
                 response.close()
                 tries.failed(str(error))
                 continue
@@ -120,84 +91,75 @@ class PatientTransport(httpx.BaseTransport):
     def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
         """Bytes of the answer by all that is known of its file; None where nothing is. Its own length may be missing."""
         if response.status_code == 206:
-            given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            return int(given[2]) - int(given[1]) + 1 if given else None
+            part = part_of(response)
+            return part[1] - part[0] + 1 if part else None
         known = (validator_of(response), request.extensions.get("validator"), self._hub_files.get(request.url.path, (None,))[0])
         return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
 
     def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
         """An answer whose status and headers are those of what was asked for, or which the caller has to judge."""
         changes = 0
+        path = request.url.path
+        commit = commit_of(path)
         while True:
             try:
-                path = request.url.path
-                if request.method in ("GET", "HEAD") and _HUB_FILE.search(path) and path not in self._hub_files:
+                if request.method in ("GET", "HEAD") and commit is not None and path not in self._hub_files:
                     head = httpx.Request("HEAD", request.url, headers=_without_range(request), extensions=request.extensions)
-                    response = self._checked(head)
+                    response = self._checked(head, commit)
                     if response.status_code >= 400 and request.method == "HEAD":
                         return response
                     response.close()
                     if response.status_code < 400:
                         self._hub_files[path] = validator_of(response), False
-                return self._checked(request)
-            except _Broken as error:
+                return self._checked(request, commit)
+            except Broken as error:
                 changes = changes + 1 if error.changed else 0
                 if changes >= CHANGED_TRIES:
                     raise NielsCacheError(f"{shown(str(request.url))}: the file changed while it was read; run the build again") from error
                 tries.failed(str(error), error.retry_after)
 
-    def _checked(self, request: httpx.Request) -> httpx.Response:
+    def _checked(self, request: httpx.Request, commit: str | None) -> httpx.Response:
         try:
             response = self._inner.handle_request(request)
         except _FAILURES as error:
             if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLCertVerificationError):
                 raise NielsCacheError(f"{shown(str(request.url))}: its certificate is not trusted ({error}); check the address") from error
-            raise _Broken(_words(error)) from error
+            raise Broken(_words(error)) from error
         try:
-            self._check(request, response)
-        except _Broken:
+            self._check(request, response, commit)
+        except Broken:
             response.close()
             raise
         return response
 
-    def _check(self, request: httpx.Request, response: httpx.Response) -> None:
+    def _check(self, request: httpx.Request, response: httpx.Response, commit: str | None) -> None:
         status, validator = response.status_code, validator_of(response)
         if status in (408, 429) or status >= 500:
-            raise _Broken(f"HTTP {status}", retry_after=_retry_after(response))
+            raise Broken(f"HTTP {status}", retry_after=retry_after(response))
         if status >= 400:
             return
         path = request.url.path
-        if commit := _HUB_FILE.search(path):
-            if response.headers.get("X-Repo-Commit", commit[1]) != commit[1]:
-                raise _Broken("the answer is of another commit")
+        if commit is not None:
+            if response.headers.get("X-Repo-Commit", commit) != commit:
+                raise Broken("the answer is of another commit")
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
                     self._hub_files.pop(path, None)  # which of the two is wrong is for further answers to tell
-                raise _Broken("the answer is of another version of the file")
+                raise Broken("the answer is of another version of the file")
             if path in self._hub_files:
                 self._hub_files[path] = known, True
         linked = request.extensions.get("linked")
         if linked is not None and linked.size not in (validator.size, None):
-            raise _Broken("the answer is of another version of the file")
+            raise Broken("the answer is of another version of the file")
         expected = request.extensions.get("validator")
         if expected is not None and expected.differs(validator):
-            raise _Broken("the answer is of another version of the file", changed=True)
-        asked = _range_of(request)
-        if status == 206 and asked is not None:
-            given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            first, last = (int(given[1]), int(given[2])) if given else (-1, -1)
-            length = response.headers.get("Content-Length", str(last - first + 1))
-            if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
-                raise _Broken("the answer holds other bytes than were asked for")
-        elif status == 206 and "Range" not in request.headers:
-            raise _Broken("the answer holds a part of the file, which was not asked for")
-        elif status == 200 and asked not in (None, (0, None)) and not {"headers_only", "may_begin_again"} & set(request.extensions):
-            raise _Broken("the answer holds the whole file instead of the bytes that were asked for")
+            raise Broken("the answer is of another version of the file", changed=True)
+        check_part(request, response, whole_is_fine=bool({"headers_only", "may_begin_again"} & set(request.extensions)))
 
 
 class _Body(httpx.SyncByteStream):
-    """The bytes of an answer, in order, from as many answers as that takes; `wait_for_head` alone may raise _Broken."""
+    """The bytes of an answer, in order, from as many answers as that takes; `wait_for_head` alone may raise Broken."""
 
     def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
         self._transport, self._request, self._response, self._tries = transport, request, response, tries
@@ -216,7 +178,7 @@ class _Body(httpx.SyncByteStream):
             if waiting > WHOLE_BYTES:
                 self._restartable = False
                 return
-        _check_content(self._first, self._request.extensions.get("linked"), b"".join(self._head))
+        check_content(self._first, self._request.extensions.get("linked"), b"".join(self._head))
         self._tries.progressed()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -229,26 +191,27 @@ class _Body(httpx.SyncByteStream):
     def _all(self) -> Any:
         skip = counted = 0
         while True:
+            size = self._transport.size_of_body(self._request, self._first)
             try:
                 for chunk in _chunks(self._response):
                     passed_over = min(skip, len(chunk))
                     skip -= passed_over
                     if passed_over < len(chunk):
                         self._given += len(chunk) - passed_over
+                        if size is not None and self._given > size:
+                            raise Broken(f"the answer holds more than the {size} bytes that there are", spoilt=True)
                         yield chunk[passed_over:]
-                size = self._transport.size_of_body(self._request, self._first)
                 if size is not None and self._given < size:
-                    raise _Broken(f"the answer ends after {self._given} of {size} bytes")
+                    raise Broken(f"the answer ends after {self._given} of {size} bytes")
                 return
-            except _Broken as error:
+            except Broken as error:
                 self._response.close()
                 ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
-                tagged = validator_of(self._first).tag is not None
-                if self._restartable and not (ranges and tagged):
+                hindrance = self._hindrance(error)
+                if self._restartable and (hindrance or not ranges):
                     raise
-                if not tagged:
-                    where = shown(str(self._request.url))
-                    raise SourceUnavailable(f"{where}: {error} in the middle, and the server names no version to go on with") from error
+                if hindrance:
+                    raise SourceUnavailable(f"{shown(str(self._request.url))}: {error} in the middle, and {hindrance}") from error
                 if self._given - counted >= STALL_BYTES:  # what was read again up to here counts for nothing
                     counted = self._given
                     self._tries.progressed()
@@ -258,13 +221,21 @@ class _Body(httpx.SyncByteStream):
                 raise httpx.ReadError(f"HTTP {self._response.status_code} in the middle of the file")
             skip = self._given if self._response.status_code == 200 else 0
 
+    def _hindrance(self, error: Broken) -> str:
+        """Why the rest of the body cannot be asked for; empty where it can."""
+        if validator_of(self._first).tag is None:
+            return "the server names no version to go on with"
+        if "Range" in self._request.headers and range_of(self._request) is None:
+            return "what is left of such a range cannot be named"
+        return "what came before may not be of the file either" if error.spoilt else ""
+
     def _rest(self) -> httpx.Request:
-        first, last = _range_of(self._request) or (0, None)
+        first, last = range_of(self._request) or (0, None)
         headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
             del extensions["validator"]  # each server of a store may have tags of its own; its addresses name contents
-        if _range_of(self._request) is None:
+        if range_of(self._request) is None:
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
 
@@ -278,7 +249,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
         try:
             chunk = next(stream, None)
         except _FAILURES as error:
-            raise _Broken(_words(error)) from error
+            raise Broken(_words(error)) from error
         if chunk is None:
             response.close()
             return
@@ -287,14 +258,14 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
         yield chunk
         if seconds >= STALL_SECONDS:
             if in_window < STALL_BYTES:
-                raise _Broken(f"only {in_window} bytes in {seconds:.0f} s")
+                raise Broken(f"only {in_window} bytes in {seconds:.0f} s")
             in_window, seconds = 0, 0.0
 
 
 def _with_short_body(response: httpx.Response) -> httpx.Response:
     """A redirect or error, whose body may explain something, as far as it came."""
     content = b""
-    with suppress(_Broken):
+    with suppress(Broken):
         for chunk in _chunks(response):
             content += chunk
             if len(content) > EXPLANATION_BYTES:
@@ -304,50 +275,8 @@ def _with_short_body(response: httpx.Response) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(content), extensions=response.extensions)
 
 
-def _check_content(response: httpx.Response, linked: Validator | None, content: bytes) -> None:
-    """What a whole file can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1. And JSON must be JSON."""
-    tag, size = validator_of(response)
-    if linked is not None and linked.tag and len(linked.tag) == 64 and len(content) == linked.size:
-        intact = hashlib.sha256(content).hexdigest() == linked.tag
-    elif "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag or "") and len(content) == size:
-        intact = hashlib.sha1(b"blob %d\0" % size + content).hexdigest() == tag
-    elif response.headers.get("Content-Type", "").startswith("application/json") and "Content-Encoding" not in response.headers:
-        intact = _is_json(content)
-    else:
-        intact = True
-    if not intact:
-        raise _Broken("the content is damaged")
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _range_of(request: httpx.Request) -> tuple[int, int | None] | None:
-    """First and last byte (None: to the end) of a plain Range header."""
-    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-    return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
-
-
 def _without_range(request: httpx.Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() != "range"}
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
-    value = response.headers.get("Retry-After", "").strip()
-    if _NUMBER.fullmatch(value):
-        return float(value)
-    try:
-        when = parsedate_to_datetime(value)
-        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-    except (ValueError, OverflowError):
-        reset = _RATE_LIMIT.search(response.headers.get("RateLimit", "")) if response.status_code == 429 else None
-        return float(reset[1]) if reset else None
 
 
 def _words(error: Exception) -> str:

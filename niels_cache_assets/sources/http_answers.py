@@ -1,0 +1,121 @@
+"""What an HTTP answer says of a file, and whether it is an answer to what was asked: version, size, bytes, content, when to come back.
+
+An answer that cannot be believed is Broken: asked again, it may be right. Whether it is, and what is known of files from other answers, is
+`transport`'s. Importing this imports huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+from huggingface_hub.utils import httpx
+
+_HUB_FILE = re.compile(r"/resolve/([0-9a-f]{40})/")
+_NUMBER = re.compile("[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|\*)")
+_RATE_LIMIT = re.compile(r"\br=0;\s*t=([0-9]{1,18})")  # how the hub words it
+
+
+class Validator(NamedTuple):
+    """What tells one version of a file from another: its ETag, or its time, and its size; None where the server does not say."""
+
+    tag: str | None
+    size: int | None
+
+    def differs(self, other: Validator) -> bool:
+        return any(mine != theirs for mine, theirs in zip(self, other, strict=True) if mine is not None and theirs is not None)
+
+
+class Broken(Exception):
+    """An answer that is to be asked for again. `spoilt`: what came of it is not the beginning of a right one."""
+
+    def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False, spoilt: bool = False) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+        self.changed = changed
+        self.spoilt = spoilt
+
+
+def validator_of(response: httpx.Response) -> Validator:
+    """Of the file that the answer is about, also where it holds a part of it or is the hub's redirect to it."""
+    headers = response.headers
+    tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
+    size = headers.get("X-Linked-Size")
+    if size is None and response.status_code == 200:
+        size = headers.get("Content-Length")
+    elif size is None:
+        size = headers.get("Content-Range", "").rpartition("/")[2]
+    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and _NUMBER.fullmatch(size) else None)
+
+
+def commit_of(path: str) -> str | None:
+    """The commit in the path of a file of the hub."""
+    found = _HUB_FILE.search(path)
+    return found[1] if found else None
+
+
+def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
+    """First and last byte (None: to the end) of a plain Range header; None where there is none, or another (of the last so many bytes)."""
+    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+    return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
+
+
+def part_of(response: httpx.Response) -> tuple[int, int] | None:
+    """First and last byte that an answer of a part of a file says it holds."""
+    given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    return (int(given[1]), int(given[2])) if given else None
+
+
+def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fine: bool) -> None:
+    """Raises Broken where other bytes of the file were answered than were asked for."""
+    asked = range_of(request)
+    if response.status_code == 206 and asked is not None:
+        first, last = part_of(response) or (-1, -1)
+        length = response.headers.get("Content-Length", str(last - first + 1))
+        if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
+            raise Broken("the answer holds other bytes than were asked for")
+    elif response.status_code == 206 and "Range" not in request.headers:
+        raise Broken("the answer holds a part of the file, which was not asked for")
+    elif response.status_code == 200 and "Range" in request.headers and asked != (0, None) and not whole_is_fine:
+        raise Broken("the answer holds the whole file instead of the bytes that were asked for")
+
+
+def check_content(response: httpx.Response, linked: Validator | None, content: bytes) -> None:
+    """What a whole file can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1. And JSON must be JSON."""
+    tag, size = validator_of(response)
+    if linked is not None and linked.tag and len(linked.tag) == 64 and len(content) == linked.size:
+        intact = hashlib.sha256(content).hexdigest() == linked.tag
+    elif "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag or "") and len(content) == size:
+        intact = hashlib.sha1(b"blob %d\0" % size + content).hexdigest() == tag
+    elif response.headers.get("Content-Type", "").startswith("application/json") and "Content-Encoding" not in response.headers:
+        intact = _is_json(content)
+    else:
+        intact = True
+    if not intact:
+        raise Broken("the content is damaged")
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the server asks to wait: Retry-After in either form, else the reset of the hub's rate limit."""
+    value = response.headers.get("Retry-After", "").strip()
+    if _NUMBER.fullmatch(value):
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
+        reset = _RATE_LIMIT.search(response.headers.get("RateLimit", "")) if response.status_code == 429 else None
+        return float(reset[1]) if reset else None
