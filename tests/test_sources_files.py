@@ -1,6 +1,7 @@
 """Row and text files: what is found, what is read, and what a mistake in them says."""
 
 import bz2
+import errno
 import gzip
 import lzma
 import os
@@ -15,7 +16,7 @@ import pytest
 import zstandard
 
 from niels_cache_assets.cli.cleaning import sources_of
-from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable
 from niels_cache_assets.sources.compressed import DamagedFile
 from niels_cache_assets.sources.files import files_digest, find_files, walk_folder
 from niels_cache_assets.sources.gutenberg import Gutenberg
@@ -295,6 +296,43 @@ def test_fsspec_urls_are_read_like_paths(tmp_path: Path) -> None:
     assert source.revision({}) != first
     with pytest.raises(NielsCacheError, match="cannot be mixed"):
         find_files(["memory://corpus/*", *one_file(tmp_path, "a.txt", b"a")])
+
+
+HTTPClientError = type("HTTPClientError", (Exception,), {"__module__": "botocore.exceptions"})  # of the client of a store
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionResetError("gone"), r"cannot be reached now \(ConnectionResetError\)"),
+        (TimeoutError(), r"cannot be reached now \(TimeoutError\)"),
+        (HTTPClientError("no route"), r"cannot be reached now \(HTTPClientError\)"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), r"cannot be reached now \(OSError\)"),
+        (OSError(errno.EIO, "Input/output error"), r"cannot be read \(Input/output error\)"),
+        (PermissionError(errno.EACCES, "Forbidden"), r"cannot be read \(Forbidden\)"),
+        (ValueError("bucket names are lower case\nand more"), "cannot be read: ValueError: bucket names are lower case"),
+        (RuntimeError("key hf_abcdefghijk is refused"), r"cannot be read: RuntimeError: key \*\*\* is refused"),
+    ],
+)
+def test_only_what_is_of_the_network_is_called_unreachable(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/errors/a.jsonl", json_lines(ROWS))
+
+    def failing(*_: Any, **settings: Any) -> Any:
+        raise error
+
+    for method, act in (
+        ("_open", lambda: read(Jsonl(files=["memory://errors/a.jsonl"]))),
+        ("info", lambda: find_files(["memory://errors/a.jsonl"])),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(memory), method, failing)
+            with pytest.raises(NielsCacheError, match=rf"a\.jsonl: {message}") as caught:
+                act()
+        assert isinstance(caught.value, SourceUnavailable) == ("reached" in message)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_revision_follows_names_and_content_and_not_the_place(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
 from tests.loopback_hub import LoopbackHub
@@ -262,6 +265,48 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
         _, errors = reader.communicate(timeout=60)
     assert time.monotonic() - begin < 4  # the library itself would sleep for 5
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("kind", [Huggingface, Gutenberg, Wikitext])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.json", b"[1, 2]", {"non_string_text": 2}),
+        ("a.json", b'["a", null]', {"null_text": 1}),
+        ("a.jsonl", b'null\n{"text": "a"}\n null', {"null_text": 2}),  # given null first, Arrow's parser ended the process
+        ("a.jsonl", b'{"text": "a"}\n5\n', "a record is no JSON object"),
+        ("a.jsonl", b'"b"\n{"text": "a"}\n', "a record is no JSON object"),
+        ("a.json", b'[{"text": "a"}, 1]', "a record is no JSON object"),
+        ("a.json", b'[1, {"text": "a"}]', "a record is no JSON object"),
+    ],
+)
+def test_records_that_are_no_objects_are_counted_or_refused(
+    tmp_path: Path, kind: type[Huggingface | Gutenberg | Wikitext], name: str, content: bytes, expected: dict[str, int] | str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    source = kind(dataset="a/b", files=[str(tmp_path / name)], **({"shuffle_buffer": 0} if kind is Huggingface else {}))  # type: ignore[arg-type]
+    if isinstance(expected, str):
+        with pytest.raises(NielsCacheError, match=rf"{name}: {expected}"):
+            read(source)
+        return
+    documents, context = read(source)
+    assert context.report.dropped == expected
+    assert [document.text for document in documents] == (["a"] if b'"a"' in content else [])
+
+
+def test_a_later_file_with_a_record_that_is_no_object_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n[1]\n')
+    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: damaged, or not in the format its name says \(a record is no JSON object\)"):
+        read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl")], shuffle_buffer=0))
+
+
+def test_a_file_to_begin_at_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
+    source = Huggingface(dataset="a/b", files=[str(tmp_path / "a.jsonl")], shuffle_buffer=0)
+    context = StreamContext(seed=1, start={"part": 0, "file": "b.jsonl", "row": 3})
+    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: is not where it was among the files .* build again with --force"):
+        list(source.documents(context))
 
 
 def test_a_json_column_of_mixed_types_keeps_its_strings_as_they_are(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_whole
-from niels_cache_assets.sources.network import install, shown
+from niels_cache_assets.sources.network import first_line, install, is_of_network, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -75,7 +75,7 @@ def _local_matches(pattern: str) -> tuple[str, dict[str, str]]:
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
-    with _reaching(shown(pattern)):
+    with reading(SourceFile(pattern, shown(pattern))):
         filesystem, path = _filesystem(pattern)
         if pattern.startswith(("http://", "https://")):
             name = urlsplit(pattern).path
@@ -144,32 +144,29 @@ def _raise(error: OSError) -> None:
 
 @contextmanager
 def reading(file: SourceFile) -> Iterator[None]:
-    """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file."""
-    try:
-        with _reaching(file.name if "://" in file.url else ""):
-            yield
-    except decompression_errors() as error:
-        raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
-    except OSError as error:
-        detail, where = error.strerror or str(error), shown(file.url) if "://" in file.url else file.url
-        raise NielsCacheError(
-            f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(where)})"
-        ) from error
+    """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file.
 
-
-@contextmanager
-def _reaching(remote: str) -> Iterator[None]:
-    """For remote files, tell "not reachable now" from "not there"; `remote` is empty for local ones."""
+    Of a remote one that is SourceUnavailable where trying again later may help.
+    """
+    remote = "://" in file.url
     try:
         yield
-    except (FileNotFoundError, PermissionError, NielsCacheError):
+    except NielsCacheError:
         raise
-    except ImportError as error:
-        raise NielsCacheError(f"{remote}: {error}") from error
+    except decompression_errors() as error:
+        raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except Exception as error:
-        if remote and not isinstance(error, decompression_errors()):
-            raise SourceUnavailable(f"{remote}: cannot be reached now ({type(error).__name__}); check the network and try again") from error
-        raise
+        if remote and is_of_network(error):
+            detail = type(error).__name__
+            raise SourceUnavailable(f"{file.name}: cannot be reached now ({detail}); check the network and try again") from error
+        if isinstance(error, OSError):
+            detail, where = error.strerror or first_line(error), shown(file.url) if remote else file.url
+            raise NielsCacheError(
+                f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(where)})"
+            ) from error
+        if not remote:
+            raise
+        raise NielsCacheError(f"{file.name}: cannot be read: {type(error).__name__}: {first_line(error)}") from error
 
 
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:

@@ -43,6 +43,10 @@ class Gutenberg(HubData, PretrainSource):
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(walk_folder(self.path, (".txt",))) if self.path else super().revision(siblings)
 
+    @property
+    def follows_the_hub(self) -> bool:
+        return not self.path and super().follows_the_hub
+
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         if not self.path:
             rows_pass = RowsPass(context)
@@ -53,7 +57,7 @@ class Gutenberg(HubData, PretrainSource):
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         for file in files.files():
             if not files.position.row:
-                files.position.row = 1
+                files.position.row = files.position.rows = 1
                 whole = Document(read_text(file, limit=self.max_document_bytes), file.name, file.name)
                 yield from _book(whole, context)
 
@@ -64,8 +68,8 @@ class Gutenberg(HubData, PretrainSource):
                 (texts,) = columns.values()
                 for text, file, row in zip(texts, files, rows, strict=True):
                     places.file, places.row = file, row + 1
-                    if text is None:
-                        context.report.dropped["null_text"] += 1
+                    if type(text) is not str:
+                        context.report.dropped["null_text" if text is None else "non_string_text"] += 1
                     else:
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
 

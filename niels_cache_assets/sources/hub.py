@@ -8,30 +8,26 @@ the shuffle buffer, plus a compressed row group's columns and a thousand rows of
 from __future__ import annotations
 
 import glob
-import gzip
-import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from niels_cache_assets.sources import hub_tables
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.files import files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
 from niels_cache_assets.sources.network import install, shown
-from niels_cache_assets.sources.rows import column_values, is_string_type, refuse_long_lines
+from niels_cache_assets.sources.rows import is_string_type, refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
-ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
 _LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
 _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
-_FILE, _ROW = "__niels_cache_file", "__niels_cache_row"
 
 
 class HubRows(NamedTuple):
@@ -74,6 +70,11 @@ class HubData(LimitsDocuments):
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
 
+    @property
+    def follows_the_hub(self) -> bool:
+        """Whether the revision is whatever the hub's newest commit is: no pinned one, and no local copy."""
+        return self.pinned_revision is None and not self.files
+
     def describe(self) -> dict[str, Any]:
         location = {"local_files": True} if self.files else {"dataset": self.dataset, "split": self.split, "val_split": self.val_split}
         return {**super().describe(), **location}
@@ -112,11 +113,15 @@ class HubData(LimitsDocuments):
             if shuffle_buffer:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             # Arrow where the schema is known: plain iteration does the same inside, so the order is the same at a quarter of the cost.
-            batches = (dataset.with_format("arrow") if dataset.features is not None else dataset).iter(ITER_ROWS)
+            batches = (dataset.with_format("arrow") if dataset.features is not None else dataset).iter(hub_tables.ITER_ROWS)
+            counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffle_buffer
             try:
                 for batch in batches:
-                    columns = batch if isinstance(batch, dict) else {name: _values(batch[name]) for name in batch.column_names}
-                    files, rows = [names[index] for index in columns.pop(_FILE)], columns.pop(_ROW)
+                    columns = batch if isinstance(batch, dict) else {name: hub_tables.values_of(batch[name]) for name in batch.column_names}
+                    indices, rows = columns.pop(hub_tables.FILE), columns.pop(hub_tables.ROW)
+                    files = [names[index] for index in indices]
+                    if counts_files:
+                        context.report.share = indices[0] / len(names)
                     for values in columns.values():
                         for index, value in enumerate(values):
                             if type(value) is str and len(value) > self.max_document_bytes:
@@ -138,6 +143,7 @@ def _datasets() -> Any:
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
+    hub_tables.survive_null_rows()
     return datasets
 
 
@@ -170,79 +176,12 @@ def _open(
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns(_fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
-        _decode_late_json(builder)
+        hub_tables.decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
-        return _with_origin(dataset, columns, local_names, start)
+        return hub_tables.with_origin(dataset, columns, local_names, start)
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
-    return _with_origin(dataset, columns, local_names, start, _parquet_tables(builder))
-
-
-def _values(column: Any) -> list[Any]:
-    """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
-
-    The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
-    """
-    import pyarrow as pa
-
-    if isinstance(column.type, pa.JsonType):
-        return [_decoded(value) for value in column.to_pylist()]
-    return column_values(column)
-
-
-def _decoded(value: str | None) -> Any:
-    try:
-        return None if value is None else json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _decode_late_json(builder: Any) -> None:
-    """Decode columns whose types turn out to be mixed after the first 10 MB, when the schema says string already.
-
-    The loader hands them on JSON-encoded and unmarked. Strings are kept; the schema has no place for the rest, which become null.
-    """
-    import pyarrow as pa
-    from datasets import Json
-
-    cast = builder._cast_table
-
-    def decoding(table: Any, json_field_paths: Any = ()) -> Any:
-        for name in {path[0] for path in json_field_paths if len(path) == 1} & set(table.column_names):
-            if not isinstance((builder.info.features or {}).get(name), Json):
-                values = [_decoded(value) for value in table[name].to_pylist()]
-                strings = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
-                table = table.set_column(table.column_names.index(name), name, strings)
-        if builder.info.features is None:
-            json_field_paths = [path for path in json_field_paths if len(path) > 1]
-        return cast(table, json_field_paths=json_field_paths)
-
-    builder._cast_table = decoding
-
-
-def _parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """What the Parquet loader yields, a thousand rows at a time: row groups may be large.
-
-    The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from datasets import DownloadConfig
-    from datasets.utils.file_utils import xopen
-
-    download = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
-
-    def tables(files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
-        for index, file in enumerate(files):
-            with xopen(file, "rb", download_config=download) as stream:
-                parquet = pq.ParquetFile(stream, pre_buffer=False)  # pre-buffered, memory grows with the file
-                number = 0
-                for group in range(parquet.num_row_groups):
-                    for batch in parquet.iter_batches(ITER_ROWS, row_groups=[group], columns=builder.config.columns):
-                        yield (index, number), builder._cast_table(pa.Table.from_batches([batch]))
-                        number += 1
-
-    return tables
+    return hub_tables.with_origin(dataset, columns, local_names, start, hub_tables.parquet_tables(builder))
 
 
 def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) -> Any:
@@ -282,71 +221,3 @@ def _fields(dataset: Any) -> dict[str, bool]:
         return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})
     return {name: isinstance(value, str) for name, value in first.items()}
-
-
-def _with_origin(
-    dataset: Any,
-    columns: list[str],
-    local_names: dict[str, str],
-    start: tuple[str, int] | None,
-    read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
-) -> tuple[Any, list[str]]:
-    """The data set with two more columns: index of the file, and row in that file.
-
-    Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
-    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the order after a shuffle stays the same. What
-    comes before `start` is left out.
-    """
-    import pyarrow as pa
-    from datasets import Features, IterableDataset, Value
-    from datasets.iterable_dataset import ArrowExamplesIterable
-
-    inner = dataset._ex_iterable
-    if not isinstance(inner, ArrowExamplesIterable):
-        raise NielsCacheError("this data set is not made of rows of text; choose one in Parquet, JSON, CSV or text files")
-    urls = _shard_urls(inner.kwargs)
-    in_repository = re.compile(r"^hf://datasets/[^@]+@[^/]+/")
-    names = [local_names.get(url) or in_repository.sub("", url) for url in urls]
-    index_of = {url: index for index, url in enumerate(urls)}
-    first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
-
-    # Of a hub's files an OSError may be the network, which hub_errors tells apart.
-    damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
-
-    def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
-        shards = _shard_urls(kwargs)
-        left = [shard for shard, url in enumerate(shards) if index_of[url] >= first]
-        if not left:
-            return
-        kwargs = {name: [value[shard] for shard in left] if isinstance(value, list) else value for name, value in kwargs.items()}
-        shards = [shards[shard] for shard in left]
-        current, row = 0, 0
-        try:
-            for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
-                shard = key[0] if isinstance(key, tuple) else key.original_shard_id
-                if shard != current:
-                    current, row = shard, 0
-                index, end = index_of[shards[shard]], row + len(table)
-                before = min(first_row - row, len(table)) if index == first and row < first_row else 0
-                row += before
-                table = table.select(columns).slice(before)
-                if len(table) or not before:
-                    table = table.append_column(_FILE, pa.repeat(pa.scalar(index, pa.int32()), len(table)))
-                    yield key, table.append_column(_ROW, pa.array(range(row, end), pa.int64()))
-                row = end
-        except NielsCacheError:
-            raise
-        except damaged as error:
-            raise NielsCacheError(f"{names[index_of[shards[current]]]}: damaged, or not in the format its name says ({error})") from error
-
-    info = dataset.info.copy()
-    if info.features is not None:
-        kept = {name: info.features[name] for name in columns}
-        info.features = Features({**kept, _FILE: Value("int32"), _ROW: Value("int64")})
-    traced = ArrowExamplesIterable(tables_with_origin, inner.kwargs, sleep_on_threads_shutdown=inner.sleep_on_threads_shutdown)
-    return IterableDataset(traced, info=info, split=dataset.split, token_per_repo_id=dataset._token_per_repo_id), names
-
-
-def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
-    """The files of a loader's arguments: Parquet calls them files, JSON, CSV and text base_files."""
-    return list(kwargs.get("base_files") or kwargs["files"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.hub_tables import is_no_object
+from niels_cache_assets.sources.network import chain_of, first_line, is_of_network, without_secrets
 from niels_cache_runtime.errors import NielsCacheError
 
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
@@ -40,11 +41,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors
 
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
+    chain = chain_of(error)
 
     def caused_by(*types: type[BaseException]) -> bool:
         return any(isinstance(link, types) for link in chain)
@@ -63,7 +60,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
         return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; unset HF_HUB_OFFLINE, or set files to a local copy")
-    unreachable = caused_by(errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) or any(map(_is_transport_error, chain))
+    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_of_network, chain))
     if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return _unreachable(dataset, detail)
@@ -79,25 +76,12 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
     if caused_by(StopIteration):  # how the JSON loader meets a file without a row
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
-    lines = str(error).strip().splitlines() or [""]
-    return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {_without_secrets(lines[0])}")
+    if any(map(is_no_object, chain)):
+        return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
+    return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
     return SourceUnavailable(
-        f"{dataset}: the hub cannot be reached now ({_without_secrets(detail)}); try again, or set files to a local copy"
+        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}); try again, or set files to a local copy"
     )
-
-
-def _is_transport_error(error: BaseException) -> bool:
-    """Whether the HTTP client of huggingface_hub could not talk to the server; which client that is (httpx, httpx2) is its own affair."""
-    return any(base.__name__ == "TransportError" and base.__module__.startswith("httpx") for base in type(error).__mro__)
-
-
-def _without_secrets(text: str) -> str:
-    """The text without tokens, this process's own among them, and without queries of addresses: signed ones are keys."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    text = text.replace(token, "***") if token else text
-    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+|(?<=\S)\?\S*=\S+|(?<=://)[^/\s]+@", "***", text)

@@ -11,7 +11,6 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.hub import HubData, Part
-from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.places import RowsPass
 from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
 
@@ -39,7 +38,7 @@ class HubText(HubData, PretrainSource):
     def _part_documents(
         self, part: Part, context: StreamContext, places: RowsPass, begin: tuple[str, int] | None
     ) -> Iterator[list[Document]]:
-        dropped, limit = context.report.dropped, self.max_document_bytes
+        dropped = context.report.dropped
         for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer, start=begin):
             texts, *maybe_ids = columns.values()
             ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
@@ -47,8 +46,6 @@ class HubText(HubData, PretrainSource):
             for text, source_id, file, row in zip(texts, ids, files, rows, strict=True):
                 if problem := text_problem(text):
                     dropped[problem] += 1
-                elif len(text) > limit:
-                    refuse_length(f"{file}: row {row}", limit)
                 else:
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):

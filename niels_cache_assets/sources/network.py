@@ -7,8 +7,10 @@ has one HTTP client for the whole process, so the patience is the process's too.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -31,6 +33,16 @@ PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
 UNWATCHED_PATIENCE = 1.0  # seconds, of a thread that would hold up who interrupts the main one
 BRIEFLY = 10.0
+
+_UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_CONNECTION_ERRORS = {  # by library, what its errors of the connection derive from
+    "httpx": {"TransportError"},
+    "httpx2": {"TransportError"},
+    "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
+    "botocore": {"HTTPClientError"},
+    "requests": {"ConnectionError", "Timeout", "ChunkedEncodingError"},
+    "urllib3": {"TimeoutError", "ProtocolError", "NewConnectionError"},
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,6 +176,46 @@ def shown(url: str) -> str:
         return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def without_secrets(text: str) -> str:
+    """The text without tokens, this process's own among them, and without queries of addresses: signed ones are keys."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    text = text.replace(token, "***") if token else text
+    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+|(?<=\S)\?\S*=\S+|(?<=://)[^/\s]+@", "***", text)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, as messages may show it."""
+    return without_secrets((str(error).strip().splitlines() or [""])[0])
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """The error, and those that it came of."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return chain
+
+
+def is_of_network(error: BaseException) -> bool:
+    """Whether the error, or one that it came of, says that a server could not be talked to: nothing that it would answer.
+
+    Clients of other stores are told by name: which of them are installed is their own affair.
+    """
+    return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        return True
+    return any(base.__name__ in _CONNECTION_ERRORS.get(base.__module__.partition(".")[0], ()) for base in type(error).__mro__)
 
 
 class Tries:

@@ -71,8 +71,8 @@ def articles(
     previous = Row("", "", 0)
     for row, following in pairwise(chain(rows, [None])):
         assert row is not None  # only the last `following` is
-        if row.text is None:
-            report.dropped["null_text"] += 1
+        if type(row.text) is not str:
+            report.dropped["null_text" if row.text is None else "non_string_text"] += 1
             row = row._replace(text="")
         stands_alone = _ends_block(previous, row) and (following is None or _ends_block(following, row))
         new_title = heading_title(row.text) if stands_alone else None
@@ -95,7 +95,7 @@ def articles(
 
 
 def _ends_block(neighbour: Row, row: Row) -> bool:
-    return neighbour.file != row.file or not neighbour.text or neighbour.text.isspace()
+    return neighbour.file != row.file or type(neighbour.text) is not str or not neighbour.text or neighbour.text.isspace()
 
 
 def _document(parts: list[str], start: Row, title: str | None) -> Document:

@@ -1,0 +1,181 @@
+"""Tables as the hub's library reads them, and what is done to them on their way: which file and row each row is of, how many at a time,
+and columns of mixed types as the file holds them.
+
+All of it hangs into the library's loaders where nothing public does, so each function says what it relies on. Which data set is read, and
+which of its columns, is `hub`'s. Cost: two columns of numbers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from niels_cache_assets.sources.rows import column_values
+from niels_cache_runtime.errors import NielsCacheError
+
+ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
+FILE, ROW = "__niels_cache_file", "__niels_cache_row"
+_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # a literal first: that is fast
+_NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
+
+
+def with_origin(
+    dataset: Any,
+    columns: list[str],
+    local_names: dict[str, str],
+    start: tuple[str, int] | None,
+    read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
+) -> tuple[Any, list[str]]:
+    """The data set with two more columns: index of the file, and row in that file. And the names behind the indices.
+
+    Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
+    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the library calls it for one file at a time, and
+    the order after a shuffle stays the same. What comes before `start` is left out.
+    """
+    import pyarrow as pa
+    from datasets import Features, IterableDataset, Value
+    from datasets.iterable_dataset import ArrowExamplesIterable
+
+    inner = dataset._ex_iterable
+    if not isinstance(inner, ArrowExamplesIterable):
+        raise NielsCacheError("this data set is not made of rows of text; choose one in Parquet, JSON, CSV or text files")
+    urls = _shard_urls(inner.kwargs)
+    in_repository = re.compile(r"^hf://datasets/[^@]+@[^/]+/")
+    names = [local_names.get(url) or in_repository.sub("", url) for url in urls]
+    index_of = {url: index for index, url in enumerate(urls)}
+    if start is not None and start[0] not in names:
+        raise NielsCacheError(f"{start[0]}: is not where it was among the files when this build began; build again with --force")
+    first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
+
+    # Of a hub's files an OSError may be the network, which hub_errors tells apart.
+    damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
+
+    def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
+        (url,) = _shard_urls(kwargs)
+        index, row = index_of[url], 0
+        if index < first:
+            return
+        try:
+            for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
+                end = row + len(table)
+                before = min(first_row - row, len(table)) if index == first and row < first_row else 0
+                row += before
+                table = table.select(columns).slice(before)
+                if len(table) or not before:
+                    table = table.append_column(FILE, pa.repeat(pa.scalar(index, pa.int32()), len(table)))
+                    yield key, table.append_column(ROW, pa.array(range(row, end), pa.int64()))
+                row = end
+        except NielsCacheError:
+            raise
+        except damaged as error:
+            detail = "a record is no JSON object" if is_no_object(error) else error
+            raise NielsCacheError(f"{names[index]}: damaged, or not in the format its name says ({detail})") from error
+
+    info = dataset.info.copy()
+    if info.features is not None:
+        kept = {name: info.features[name] for name in columns}
+        info.features = Features({**kept, FILE: Value("int32"), ROW: Value("int64")})
+    traced = ArrowExamplesIterable(tables_with_origin, inner.kwargs, sleep_on_threads_shutdown=inner.sleep_on_threads_shutdown)
+    return IterableDataset(traced, info=info, split=dataset.split, token_per_repo_id=dataset._token_per_repo_id), names
+
+
+def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
+    """The files of a loader's arguments: Parquet calls them files, JSON, CSV and text base_files."""
+    return list(kwargs.get("base_files") or kwargs["files"])
+
+
+def is_no_object(error: BaseException) -> bool:
+    """Whether this is how the JSON loader meets a record that is no object: it or Arrow says something of columns, or of iterating."""
+    return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
+
+
+@lru_cache(maxsize=1)
+def survive_null_rows() -> None:
+    """Have the JSON loader give Arrow `{}` for rows that are `null`, which come to the same: where a block begins with one, Arrow's parser
+    ends the process (pyarrow 26).
+    """
+    from datasets.packaged_modules.json import json as loader
+
+    read_json = loader.paj.read_json
+
+    def without_null_rows(source: io.BytesIO, **settings: Any) -> Any:
+        content = source.getvalue()
+        if _ENDS_IN_NULL.search(content):
+            source = io.BytesIO(_NULL_ROW.sub(b"{}", content))
+        return read_json(source, **settings)
+
+    loader.paj = SimpleNamespace(**{**vars(loader.paj), "read_json": without_null_rows})
+
+
+def values_of(column: Any) -> list[Any]:
+    """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
+
+    The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
+    """
+    import pyarrow as pa
+
+    if isinstance(column.type, pa.JsonType):
+        return [_decoded(value) for value in column.to_pylist()]
+    return column_values(column)
+
+
+def _decoded(value: str | None) -> Any:
+    try:
+        return None if value is None else json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def decode_late_json(builder: Any) -> None:
+    """Decode columns whose types turn out to be mixed after the first 10 MB, when the schema says string already.
+
+    The loader hands them on JSON-encoded and unmarked. Strings are kept; the schema has no place for the rest, which become null.
+    """
+    import pyarrow as pa
+    from datasets import Json
+
+    cast = builder._cast_table
+
+    def decoding(table: Any, json_field_paths: Any = ()) -> Any:
+        for name in {path[0] for path in json_field_paths if len(path) == 1} & set(table.column_names):
+            if not isinstance((builder.info.features or {}).get(name), Json):
+                values = [_decoded(value) for value in table[name].to_pylist()]
+                strings = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
+                table = table.set_column(table.column_names.index(name), name, strings)
+        if builder.info.features is None:
+            json_field_paths = [path for path in json_field_paths if len(path) > 1]
+        return cast(table, json_field_paths=json_field_paths)
+
+    builder._cast_table = decoding
+
+
+def parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:
+    """What the Parquet loader yields, a thousand rows at a time: row groups may be large.
+
+    The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import DownloadConfig
+    from datasets.utils.file_utils import xopen
+
+    download = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
+
+    def tables(files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
+        for index, file in enumerate(files):
+            with xopen(file, "rb", download_config=download) as stream:
+                parquet = pq.ParquetFile(stream, pre_buffer=False)  # pre-buffered, memory grows with the file
+                number = 0
+                for group in range(parquet.num_row_groups):
+                    for batch in parquet.iter_batches(ITER_ROWS, row_groups=[group], columns=builder.config.columns):
+                        yield (index, number), builder._cast_table(pa.Table.from_batches([batch]))
+                        number += 1
+
+    return tables
