@@ -34,7 +34,10 @@ class Document(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One SFT example; `group` keeps examples of one origin together where a data set splits by it (oasst1: the tree)."""
+    """One SFT example: messages {"role": "system", "user" or "assistant", "content": text} in order, and where it came from (see Document).
+
+    `group` keeps examples of one origin together where a data set splits by it (oasst1: the tree).
+    """
 
     messages: list[Message]
     source_id: str = ""
@@ -54,10 +57,11 @@ class SourceReport:
 
     A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch:
     where the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other. Any other source is read
-    from the beginning, and the builder skips what it has.
+    from the beginning, and the builder skips what it has. `share`: how much of the source was read, 0 to 1, where that is known cheaply.
     """
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
         self.facts: dict[str, Any] = {}
         self.place: Place | None = None
+        self.share: float | None = None

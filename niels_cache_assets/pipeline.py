@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -31,7 +30,7 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
 from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.streaming.directories import finished_meta, sweep_leftovers
+from niels_cache_assets.streaming.directories import finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room
 from niels_cache_assets.streaming.splits import UNLIMITED
@@ -46,7 +45,10 @@ State = Literal["built", "cache_hit", "disabled"]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOutcome:
-    """What happened to one data set. `warning` is set where an old cache was kept because its upstream could not be reached."""
+    """What happened to one data set. `warning` is set where an old cache was kept because its upstream could not be reached.
+
+    seconds: of this run. resumed_tokens: those of its tokens that an earlier, stopped build had made already.
+    """
 
     family: Family
     name: str
@@ -55,6 +57,7 @@ class BuildOutcome:
     directory: Path
     seconds: float
     warning: str | None = None
+    resumed_tokens: int = 0
 
 
 @patient
@@ -81,10 +84,17 @@ def build_dataset(
         raise NielsCacheError(f"{registry.origin}: [{family}.{name}] cannot be built: {missing}")
     directory = dataset_dir(root, family, name)
 
-    def outcome(state: State, warning: str | None = None) -> BuildOutcome:
-        meta = read_meta(str(directory / META_NAME))
-        seconds = time.monotonic() - started
-        return BuildOutcome(family=family, name=name, state=state, meta=meta, directory=directory, seconds=seconds, warning=warning)
+    def outcome(state: State, warning: str | None = None, resumed_tokens: int = 0) -> BuildOutcome:
+        return BuildOutcome(
+            family=family,
+            name=name,
+            state=state,
+            meta=read_meta(str(directory / META_NAME)),
+            directory=directory,
+            seconds=time.monotonic() - started,
+            warning=warning,
+            resumed_tokens=resumed_tokens,
+        )
 
     def provenance(revision: str | None, fingerprint: str) -> Provenance:
         return Provenance(
@@ -124,19 +134,16 @@ def build_dataset(
         raise
     fingerprint = fingerprint_at(revision)
     if not force and old is not None and old.get("fingerprint") == fingerprint:
-        with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
-            sweep_leftovers(directory, resumable=False)  # an unfinished build of other settings, other data or by force
+        sweep_beside_hit(directory)
         return outcome("cache_hit")
     context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
     resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
     run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
     require_room(directory, _need(source, prepared), log=log)
     if isinstance(source, PretrainSource):
-        _build_pretrain(source, run, prepared)
-    else:
-        assert isinstance(source, SftSource)
-        _build_sft(source, run)
-    return outcome("built")
+        return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
+    assert isinstance(source, SftSource)
+    return outcome("built", resumed_tokens=_build_sft(source, run))
 
 
 def cache_fingerprint(
@@ -238,7 +245,7 @@ def _val_may_come_late(source: PretrainSource) -> bool:
     return source.has_own_splits or source.seeded_val_frac is not None
 
 
-def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> None:
+def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> int:
     seed, context = run.build.seed, run.context
     if prepared is not None:  # its documents have their split
         feed = Feed(prepared.stream, context, expected=prepared.kept if source.train_tokens is None else None)
@@ -258,7 +265,7 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
             if document.split == "val":
                 yield document
 
-    build_pretrain_cache(
+    return build_pretrain_cache(
         feed,
         str(run.directory),
         tokenizer=run.tokenizer,
@@ -277,8 +284,8 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
     )
 
 
-def _build_sft(source: SftSource, run: _Run) -> None:
-    build_sft_cache(
+def _build_sft(source: SftSource, run: _Run) -> int:
+    return build_sft_cache(
         Feed(source.conversations, run.context),
         str(run.directory),
         tokenizer=run.tokenizer,

@@ -17,6 +17,7 @@ from niels_cache_assets.corpus.order import Input
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.dedup import buckets
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources import rows
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.directories import partial_directory
@@ -30,8 +31,10 @@ COUNT = 180
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of documents ends every few chunks of twenty."""
+    """A file of documents ends every few chunks of twenty; a batch of the source is a chunk."""
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", CHUNK)
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", CHUNK)
+    monkeypatch.setattr(rows, "PEEK_ROWS", 1)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
     monkeypatch.setattr(Journal, "BYTES", 0)
@@ -134,7 +137,10 @@ def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
         assert contents(outcome.directory) == expected
         first = kept.state["reached"]["items"] if kept else 0
         assert cleaned == list(range(first, COUNT, CHUNK))
-        assert [line for line in log if "resuming" in line] == (["resuming notes"] if kept else [])
+        share = f" at {kept.share:.0%}" if kept and kept.share is not None else ""
+        assert [line for line in log if "resuming" in line] == ([f"resuming notes{share}"] if kept else [])
+        assert kept is None or (kept.documents == first if places else 0 < (kept.documents or 0) < first)  # less what `convert` drops
+        assert kept is None or kept.share == (pytest.approx(first / COUNT, abs=0.15) if places else None)
         assert any(line.startswith(f"{first} are kept, skipped in") for line in log) == (kept is not None)
         assert not any("afresh" in line for line in log)
         resumed += kept is not None
@@ -221,6 +227,17 @@ def test_what_a_run_left_is_no_corpus_and_what_is_complete_has_no_journal(tmp_pa
     assert (partial / JOURNAL_NAME).is_file()
     outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     assert set(contents(outcome.directory)) == {*outcome.meta["files"], "meta.json"}
+    assert not partial.exists()
+
+
+def test_a_hit_sweeps_what_a_killed_build_of_other_settings_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = corpus_registry(tmp_path, {"notes": texts()})
+    prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+    other = corpus_registry(tmp_path, {"notes": texts()}, table='prepare = ["clean", "dedup"]\ncleaning = { min_words = 60 }\n')
+    begin(monkeypatch, other, tmp_path, chunks=5)
+    partial = partial_directory(corpus_dir(tmp_path, "notes"))
+    assert partial.exists()
+    assert prepare_corpus(registry, "notes", root=tmp_path, processes=1).state == "cache_hit"
     assert not partial.exists()
 
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.build_cache.resuming import open_journal
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
+from niels_cache_assets.sources import chat
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.streaming import encode, lineage_files
 from niels_cache_assets.streaming import journal as journal_module
@@ -50,6 +51,9 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path
 
 
+ONE = {"bytes": 1, "sha256": "0"}
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -68,6 +72,12 @@ def damage_journal(folder: Path) -> None:
     (folder / JOURNAL_NAME).write_bytes(content.replace(b'"documents": 3', b'"documents": 4'))
 
 
+def write_as_before(folder: Path) -> None:
+    """As the form before this one was: every file by its size, and the finished ones a second time in the state."""
+    content = {"format": 2, "fingerprint": "one", "state": {}, "files": {"ends": 1}, "sums": {}, "share": None}
+    (folder / JOURNAL_NAME).write_bytes(journal_module._encode(content))
+
+
 def lead_out(folder: Path) -> None:
     (folder / "ends").unlink()
     (folder / "ends").symlink_to("/etc/hostname")
@@ -80,6 +90,7 @@ def lead_out(folder: Path) -> None:
         (lambda folder: None, {"afresh": True}, "a fresh build was asked for"),
         (lambda folder: None, {"parse": TypeAdapter(int).validate_python}, "not of this kind of build"),
         (damage_journal, {}, "no journal that can be read"),
+        (write_as_before, {}, "the journal of the unfinished build is in the form of another version of niels-cache"),
         (lambda folder: (folder / JOURNAL_NAME).write_bytes(b""), {}, "no journal that can be read"),
         (lambda folder: (folder / "ends").unlink(), {}, "ends of the unfinished build is missing or shorter"),
         (lambda folder: os.truncate(folder / "train" / "shard", 4), {}, "train/shard of the unfinished build is missing or shorter"),
@@ -103,9 +114,10 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(recorded: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../outside"])
-def test_a_journal_names_no_file_outside(recorded: Path, name: str) -> None:
+@pytest.mark.parametrize("how", ["files", "finished"])
+def test_a_journal_names_no_file_outside(recorded: Path, name: str, how: str) -> None:
     (recorded / "a").mkdir()
-    opened(recorded).record({}, files={name: 0})
+    opened(recorded).record({}, **{"files": {}, how: {name: 0 if how == "files" else ONE}})  # type: ignore[arg-type]
     assert read_journal(recorded) is None
 
 
@@ -125,8 +137,9 @@ def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypa
 def test_a_record_is_due_behind_a_finished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "REST", 0)
     journal = opened(tmp_path)
+    (tmp_path / "a").write_bytes(b"1")
     assert [journal.due(0, finished=finished) for finished in (0, 1)] == [False, True]
-    journal.record({}, files={}, finished=1)
+    journal.record({}, files={}, finished={"a": ONE})
     assert [journal.due(0, finished=finished) for finished in (1, 2)] == [False, True]
     again = opened(tmp_path)
     assert [again.due(0, finished=finished) for finished in (1, 2)] == [False, True]
@@ -144,7 +157,7 @@ def test_records_rest_fifty_times_as_long_as_they_take_and_at_most_a_minute(tmp_
         due.append(journal.due(1 << 26, finished=1))
     assert due == [False, False, True]
     now = 35.6
-    journal.record({}, files={}, bytes_written=1 << 26, finished=1)
+    journal.record({}, files={}, bytes_written=1 << 26, finished={"a": ONE})
     now = 95.5
     assert not journal.due(1 << 27, finished=2)
     now = 95.7
@@ -317,6 +330,66 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
         monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
     assert journal().state is None
     assert told[-1] == "starting afresh: the unfinished build was of other settings, other data or another version"
+
+
+@pytest.mark.usefixtures("often")
+def test_a_record_names_each_file_once(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(Stopped):
+        build(tmp_path / "x", until(900, sentences(1_000)), tokenizer, max_train_tokens=10**9)
+    recorded = read_journal(tmp_path / ".x.partial")
+    assert recorded is not None
+    assert len(recorded.finished) > 2
+    content = (tmp_path / ".x.partial" / JOURNAL_NAME).read_text()
+    assert {name: content.count(f'"{name}"') for name in recorded.finished} == dict.fromkeys(recorded.finished, 1)
+    assert 800 < (recorded.documents or 0) <= 900
+
+
+@pytest.mark.usefixtures("often")
+def test_a_builder_says_how_many_tokens_were_there(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    """So that what it did in so many seconds can be told."""
+    settings: dict[str, Any] = {"max_train_tokens": 10**9, "max_val_tokens": 700, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None}
+    resume = Resume(fingerprint="texts")
+    with pytest.raises(Stopped):
+        build_pretrain_cache(until(500, sentences(900)), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings)
+    recorded = read_journal(tmp_path / ".x.partial")
+    assert recorded is not None
+    expected = sum(split["tokens"] for split in recorded.state["writer"]["splits"].values())
+    assert build_pretrain_cache(sentences(900), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings) == expected > 0
+    assert build_pretrain_cache(sentences(900), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings) == 0
+
+
+@pytest.mark.usefixtures("often")
+def test_a_build_of_conversations_says_how_much_of_its_files_it_has_and_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: SentencePieceTokenizer
+) -> None:
+    monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 20)
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in conversations(400)))
+    source = chat.ChatJsonl(files=[str(path)])
+    shown: list[float | None] = []
+
+    def stopping(context: StreamContext) -> Iterator[list[Conversation]]:
+        for number, batch in enumerate(source.conversations(context)):
+            if number == 10:
+                raise Stopped
+            yield batch
+
+    with pytest.raises(Stopped):
+        build_sft_cache(
+            Feed(stopping, StreamContext(seed=1)),
+            str(tmp_path / "x"),
+            tokenizer=tokenizer,
+            val_frac=0.1,
+            seed=1,
+            threads=1,
+            resume=Resume(fingerprint="chats"),
+            progress=lambda done: shown.append(done.share),
+        )
+    recorded = read_journal(tmp_path / ".x.partial")
+    assert recorded is not None
+    assert recorded.documents in range(100, 201)
+    assert recorded.share == pytest.approx(recorded.documents / 400, abs=0.1)
+    assert recorded.share in shown
 
 
 def until(stop_at: int, items: Iterable[Any]) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.documents import Place, SourceReport
-from niels_cache_assets.sources import chat, hub, mediawiki, rows
+from niels_cache_assets.sources import chat, hub_tables, mediawiki, rows
 from niels_cache_assets.sources.base import SftSource, Source, StreamContext
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
@@ -255,6 +255,57 @@ def test_what_is_kept_of_damaged_files_starts_at_every_place(tmp_path: Path) -> 
     require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "c.xml")], keep_damaged=True), at_least=5)
 
 
+def test_a_file_that_is_damaged_at_the_place_where_a_pass_begins_counts_once(tmp_path: Path) -> None:
+    """Its last line, which is cut, and the last pages of a block are given when the damage was met already."""
+    for name, content in (("a.txt.gz", "\n".join(texts(22)).encode()), ("b.xml.gz", wiki_dump(23))):
+        whole = gzip.compress(content)
+        (tmp_path / name).write_bytes(whole[: len(whole) * 3 // 4])
+        (tmp_path / f"c{name}").write_bytes(whole)
+    for sample_by in ("line", "paragraph", "document"):
+        source = Text(files=[str(tmp_path / "*.txt.gz")], sample_by=sample_by, keep_damaged=True)  # type: ignore[arg-type]
+        require_every_place_is_exact(source, at_least=1)
+    source = Wikipedia(files=[str(tmp_path / "*.xml.gz")], keep_damaged=True)
+    require_every_place_is_exact(source, at_least=5)
+    assert {counted["damaged_file"] for _, counted, _ in places_of(source)[-3:]} == {1}
+
+
+def shares_of(source: Source) -> list[float | None]:
+    context = StreamContext(seed=42)
+    return [context.report.share for _ in batches_of(source, context)]
+
+
+def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_tables, "ITER_ROWS", 20)
+    rows_ = [{"text": text} for text in texts(24, 40)]
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(json_file(rows_))
+        (tmp_path / f"{name}.txt").write_text("\n".join(texts(25, 40)))
+        (tmp_path / f"{name}.md").write_text("\n".join(texts(26, 40)))
+        pq.write_table(pa.Table.from_pylist(rows_), tmp_path / f"{name}.parquet", row_group_size=7)
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(json_file(rows_)))
+    (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(wiki_dump(27)))
+    for pattern, source in (
+        ("*.jsonl", Jsonl(files=[str(tmp_path / "*.jsonl")])),
+        ("*.parquet", Parquet(files=[str(tmp_path / "*.parquet")])),
+        ("*.txt", Text(files=[str(tmp_path / "*.txt")], sample_by="line")),
+    ):
+        shares = [share or 0.0 for share in shares_of(source)]
+        assert shares == pytest.approx([(number + 1) / len(shares) for number in range(len(shares))], abs=0.06), pattern
+        assert shares[-1] == 1.0
+    for files in ("c.jsonl.gz", "d.xml.bz2"):
+        kind = Wikipedia if "xml" in files else Jsonl
+        shares = [share for share in shares_of(kind(files=[str(tmp_path / files)])) if share is not None]  # none of rows read ahead
+        assert shares == sorted(shares)
+        assert 0 < shares[0] <= shares[-1] == 1.0
+    assert shares_of(Text(files=[str(tmp_path / "a.txt")]))[-1] == 1.0
+    assert shares_of(MarkdownFolder(path=str(tmp_path)))[-1] == 1.0
+    hub_files = {"dataset": "local/files", "files": [str(tmp_path / "*.parquet")]}
+    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=0))) == {0.0, 0.5}  # type: ignore[arg-type]
+    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=9))) == {None}, "a shuffled stream is anywhere in its files"  # type: ignore[arg-type]
+    one = Huggingface(dataset="local/files", files=[str(tmp_path / "a.parquet")], shuffle_buffer=0)
+    assert set(shares_of(one)) == {None}, "no share is made up"
+
+
 UNREADABLE = {
     "a.jsonl": lambda: (Jsonl, json_file([{"text": text} for text in texts(14)])),
     "a.txt": lambda: (Text, "\n\n".join(texts(15)).encode()),
@@ -315,7 +366,7 @@ def test_articles_of_wikitext_start_at_every_place(tmp_path: Path, suffix: str) 
 
 
 def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "ITER_ROWS", 3)
+    monkeypatch.setattr(hub_tables, "ITER_ROWS", 3)
     for name in "abc":
         values: list[Any] = [{"text": text} for text in texts(ord(name))]
         values[4:7] = [{"text": None}] * 3
@@ -344,9 +395,9 @@ def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
         | {f"{split}/{part}.parquet": parquet(lines[part * 40 :][:40]) for split in ("train", "val") for part in range(2)},
     }
     code = """
-from niels_cache_assets.sources import PRETRAIN_SOURCES, hub, rows
+from niels_cache_assets.sources import PRETRAIN_SOURCES, hub_tables, rows
 from tests.test_sources_seek import require_every_place_is_exact
-hub.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
+hub_tables.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
 pages = {"dataset": "owner/pages", "config": "default"}
 for kind, table in (
     ("wikipedia", pages),

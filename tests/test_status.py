@@ -211,14 +211,20 @@ def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_go
     for name, share in (("notes", 0.43), ("books", None)):
         partial = partial_directory(project / "cache/pretrain" / name)
         partial.mkdir()
-        Journal.open(partial, fingerprint="f", log=print).record({"documents": 3}, files={}, share=share)
+        Journal.open(partial, fingerprint="f", log=print).record({"n": 3}, files={}, share=share, documents=1234)
     shutil.rmtree(project / "cache/pretrain/notes")
     code, rows = as_json(capsys, "notes", "books")
     assert code == 1
-    assert [rows[name]["resumable"] for name in ("notes", "books", "corpus/books")] == [{"share": 0.43}, {"share": None}, None]
+    assert [rows[name]["resumable"] for name in ("notes", "books", "corpus/books")] == [
+        {"share": 0.43, "documents": 1234},
+        {"share": None, "documents": 1234},
+        None,
+    ]
     _, output = run(capsys)
     assert line_of(output, "notes").startswith("notes pretrain missing, resumable at 43% build it; the next build goes on where the last")
-    assert line_of(output, "books").startswith("books pretrain complete, an unfinished build beside it of other settings, ")
+    assert line_of(output, "books").startswith(
+        "books pretrain complete, an unfinished build beside it (1,234 documents) of other settings, "
+    )
     registry = load_registry(config=str(project / "niels_cache.toml"))
     assert build_dataset(registry, "books", root=project / "cache").state == "cache_hit"
     assert not partial_directory(project / "cache/pretrain/books").exists()

@@ -44,14 +44,15 @@ def build_pretrain_cache(
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
     resume: Resume | None = None,
-) -> None:
+) -> int:
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
     Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`; the one that
     overruns a budget is cut there, and the stream is read no further when both are met. A Document with a `split` goes there and uses no
     budget. Each document ends with one EOT (`append_eot`). `shuffle_buffer` documents are shuffled at a time (None: input order).
     `tokenizer` is duck-typed: see `view_tokenizer`. `report` brings the source's own dropped counts (a Feed brings its own); `progress` is
-    called after every chunk. `out_dir` is replaced in one step at the end.
+    called after every chunk. `out_dir` is replaced in one step at the end. Returns how many of its tokens an earlier, stopped build had
+    made: 0 where there was nothing to resume.
 
     `resume` lets a build go on where an earlier one was stopped, killed or not, and end in the same bytes: `texts` must give the same
     documents again, from the beginning (they are read again up to there) or, as a Feed, from where the source can be taken up.
@@ -121,9 +122,10 @@ def build_pretrain_cache(
         known = {"settings": settings, "meta": meta, "on_collision": on_collision}
         journal = open_journal(partial, resume, name=meta["dataset_name"], identity=known, state=State)
         state: State | None = journal.state if journal is not None else None
+        finished = journal.finished if journal is not None else {}
         splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()
         with (
-            PretrainWriter(partial, shard_bytes=shard_bytes, state=state.writer if state is not None else None) as writer,
+            PretrainWriter(partial, shard_bytes=shard_bytes, state=state.writer if state else None, files=finished) as writer,
             open_guard(decontaminate, decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
         ):
             counts = middle.write(writer, splitter, guard, journal)
@@ -138,6 +140,7 @@ def build_pretrain_cache(
                 "content_sha256": content_sha256(writer.files),
             }
             write_meta(str(partial / META_NAME), meta)
+    return sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:

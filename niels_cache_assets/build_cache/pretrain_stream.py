@@ -67,14 +67,16 @@ class PretrainStream:
         counted = self.feed.count(state.expected if state is not None else None)
         seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
 
-        def share() -> float | None:
-            return seen / self.feed.expected if self.feed.expected else splitter.share
+        def share(position: Position) -> float | None:
+            if self.feed.expected:
+                return seen / self.feed.expected
+            return position.share if splitter.share is None else splitter.share
 
         def record(position: Position, *, ended: Counts | None = None) -> None:
             assert journal is not None
             on_disk, sizes = writer.checkpoint()
             now = State(
-                reached=Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None),
+                reached=Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share),
                 documents=seen,
                 expected=self.feed.expected,
                 remaining=splitter.remaining,
@@ -82,13 +84,21 @@ class PretrainStream:
                 writer=on_disk,
                 ended=ended,
             )
-            journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=writer.bytes, finished=len(writer.files), share=share())
+            journal.record(
+                asdict(now),
+                finished=writer.files,
+                files=sizes,
+                sums=sizes.sums,
+                bytes_written=writer.bytes,
+                share=share(position),
+                documents=seen,
+            )
 
         if guard is not None and self.val_texts is not None:
             with closing(self.encode(as_documents(self.val_texts), feed=Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
-        position = Position(0, None, Counter(), {})
+        position = Position(0, None, Counter(), {}, None)
         if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             record(position)
         documents = self._documents(state, guard)
@@ -102,7 +112,7 @@ class PretrainStream:
                 writer.write(splitter.place(batch))
                 seen += len(batch.documents)
                 if self.progress is not None:
-                    self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share()))
+                    self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share(position)))
                 if splitter.met:
                     source_dropped, facts = position.dropped, position.facts  # and not what was read ahead
                     break

@@ -61,10 +61,14 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Where a stream of items was: `items` had been taken of it, `mark` is the latest before them from which it can be opened."""
+    """Where a stream of items was: `items` had been taken of it, `mark` is the latest before them from which it can be opened.
+
+    `share`: how much of the source that is, 0 to 1; None where it is not known.
+    """
 
     items: int
     mark: Mark | None
+    share: float | None
 
 
 def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:

@@ -63,12 +63,12 @@ def build_sft_cache(
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
     resume: Resume | None = None,
-) -> None:
+) -> int:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
     Each message becomes its role's sentinel, the ids of its content, EOT. val is a seeded `val_frac` of the examples (or of their groups);
     an example that is a Conversation with a `split` keeps it. `tokenizer` needs all four special ids. `out_dir` is replaced in one step.
-    `report`, `progress` and `resume` as of build_pretrain_cache.
+    `report`, `progress`, `resume` and what is returned as of build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
@@ -120,6 +120,7 @@ def build_sft_cache(
                 "content_sha256": content_sha256(files),
             }
             write_meta(str(partial / META_NAME), meta)
+    return state.spool.tokens if state is not None else 0
 
 
 def _spool(
@@ -136,18 +137,18 @@ def _spool(
     def record(position: Position, *, ended: Counts | None = None) -> None:
         assert journal is not None
         on_disk, sizes = spool.checkpoint()
-        reached = Reached(items=position.items, mark=position.mark)
+        reached = Reached(items=position.items, mark=position.mark, share=position.share)
         now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
-        journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes)
+        journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=position.share, documents=spool.examples)
 
-    position = Position(0, None, Counter(), {})
+    position = Position(0, None, Counter(), {}, None)
     with closing(encoded(state)) as batches:
         for batch in batches:
             position = batch.position
             dropped.update(batch.dropped)
             spool.write(batch.conversations, batch.arrays)
             if progress is not None:
-                progress(Progress(spool.examples, spool.tokens, None))
+                progress(Progress(spool.examples, spool.tokens, position.share))
             if journal is not None and journal.due(spool.bytes):
                 record(position)
     ended = Counts(dropped=dict(dropped + feed.report.dropped), facts=feed.report.facts)

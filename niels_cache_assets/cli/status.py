@@ -15,7 +15,7 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, all_states
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, counted, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
@@ -39,15 +39,23 @@ class Row:
 
     @property
     def words(self) -> str:
-        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build beside it (43%)`, `missing, being built (43%)`."""
-        share = self.work.share
+        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build beside it (43%)`, `missing, being built (43%)`.
+
+        Where the share is not known, how many documents there are already: `missing, resumable (12,345 documents)`.
+        """
+        share, documents = self.work.share, self.work.documents
         words: list[str] = [self.judged.condition]
+        how_far = ""
+        if share is not None:
+            how_far = f" ({share:.0%})"
+        elif documents is not None:
+            how_far = f" ({counted(documents, 'conversation' if self.judged.kind == 'sft' else 'document')})"
         if self.work.writer is not None:
-            words.append("being built" if share is None else f"being built ({share:.0%})")
+            words.append(f"being built{how_far}")
         elif self.work.is_resumable and self.judged.condition == "complete":
-            words.append("an unfinished build beside it" if share is None else f"an unfinished build beside it ({share:.0%})")
+            words.append(f"an unfinished build beside it{how_far}")
         elif self.work.is_resumable:
-            words.append("resumable" if share is None else f"resumable at {share:.0%}")
+            words.append(f"resumable{how_far}" if share is None else f"resumable at {share:.0%}")
         return ", ".join(words)
 
     @property
@@ -72,7 +80,7 @@ class Row:
             "state": judged.state,
             "advice": judged.advice,
             "building": asdict(work.writer) if work.writer else None,
-            "resumable": {"share": work.share} if work.is_resumable and work.writer is None else None,
+            "resumable": {"share": work.share, "documents": work.documents} if work.is_resumable and work.writer is None else None,
         }
 
 

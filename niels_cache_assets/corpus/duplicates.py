@@ -26,7 +26,7 @@ from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_leftovers
+from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files
@@ -76,7 +76,7 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
         warning = f"duplicates were looked for without {', '.join(wanted.missing)}: {next(iter(wanted.missing.values()))}"
     old = None if force else finished_meta(directory)
     if old is not None and old.get("fingerprint") == wanted.fingerprint:
-        sweep_leftovers(directory, resumable=False)  # of a build that was killed at its very end, or of other settings
+        sweep_beside_hit(directory)
         return outcome("cache_hit", old, warning)
     log(f"looking for duplicates in {', '.join(wanted.corpora)}")
     _write(registry, root, directory, wanted, force, log)

@@ -26,7 +26,7 @@ from niels_cache_assets.corpus.store import CorpusWriter, Written, is_corpus_fil
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
-from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
+from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
@@ -34,6 +34,7 @@ from niels_cache_runtime.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.reading import available_threads
 
 Log = Callable[[str], None]
+State = Literal["built", "cache_hit", "disabled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,17 @@ class CorpusProgress:
 class CorpusOutcome:
     """What happened to one corpus. `meta` is empty where the data set is switched off and was never prepared.
 
-    `warning` is set where an old corpus was kept because its upstream could not be reached.
+    `warning` is set where an old corpus was kept because its upstream could not be reached. seconds: of this run. resumed_characters: those
+    that an earlier, stopped run had read already.
     """
 
     name: str
-    state: Literal["built", "cache_hit", "disabled"]
+    state: State
     meta: Meta
     directory: Path
     seconds: float
     warning: str | None = None
+    resumed_characters: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +95,16 @@ def prepare_corpus(
     directory = corpus_dir(root, name)
     old = finished_meta(directory)
 
-    def outcome(state: Literal["built", "cache_hit", "disabled"], meta: Meta, warning: str | None = None) -> CorpusOutcome:
-        seconds = time.monotonic() - started
-        return CorpusOutcome(name=name, state=state, meta=meta, directory=directory, seconds=seconds, warning=warning)
+    def outcome(state: State, meta: Meta, warning: str | None = None, resumed_characters: int = 0) -> CorpusOutcome:
+        return CorpusOutcome(
+            name=name,
+            state=state,
+            meta=meta,
+            directory=directory,
+            seconds=time.monotonic() - started,
+            warning=warning,
+            resumed_characters=resumed_characters,
+        )
 
     if not source.enabled:
         return outcome("disabled", old or {})
@@ -109,14 +119,15 @@ def prepare_corpus(
         raise
     fingerprint = corpus_fingerprint(registry, name, revision=revision)
     if old is not None and not force and old["fingerprint"] == fingerprint:
+        sweep_beside_hit(directory)
         return outcome("cache_hit", old)
     context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings)
     log(f"preparing {name}: {', '.join(source.prepare)}")
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
     workers = processes or registry.build.threads or available_threads()
-    _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
-    return outcome("built", read_meta(str(directory / META_NAME)))
+    resumed_characters = _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
+    return outcome("built", read_meta(str(directory / META_NAME)), resumed_characters=resumed_characters)
 
 
 def _write(
@@ -129,7 +140,8 @@ def _write(
     progress: Callable[[CorpusProgress], None] | None,
     *,
     afresh: bool,
-) -> None:
+) -> int:
+    """Build the corpus; how many characters of it an earlier run had read."""
     from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.corpus.counts import CorpusCounts
 
@@ -144,10 +156,12 @@ def _write(
         journal = open_journal(partial, resume, name=name, identity={}, state=_Done)
         assert journal is not None
         done: _Done | None = journal.state
+        there = done.written if done else None
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
+        resumed_characters = counts.before.characters
         chunks = SourceChunks(source, context, done.reached if done else None)
         with (
-            CorpusWriter(partial, num_perm=signatures.get("num_perm"), there=done.written if done else None) as writer,
+            CorpusWriter(partial, num_perm=signatures.get("num_perm"), there=there, files=journal.finished) as writer,
             closing(map_in_processes(work, chunks, processes=processes, doing=f"preparing {name}")) as results,
         ):
             for chunk in results:
@@ -156,7 +170,9 @@ def _write(
                 reached = chunks.next_reached()
                 if finished_file:
                     written, sizes = writer.checkpoint()
-                    journal.record(asdict(_Done(written=written, counts=counts.state(), reached=reached)), files=sizes, sums=sizes.sums)
+                    now = _Done(written=written, counts=counts.state(), reached=reached)
+                    share, documents = reached.share, counts.before.documents
+                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
                 if progress is not None:
                     progress(CorpusProgress(counts.before.documents, counts.after.documents, counts.before.characters))
             dropped_by_source = counts.dropped_by_source + context.report.dropped
@@ -184,6 +200,7 @@ def _write(
                 "fingerprint": fingerprint,
             }
             write_meta(str(partial / META_NAME), meta)
+    return resumed_characters
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str]) -> str:

@@ -35,7 +35,7 @@ class SourceChunks:
             first = self._reached.items
         chunks = in_chunks(documents, lambda document: len(document.text))
         for chunk, position in self._feed.positioned(chunks, first=first):
-            self._under_way.append(Reached(items=position.items, mark=position.mark))
+            self._under_way.append(Reached(items=position.items, mark=position.mark, share=position.share))
             yield Chunk(position.items - len(chunk), chunk)
 
     def next_reached(self) -> Reached:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,21 +60,22 @@ def is_corpus_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Behind the last file of documents that is complete: how many `documents` and such files (`tables`) there are, and `files`."""
+    """Behind the last file of documents that is complete: how many `documents` and such files (`tables`) there are."""
 
     documents: int = 0
     tables: int = 0
-    files: Files = field(default_factory=dict)
 
 
 class CorpusWriter:
     """Documents, in files of about 128 MB of text, and their digests and signatures; a context manager that closes what it opened."""
 
-    def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None) -> None:
-        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: what lies in `root`, cut back to it."""
+    def __init__(self, root: Path, *, num_perm: int | None, there: Written | None = None, files: Files | None = None) -> None:
+        """`num_perm`: slots of a signature; None: no digests and no signatures. `there`: what lies in `root`, cut back to it, and the
+        `files` among it that are finished.
+        """
         self._root = root
         there = there or Written()
-        self.files, self.documents, self._tables = dict(there.files), there.documents, there.tables
+        self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
         self._table: TableFile | None = None
         self._text_bytes = 0  # in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
@@ -121,13 +122,12 @@ class CorpusWriter:
         return True
 
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put all on the disk, where a file of documents was just finished: what to go on with, and the bytes of each file."""
+        """Put all on the disk, where a file of documents was just finished: what to go on with, and the bytes of each unfinished file."""
         sizes = Sizes()
-        sizes |= {name: int(entry["bytes"]) for name, entry in self.files.items()}
         for part in (self._hashes, self._digests, self._slots):
             if part is not None:
                 part.checkpoint(sizes)
-        return Written(documents=self.documents, tables=self._tables, files=self.files), sizes
+        return Written(documents=self.documents, tables=self._tables), sizes
 
     def seal(self) -> None:
         self._flush()

@@ -52,7 +52,8 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
         "files": files_table(meta["files"]),
     }
     if outcome.state == "built":
-        metadata["characters_per_second"] = round(meta["characters"]["before"] / max(outcome.seconds, 1e-6))
+        characters = meta["characters"]["before"] - outcome.resumed_characters  # of this run, as its seconds are
+        metadata["characters_per_second"] = round(characters / max(outcome.seconds, 1e-6))
     return metadata | _first_document(outcome)
 
 

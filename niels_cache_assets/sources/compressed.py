@@ -142,6 +142,12 @@ def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None
     return cast(IO[bytes], io.BufferedReader(_Decompressed(source, _FORMATS[suffix], name, on_damage), _BLOCK))
 
 
+def bytes_read(stream: IO[bytes]) -> int:
+    """How far in the file itself a stream of `decompressed` was read."""
+    raw = getattr(stream, "raw", None)
+    return raw.source.tell() if isinstance(raw, _Decompressed) else stream.tell()
+
+
 @lru_cache(maxsize=1)
 def decompression_errors() -> tuple[type[Exception], ...]:
     """What the decompressors raise for damaged data, bzip2's plain OSError aside."""
@@ -156,7 +162,7 @@ class _Decompressed(io.RawIOBase):
     """All streams of a file, one after the other."""
 
     def __init__(self, source: IO[bytes], kind: _Format, name: str, on_damage: OnDamage | None) -> None:
-        self._source = source
+        self.source = source
         self._format = kind
         self._name = name
         self._on_damage = on_damage
@@ -206,7 +212,7 @@ class _Decompressed(io.RawIOBase):
     def _take(self) -> bytes:
         """Compressed bytes: those that an ended stream left, else the next of the file."""
         taken, self._compressed = self._compressed, b""
-        return taken or self._source.read(_COMPRESSED_BLOCK)
+        return taken or self.source.read(_COMPRESSED_BLOCK)
 
     def _next_stream(self) -> bool:
         """Pass over padding and start a stream; False at the end of the file."""
@@ -231,5 +237,5 @@ class _Decompressed(io.RawIOBase):
         return False
 
     def close(self) -> None:
-        self._source.close()
+        self.source.close()
         super().close()

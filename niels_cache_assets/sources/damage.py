@@ -8,6 +8,7 @@ from pydantic import Field
 
 from niels_cache_assets.sources.base import Source, StreamContext
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.places import FilePass
 
 
 class KeepsDamaged(Source):
@@ -22,13 +23,18 @@ class KeepsDamaged(Source):
             del settings["keep_damaged"]
         return settings
 
-    def on_damage(self, context: StreamContext) -> OnDamage | None:
-        """None (damage is an error), or what logs a damaged file and counts it among the dropped as `damaged_file`."""
+    def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
+        """None (damage is an error), or what logs a damaged file of this pass and counts it among the dropped as `damaged_file`.
+
+        Readers meet the damage while they give what comes before it, and a pass that begins there meets it again: it counts once.
+        """
         if not self.keep_damaged:
             return None
 
         def count(error: DamagedFile) -> None:
-            context.report.dropped["damaged_file"] += 1
-            context.log(f"{error}; kept what comes before")
+            if files.state.get("damaged") != files.number:
+                files.state["damaged"] = files.number
+                context.report.dropped["damaged_file"] += 1
+                context.log(f"{error}; kept what comes before")
 
         return count

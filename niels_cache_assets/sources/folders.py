@@ -79,7 +79,7 @@ def _notes(files: FilePass, context: StreamContext, *, limit: int, named: bool) 
         elif is_export:
             yield from _pages(file, text, position, context, limit=limit, named=named)
         else:
-            position.row = 1
+            position.row = position.rows = 1
             title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
             yield Document(text, file.name, file.name, 0, title)
 

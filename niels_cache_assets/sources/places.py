@@ -7,10 +7,13 @@ again without looking into them. Cost: two numbers a row. What a row is belongs 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from niels_cache_assets.documents import Place
+from niels_cache_assets.sources.compressed import bytes_read
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -22,15 +25,29 @@ Row = TypeVar("Row")
 
 
 class FilePosition:
-    """`row`: the next row of a file to be given. `offset`: a byte of its uncompressed content before which lie `offset_row` rows."""
+    """`row`: the next row of a file to be given. `offset`: a byte of its uncompressed content before which lie `offset_row` rows.
 
-    __slots__ = ("offset", "offset_row", "row")
+    `rows`: how many the file has, where its reader knows.
+    """
+
+    __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
 
     def __init__(self, row: int = 0, offset: int = 0, offset_row: int = 0) -> None:
         self.row, self.offset, self.offset_row = row, offset, offset_row
+        self.rows: int | None = None
+        self._stream: IO[bytes] | None = None
+
+    def share(self, size: int) -> float | None:
+        """How much of the file, of `size` bytes on the disk, was read: 0 to 1; None where that cannot be told."""
+        if self.rows is not None:
+            return self.row / self.rows if self.rows else 1.0
+        if not size or self._stream is None or self._stream.closed:
+            return None
+        return min(bytes_read(self._stream) / size, 1.0)
 
     def seek(self, stream: IO[bytes]) -> int:
         """Bring a newly opened stream near the row; returns the index of the row that comes next, which is at most `row`."""
+        self._stream = stream
         if self.offset and stream.seekable():
             stream.seek(self.offset)
         else:
@@ -75,6 +92,8 @@ class FilePass:
         self.number = 0
         self.position = FilePosition()
         self.state: dict[str, Any] = {}
+        self._sizes = [_size(file.url) for file in files]
+        self._ends = [*accumulate(self._sizes if any(self._sizes) else [1] * len(files), initial=0)]
         self._ahead = False
         if context.start is not None:
             self._start_at(context.start)
@@ -101,10 +120,21 @@ class FilePass:
         self._ahead = False
         yield from rest
 
+    def _share(self) -> float | None:
+        """By bytes; of remote files, whose sizes nobody has asked for, by their number."""
+        done: float = self._ends[self.number]
+        if self.number < len(self._sizes):
+            share = self.position.share(self._sizes[self.number])
+            if share is None and len(self._sizes) == 1:
+                return None
+            done += (self._ends[self.number + 1] - done) * (share or 0.0)
+        return done / self._ends[-1]
+
     def report_place(self) -> None:
         """Say where the next batch begins; call it immediately before a batch is yielded."""
         if self._ahead:
             return
+        self._report.share = self._share()
         at = self.position
         self._report.place = {
             "file": self._files[self.number].name if self.number < len(self._files) else None,
@@ -114,3 +144,10 @@ class FilePass:
             "offset_row": at.offset_row,
             "state": dict(self.state),
         }
+
+
+def _size(url: str) -> int:
+    try:
+        return 0 if "://" in url else os.path.getsize(url)
+    except OSError:  # whoever opens it says what is wrong
+        return 0

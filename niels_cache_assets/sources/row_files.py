@@ -72,7 +72,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             yield Document(text, rows.row_id(values.get(id_field), name, row), name, row, title)  # type: ignore[arg-type]
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        on_damage = self.on_damage(context)
+        on_damage = self.on_damage(context, files)
         for file in files.files():
             for row, values in rows.json_rows(file, files.position, limit=self.max_document_bytes, on_damage=on_damage):
                 yield file.name, row, values
@@ -110,6 +110,7 @@ class Parquet(RowFileSource):
         id_field = self.id_field or "id"
         name, limit = file.name, self.max_document_bytes
         with rows.open_parquet(file) as parquet:
+            position.rows = parquet.metadata.num_rows
             fields = {field.name: field.type for field in parquet.schema_arrow}
             if text_field not in fields:
                 context.report.dropped["missing_text_field"] += parquet.metadata.num_rows
@@ -143,7 +144,7 @@ class Text(KeepsDamaged, FileSource):
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        on_damage = self.on_damage(context)
+        on_damage = self.on_damage(context, files)
         for file in files.files():
             for row, text in self._pieces(file, files.position, on_damage):
                 if not text.strip():
@@ -157,7 +158,7 @@ class Text(KeepsDamaged, FileSource):
         """(row, text) from `position` on; of unlimited files in constant memory."""
         if self.sample_by == "document":
             if not position.row:
-                position.row = 1
+                position.row = position.rows = 1
                 yield 0, read_text(file, on_damage, limit=self.max_document_bytes)
             return
         pieces = _lines if self.sample_by == "line" else _paragraphs

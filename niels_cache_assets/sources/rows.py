@@ -176,7 +176,7 @@ def parquet_rows(
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
-        names = parquet.schema_arrow.names
+        names, position.rows = parquet.schema_arrow.names, parquet.metadata.num_rows
         wanted = None if columns is None else [name for name in columns if name in names]
         for first, batch in parquet_batches(parquet, batch_rows=PARQUET_ROWS, start=position.row, columns=wanted):
             if batch.nbytes > limit:  # one of them may be longer by itself

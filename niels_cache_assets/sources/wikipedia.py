@@ -21,7 +21,7 @@ from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.mediawiki import read_pages
-from niels_cache_assets.sources.places import FilePass, FilePosition, RowsPass
+from niels_cache_assets.sources.places import FilePass, RowsPass
 from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
 from niels_cache_runtime.formats import Split
 
@@ -87,12 +87,13 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         for file in files.files():
             read = self._dump if _DUMP.search(file.name) else self._rows
             split = splits[files.number]
-            for document in read(file, files.position, context):
+            for document in read(file, files, context):
                 yield document._replace(split=split)
 
-    def _dump(self, file: SourceFile, position: FilePosition, context: StreamContext) -> Iterator[Document]:
+    def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
         dropped = context.report.dropped
-        for page in read_pages(file, position, limit=self.max_document_bytes, on_damage=self.on_damage(context)):
+        limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
+        for page in read_pages(file, files.position, limit=limit, on_damage=on_damage):
             if page.namespace != 0:
                 dropped["other_namespace"] += 1
             elif page.redirect and "clean" not in self.prepare:
@@ -105,11 +106,11 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
 
-    def _rows(self, file: SourceFile, position: FilePosition, context: StreamContext) -> Iterator[Document]:
+    def _rows(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
         dropped = context.report.dropped
         columns = ("text", "id", "title")
-        limit, on_damage = self.max_document_bytes, self.on_damage(context)
-        for row, values in file_rows(file, position, limit=limit, on_damage=on_damage, columns=columns):
+        limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
+        for row, values in file_rows(file, files.position, limit=limit, on_damage=on_damage, columns=columns):
             text = values.get("text")
             if problem := text_problem(text):
                 dropped[problem if "text" in values else "missing_text_field"] += 1

@@ -62,6 +62,7 @@ class Work(NamedTuple):
     writer: Writer | None
     is_resumable: bool
     share: float | None  # 0 to 1; None where it is not known
+    documents: int | None  # or conversations; None where it is not known
 
 
 def work_on(target: str | Path) -> Work:
@@ -71,7 +72,8 @@ def work_on(target: str | Path) -> Work:
         recorded = read_journal(partial_directory(target))
     except OSError:
         recorded = None  # of somebody else's
-    return Work(writer_of(target), recorded is not None, recorded.share if recorded else None)
+    share, documents = (recorded.share, recorded.documents) if recorded else (None, None)
+    return Work(writer_of(target), recorded is not None, share, documents)
 
 
 @contextmanager
@@ -136,6 +138,12 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         raise NielsCacheError(
             f"{error.filename or target}: {error.strerror or error}; what a killed build left cannot be removed"
         ) from error
+
+
+def sweep_beside_hit(target: str | Path) -> None:
+    """Remove what killed builds left beside a cache that is what is wanted: what is unfinished was of other settings, data or --force."""
+    with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
+        sweep_leftovers(target, resumable=False)
 
 
 def _real(target: str | Path) -> Path:

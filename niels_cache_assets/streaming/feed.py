@@ -39,6 +39,7 @@ class Position(NamedTuple):
     mark: Mark | None
     dropped: Counter[str]
     facts: dict[str, Any]
+    share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class Feed(Generic[Item]):
         self.report = context.report
         self.expected = expected
         self.mark: Mark | None = None
+        self._share_read: float | None = None  # of the source, by the batches that are behind
 
     @classmethod
     def of(cls, items: Iterable[Item], report: SourceReport) -> Feed[Item]:
@@ -85,7 +87,7 @@ class Feed(Generic[Item]):
     def open(self, mark: Mark | None = None) -> Iterable[Item]:
         """The items from a mark of an earlier stream on, or all of them."""
         context = replace(self._context, start=mark.place if mark else None)
-        self.report.place, self.mark = None, mark
+        self.report.place, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
             counter.clear()
             counter.update(counted or {})
@@ -93,6 +95,7 @@ class Feed(Generic[Item]):
         for batch in self._batches(context):
             yield from map(splitter.split, batch) if splitter else batch  # type: ignore[arg-type]
             items += len(batch)
+            self._share_read = self.report.share
             if self.report.place is not None:
                 self.mark = Mark(
                     items=items,
@@ -114,7 +117,7 @@ class Feed(Generic[Item]):
         items = first
         for chunk in chunks:
             items += len(chunk)
-            yield chunk, Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts))
+            yield chunk, Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
 
     def _splitter(self, position: int) -> FractionSplitter | None:
         if self._share is None:

@@ -30,26 +30,39 @@ JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
-_FORMAT = 2
+_FORMAT = 3
+_NONE = "what an unfinished build left has no journal that can be read"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may claim any size
 
 
 class Recorded(NamedTuple):
-    """One record: `files` are the bytes of each file on the disk by relative path, `share` (0 to 1, or None) is how far the build was.
+    """One record: the files on the disk by relative path, and how far the build was.
 
-    `sums`: of some of them, from which byte on, and the sha256 of the bytes from there.
+    `finished`: {bytes, sha256} of those that nothing is added to, as meta.json will have them. `files`: the bytes of all others; `sums`: of
+    some of these, from which byte on, and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: how many were taken in (or
+    conversations); None where it is not known.
     """
 
     fingerprint: str
     state: dict[str, Any]
+    finished: dict[str, dict[str, Any]]
     files: dict[str, int]
     sums: dict[str, tuple[int, str]]
     share: float | None
+    documents: int | None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every file."""
+        return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
 
 
 class Journal:
-    """What an unfinished build in a directory has done so far. `state` and `share` are what was recorded last, None at the beginning."""
+    """What an unfinished build in a directory has done so far.
+
+    `state` and `share` are what was recorded last, None at the beginning; `finished` are the files that were finished then.
+    """
 
     BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
     SECONDS = 60.0
@@ -59,7 +72,8 @@ class Journal:
         self._directory, self._fingerprint = directory, fingerprint
         self.state = state
         self.share = latest.share if latest else None
-        self._named = set(latest.files) if latest else set()
+        self.finished = latest.finished if latest else {}
+        self._named = set(latest.sizes) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
         self._bytes = 0 if latest is None else None  # written at the last record; a build that goes on says with its first question
@@ -83,12 +97,12 @@ class Journal:
         `parse` makes `state` of the values that were recorded, or raises ValueError. Files are cut back to what was recorded of them, and
         those that the record does not name are removed, so that the directory is as it was then. Directories stay.
         """
-        recorded = read_journal(directory)
+        recorded = _read(directory)
         reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint)
-        if reason is None and recorded is not None:
+        if reason is None and isinstance(recorded, Recorded):
             try:
                 state = parse(recorded.state)
-                _restore(directory, recorded.files)
+                _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state)
             except ValueError:
                 reason = "the journal of the unfinished build is not of this kind of build"
@@ -114,18 +128,20 @@ class Journal:
         state: dict[str, Any],
         *,
         files: Mapping[str, int],
+        finished: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         sums: Mapping[str, tuple[int, str]] = MappingProxyType({}),
         bytes_written: int = 0,
-        finished: int = 0,
         share: float | None = None,
+        documents: int | None = None,
     ) -> None:
         """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
 
-        `files` names every file that is to be there after the next `open`; a file may be longer than what is promised. `sums` (see
-        Recorded) are compared then: bytes that changed meanwhile would otherwise become part of what is hashed as good. `state` holds
-        JSON values; `bytes_written` and `finished` are what `due` was last asked with.
+        `finished` (see Recorded) and `files` name every file that is to be there after the next `open`; a file may be longer than what is
+        promised. `sums` are compared then: bytes that changed meanwhile would otherwise become part of what is hashed as good. `state`
+        holds JSON values; `bytes_written` and the number of finished files are what `due` was last asked with.
         """
-        for folder in {(self._directory / name).parent for name in files.keys() - self._named}:
+        named = files.keys() | finished.keys()
+        for folder in {(self._directory / name).parent for name in named - self._named}:
             sync_directory(folder)
         path = self._directory / JOURNAL_NAME
         temporary = path.with_name(f"{JOURNAL_NAME}.new")
@@ -133,9 +149,11 @@ class Journal:
             "format": _FORMAT,
             "fingerprint": self._fingerprint,
             "state": state,
+            "finished": dict(finished),
             "files": dict(files),
             "sums": dict(sums),
             "share": share,
+            "documents": documents,
         }
         with open(temporary, "wb") as file:
             file.write(_encode(content))
@@ -143,17 +161,23 @@ class Journal:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_directory(self._directory)
-        self._named, self._bytes, self._finished, self._time = set(files), bytes_written, finished, time.monotonic()
+        self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # what the caller did between, to put its files on the disk, included
         self.recorded = True
 
 
 def read_journal(directory: Path) -> Recorded | None:
-    """What was recorded last in a directory; None where nothing was, or where it is damaged. Raises OSError for one not readable."""
+    """What was recorded last in a directory; None for nothing, or what cannot be gone on from. Raises OSError for one not readable."""
+    recorded = _read(directory)
+    return recorded if isinstance(recorded, Recorded) else None
+
+
+def _read(directory: Path) -> Recorded | str:
+    """As read_journal; why there is nothing to go on from, where there is not."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
-        return None
+        return _NONE
     return _decode(content)
 
 
@@ -171,21 +195,25 @@ def _encode(content: dict[str, Any]) -> bytes:
     return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
-def _decode(content: bytes) -> Recorded | None:
-    """The record in a journal's bytes: a line of sha256 and a line of JSON. None for anything that we have not written so."""
+def _decode(content: bytes) -> Recorded | str:
+    """The record in a journal's bytes: a line of sha256 and a line of JSON. Anything that we have not written so is refused."""
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:
-        return None
+        return _NONE
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        return None
+        return _NONE
+    if not isinstance(value, dict):
+        return _NONE
+    if value.get("format") != _FORMAT:
+        return "the journal of the unfinished build is in the form of another version of niels-cache"
     fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
     recorded = Recorded(**fields)
-    sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict) and isinstance(recorded.files, dict)
-    sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.files.items())
+    sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict)
+    sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
+    sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
+    sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
     sound = (
         sound
         and isinstance(recorded.sums, dict)
@@ -193,7 +221,12 @@ def _decode(content: bytes) -> Recorded | None:
         and recorded.sums.keys() <= recorded.files.keys()
     )
     sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
-    return recorded if sound else None
+    sound = sound and (recorded.documents is None or is_count(recorded.documents))
+    return recorded if sound else _NONE
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
 
 
 def _is_sum(value: Any) -> bool:
@@ -209,17 +242,18 @@ def _sha256(path: Path, first: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def _unusable(directory: Path, recorded: Recorded | None, fingerprint: str) -> str | None:
+def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str) -> str | None:
     """Why a record cannot be gone on from."""
-    if recorded is None:
-        return "what an unfinished build left has no journal that can be read"
+    if isinstance(recorded, str):
+        return recorded
     if recorded.fingerprint != fingerprint:
         return "the unfinished build was of other settings, other data or another version"
-    for name, size in recorded.files.items():
+    sizes = recorded.sizes
+    for name, size in sizes.items():
         path = directory / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
             return f"{name} of the unfinished build is missing or shorter than its journal says"
-    if leaves := link_problem(directory, recorded.files):
+    if leaves := link_problem(directory, sizes):
         return f"{leaves[0]} of the unfinished build {leaves[1]}"
     for name, (first, sha256) in recorded.sums.items():
         if _sha256(directory / name, first, recorded.files[name]) != sha256:

@@ -28,9 +28,8 @@ class SplitState:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterState:
-    """What a PretrainWriter had written at a checkpoint; `files` are the finished ones."""
+    """What a PretrainWriter had written at a checkpoint, next to the files that were finished."""
 
-    files: Files
     splits: dict[Split, SplitState]
 
 
@@ -92,11 +91,11 @@ class _SplitWriter:
 class PretrainWriter:
     """Writes what a splitter hands out into `root`; use as a context manager so that files are closed on any way out.
 
-    `state`: of the checkpoint to which the journal has cut the files back, to go on from there.
+    `state`: of the checkpoint to which the journal has cut the files back, to go on from there; `files`: those that were finished then.
     """
 
-    def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None) -> None:
-        self.files: Files = dict(state.files) if state else {}
+    def __init__(self, root: Path, *, shard_bytes: int, state: WriterState | None = None, files: Files | None = None) -> None:
+        self.files: Files = dict(files or {})
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
                 root, split, shard_bytes=shard_bytes, files=self.files, state=state.splits[split] if state else SplitState()
@@ -121,11 +120,10 @@ class PretrainWriter:
             self._splits[split].write(part)
 
     def checkpoint(self) -> tuple[WriterState, Sizes]:
-        """Put what was written on the disk: the state to go on from, and the bytes of each file that belong to it."""
+        """Put what was written on the disk: the state to go on from, and the bytes of each unfinished file that belong to it."""
         sizes = Sizes()
-        sizes |= {name: entry["bytes"] for name, entry in self.files.items()}
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
-        return WriterState(files=dict(self.files), splits=splits), sizes
+        return WriterState(splits=splits), sizes
 
     def seal(self) -> None:
         """Finish every file and put it on the disk. What a checkpoint needs stays."""

@@ -139,7 +139,8 @@ def test_a_spoiled_journal_starts_afresh_or_is_gone_on_from_with_the_files_it_pr
     for name in ("tokens.bin", "train/shard_00000.bin"):
         (build / name).parent.mkdir(exist_ok=True)
         (build / name).write_bytes(b"x" * 100)
-    journal.record({"documents": 7}, files={"tokens.bin": 60, "train/shard_00000.bin": 100}, share=0.5)
+    shard = {"bytes": 100, "sha256": "0"}
+    journal.record({"documents": 7}, files={"tokens.bin": 60}, finished={"train/shard_00000.bin": shard}, share=0.5, documents=7)
     whole = (build / JOURNAL_NAME).read_bytes()
     record = json.loads(whole.split(b"\n")[1])
 
@@ -166,7 +167,8 @@ def test_a_spoiled_journal_starts_afresh_or_is_gone_on_from_with_the_files_it_pr
         accepted += 1
         promised = json.loads(content.split(b"\n")[1])
         assert opened.state == promised["state"]
-        assert sizes == {**promised["files"], JOURNAL_NAME: len(content)}
+        finished = {name: entry["bytes"] for name, entry in promised["finished"].items()}
+        assert sizes == {**promised["files"], **finished, JOURNAL_NAME: len(content)}
 
     fuzz(cases, spoiled, check)
     assert accepted
