@@ -1,8 +1,8 @@
 """Re-hash a cache and check its invariants: `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
 
-Prints one line per finding and exits 1, or one summary line and exits 0; exits 2 for a wrong path or name. Reads every file once, several
-at a time, or with --quick none: names and sizes are what is compared then. A broken file of any kind is a finding, never an exception.
-Nothing is repaired or written, and no link is followed.
+Prints one line per finding and exits 1, or one summary line and exits 0, whatever notes are beside it; exits 2 for a wrong path or name.
+Reads every file once, several at a time, or with --quick none: names and sizes are what is compared then. A broken file of any kind is a
+finding, never an exception. Nothing is repaired or written, and no link is followed but one that stands for a whole data set.
 
 Whoever changes files and computes every hash again, that of meta.json included, is not found here: that takes a record elsewhere
 (`niels-cache verify --against-dagster`).
@@ -19,8 +19,9 @@ from niels_cache_runtime.opening import TRIES
 from niels_cache_runtime.progress_bar import ProgressBar
 from niels_cache_runtime.reading import Look, hash_files
 from niels_cache_runtime.verified_folder import Finding, Kind, VerifiedFolder
+from niels_cache_runtime.verified_root import find_folders, notes, stray_findings
 
-__all__ = ["Finding", "Kind", "find_folders", "main", "verify_cache", "verify_dataset", "verify_folders"]
+__all__ = ["Finding", "Kind", "find_folders", "main", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
 OnProgress = Callable[[int, int], None]
 
@@ -51,46 +52,17 @@ def verify_cache(
     `duplicates`. Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name where there is nothing to verify.
     """
     folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
-    return verify_folders(root, folders, quick=quick, threads=threads, progress=progress)
+    return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
 
 
 def verify_folders(
-    root: str | Path, folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None
+    root: str | Path, folders: Sequence[VerifiedFolder], *, beside: bool, quick: bool, threads: int | None, progress: OnProgress | None
 ) -> list[Finding]:
-    """`verify_cache` of folders that were found below `root`."""
+    """`verify_cache` of folders that were found below `root`, and, with `beside`, of what lies there and is none."""
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
     if not (Path(root) / META_NAME).exists():  # else it is one data set
-        findings += _place_findings(Path(root), folders)
+        findings += [*_place_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
     return findings
-
-
-def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
-    """The folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are not among them."""
-    root = Path(root)
-    if not root.is_dir():
-        raise NielsCacheError(f"{root}: no such folder; give a cache root such as cache/")
-    if (root / META_NAME).exists():
-        if names:
-            raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
-        return [root]
-    found = [tokenizer_dir(root), *_folders_in(root, "pretrain"), *_folders_in(root, "sft")]
-    found += [*_folders_in(root, "corpus"), root / "duplicates", *_folders_in(root, "index")]
-    found = [folder for folder in found if folder.is_dir()]
-    if not found:
-        raise NielsCacheError(f"{root}: holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/); build one first, or check the path")
-    for name in names or ():
-        if not any(_is_called(name, folder) for folder in found):
-            known = ", ".join(folder.relative_to(root).as_posix() for folder in found)
-            raise NielsCacheError(f"{root}: holds no {name}; it has {known}")
-    return [folder for folder in found if not names or any(_is_called(name, folder) for name in names)]
-
-
-def _folders_in(root: Path, kind: str) -> list[Path]:
-    return sorted(path for path in (root / kind).iterdir() if not path.name.startswith(".")) if (root / kind).is_dir() else []
-
-
-def _is_called(name: str, folder: Path) -> bool:
-    return name in (folder.name, f"{folder.parent.name}/{folder.name}")
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
@@ -154,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bar = ProgressBar()
     try:
         folders = [VerifiedFolder(path) for path in find_folders(settings.root, names=settings.names)]
-        findings = verify_folders(settings.root, folders, quick=settings.quick, threads=settings.threads, progress=bar)
+        beside = not settings.names
+        findings = verify_folders(settings.root, folders, beside=beside, quick=settings.quick, threads=settings.threads, progress=bar)
     except NielsCacheError as error:
         print(error, file=sys.stderr)
         return 2
@@ -163,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         bar.clear()
-    for finding in findings:
-        print(finding)
+    for line in [*findings, *(f"note: {note}" for note in (notes(settings.root) if beside else ()))]:
+        print(line)
     if not findings:
         sizes = [size for folder in folders for size in folder.found.values()]
         done = "names and sizes agree" if settings.quick else "no findings"

@@ -431,6 +431,40 @@ def test_links_are_findings_and_nothing_is_read_through_them(tmp_path: Path) -> 
     assert verify_cache(root, names=["linked"]) == []  # where a data set lies is its owner's choice
 
 
+def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_nothing_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_cache(tmp_path / "cache")
+    elsewhere = tmp_path / "elsewhere"
+    write_pretrain(elsewhere / "large", tokenizer_sha256=None)
+    (elsewhere / "secret").mkdir()
+    (elsewhere / "secret" / "key").touch()
+    (root / "pretrain" / "linked").symlink_to(elsewhere / "large")
+    (root / "pretrain" / ".notes.lock").touch()
+    (root / "pretrain" / ".notes.partial").mkdir()
+    (root / "README.md").touch()
+    (root / "reports").mkdir()
+    assert main([str(root)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
+        f"note: {root}/pretrain/linked: is a link; what is verified is {elsewhere}/large",
+        f"note: {root}: no part of the cache, and not looked at: README.md",
+    ]
+
+    (root / "pretrain" / "shard_00000.bin").write_bytes(b"ab")
+    (root / "sft" / "old").mkdir()
+    (root / "corpus").mkdir()
+    (root / "corpus" / "out").symlink_to(elsewhere / "secret")
+    (root / "index").write_text("no folder")
+    (root / "duplicates").symlink_to(tmp_path / "nowhere")
+    found = {Path(finding.folder, finding.path).relative_to(root).as_posix(): finding.problem for finding in verify_cache(root)}
+    link, no_folder = "is a link to no data set, which is not followed", "is no folder, and only those of data sets belong here"
+    expected = {"pretrain/shard_00000.bin": no_folder, "corpus/out": link, "index": no_folder, "duplicates": link}
+    assert {path: problem.partition(";")[0] for path, problem in found.items() if path in expected} == expected
+    assert found.keys() - expected.keys() == {"sft/old/meta.json"}, "nothing is read through a link"
+    assert main([str(root)]) == 1
+    assert verify_cache(root, names=["notes"]) == [], "of the data set that was asked for there is nothing to say"
+
+
 def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> None:
     folder = write_pretrain(tmp_path / "data")
     secret = tmp_path / "secret.bin"
@@ -569,3 +603,30 @@ def test_special_ids_are_found_wherever_they_lie_in_the_vocabulary() -> None:
         assert (tokens[places] == found).all()
         assert ids.too_large(found) == tokens.max()
         assert ids.too_large(found[found < 500]) == -1
+
+
+def test_an_edited_meta_hides_no_damage_that_its_content_sha256_shows(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    meta = folder / "meta.json"
+    meta.write_text(meta.read_text().replace('"train_tokens": 20', '"train_tokens": 21'))
+    assert [path for path, _ in problems(folder)] == ["meta.json"]
+    damage_byte(folder / "train" / "shard_00000.bin")
+    (folder / "train" / "shard_00001.bin").unlink()
+    (folder / "extra.txt").touch()
+    found = problems(folder)
+    assert found[1:] == [
+        ("train/shard_00001.bin", "missing, though meta.json lists it"),
+        ("extra.txt", "not listed in meta.json"),
+        ("train/shard_00000.bin", "its sha256 is not the one in meta.json"),
+    ]
+    assert found[0][1].endswith("(of its files only those that content_sha256 vouches for could be compared)")
+
+
+def test_a_file_is_not_blamed_for_a_damaged_entry_of_meta(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "data")
+    meta = folder / "meta.json"
+    sha256 = read_meta(str(meta))["files"]["train/shard_00000.bin"]["sha256"]
+    meta.write_text(meta.read_text().replace(sha256, sha256[:-1] + ("0" if sha256[-1] != "0" else "1")))
+    [(path, problem)] = problems(folder)
+    assert path == "meta.json"
+    assert problem.endswith("(none of its files could be compared)")

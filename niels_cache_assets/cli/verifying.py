@@ -12,7 +12,7 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.verified_folder import VerifiedFolder
-from niels_cache_runtime.verify import find_folders, verify_folders
+from niels_cache_runtime.verify import find_folders, notes, verify_folders
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,17 +25,21 @@ def run(arguments: argparse.Namespace) -> int:
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_folders(root, verified, quick=arguments.quick, threads=arguments.threads, progress=progress)
+        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=arguments.threads, progress=progress)
     if arguments.against_dagster:
         from niels_cache_assets.defs.recorded import recorded_findings
 
         findings += recorded_findings(root, folders)
+    said = [] if names else notes(root)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     if arguments.json:
-        print_json({"root": root, "folders": names_found, "quick": arguments.quick, "findings": [asdict(finding) for finding in findings]})
+        found = [asdict(finding) for finding in findings]
+        print_json({"root": root, "folders": names_found, "quick": arguments.quick, "findings": found, "notes": said})
         return FAILED if findings else DONE
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
+    for note in said:
+        output().print(f"note: {note}", style="dim", soft_wrap=True)
     if findings:
         return FAILED
     how = "compared by name and size" if arguments.quick else "verified"
