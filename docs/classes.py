@@ -37,7 +37,8 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "niels_cache_runtime.trace", ("BatchTrace", "TokenOrigin")),
     ("Attention and targets", "niels_cache_runtime", ("document_mask", "flex_block_mask", "assistant_target_mask")),
     ("A cache by name", "niels_cache_runtime", ("open_cache",)),
-    ("", "niels_cache_runtime.catalog", ("Cache", "CacheFamily", "CacheDataset", "CacheSplit", "TokenStream", "MissingDatasetError")),
+    ("", "niels_cache_runtime.catalog", ("Cache", "CacheFamily", "CacheDataset", "MissingDatasetError")),
+    ("", "niels_cache_runtime.catalog_split", ("CacheSplit", "TokenStream")),
     ("Files", "niels_cache_runtime", ("read_meta", "write_meta", "sha256_file", "NielsCacheError")),
     ("", "niels_cache_runtime.verify", ("verify_cache", "verify_dataset", "Finding")),
     (

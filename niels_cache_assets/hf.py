@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from niels_cache_assets.registry import cache_root, load_registry, refuse_choice
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.batches import check_positive
-from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
+from niels_cache_runtime.catalog import Cache, CacheDataset
+from niels_cache_runtime.catalog_split import CacheSplit, TokenStream
 from niels_cache_runtime.formats import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
 from niels_cache_runtime.meta import sha256_text
 from niels_cache_runtime.opening import check_same_build
