@@ -9,7 +9,9 @@ import pytest
 
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.excerpt import fenced
+from niels_cache_assets.defs.metadata import _state
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_runtime.formats import META_NAME, dataset_dir
@@ -234,3 +236,9 @@ def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always() -> Non
         "eta_seconds": 40,
     }
     assert context.lines[0] == "notes: 10,000 tokens, 1,000 tokens/s, 60%, 40 s left"
+
+
+def test_the_speed_of_a_build_that_was_resumed_is_of_its_last_run(tmp_path: Path) -> None:
+    meta = {"train_tokens": 900, "val_tokens": 100}
+    outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=2.0, resumed_tokens=800)
+    assert _state(outcome)["tokens_per_second"] == 100

@@ -134,7 +134,8 @@ def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:
 def _state(outcome: BuildOutcome) -> Metadata:
     metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
     if outcome.state == "built":  # what a hit took says nothing of the build
-        metadata["tokens_per_second"] = round(_tokens(outcome.meta, SPLITS) / max(outcome.seconds, 1e-6))
+        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed_tokens  # of this run, as its seconds are
+        metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
     if outcome.state == "disabled":
         metadata["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
     return metadata | ({"warning": outcome.warning} if outcome.warning else {})
