@@ -6,7 +6,6 @@ import json
 import os
 import re
 import runpy
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from rich.console import Console
 
 from niels_cache_assets.cli import cleaning, main
 from niels_cache_assets.cli.pairs import excerpt, mark_differences, print_pair
-from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.rejections import spread
 from niels_cache_assets.cli.seeds import seeded_choice
 from niels_cache_assets.corpus.duplicates import find_duplicates
@@ -515,26 +513,3 @@ def test_the_page_about_cleaning_is_up_to_date() -> None:
     page = runpy.run_path(str(REPOSITORY / "docs" / "cleaning.py"))["page"]
     text = (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8")
     assert page(text) == text, "run python docs/cleaning.py"
-
-
-def test_the_commands_and_links_of_the_page_are_real() -> None:
-    text = (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^niels-cache (.+)$|`niels-cache ([^`]+)`", text, flags=re.MULTILINE)
-    assert len(commands) >= 10
-    for line, inline in commands:
-        parsed = parse_arguments(shlex.split((line or inline).partition("  #")[0]))
-        assert parsed is not None
-    links = re.findall(r"\]\((?!http)([^)#]+)", text)
-    assert links
-    assert [link for link in links if not (REPOSITORY / "docs" / link).exists()] == []
-    anchors = re.findall(r"\]\(#([^)]+)\)", text)
-    headings = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
-    assert anchors
-    assert set(anchors) <= headings
-
-
-def test_the_configuration_of_the_page_is_valid(own_folder: Path) -> None:
-    (table,) = re.findall(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "cleaning.md").read_text(encoding="utf-8"), re.DOTALL)
-    (own_folder / "niels_cache.toml").write_text(table, encoding="utf-8")
-    registry = load_registry(config="niels_cache.toml", profile="default")
-    assert registry.prepared("dedup") == ["wikipedia"]

@@ -1,0 +1,210 @@
+"""A reader of the documentation who does what it says: runs its commands and its Python, and configures what it configures.
+
+Blocks without a language, or of `sh`, are commands, one a line; `python` is executed, in one scope for a page; `toml` is a
+niels_cache.toml; `text` and what is in `SHOWN` is there to be looked at. Commands of ours and Python scripts run in this process, as a
+terminal would run them; others are on a page's list of what is not run, with the reason, and are held to their parser where there is one.
+"""
+
+import importlib
+import os
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.parser import build_parsers, parse_arguments
+from niels_cache_assets.registry import load_registry
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+COMMANDS = ("", "sh", "bash")
+SHOWN = {"text": "output, formats and diagrams", "nginx": "another program's configuration"}
+
+_FENCE = re.compile(r"^( *)```([\w-]*)[^\n`]*\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+_VARIABLE = re.compile(r"(\w+)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """The fenced blocks of a page, without their indentation."""
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        indent, language, body = match[1], match[2], match[3]
+        line = text.count("\n", 0, match.start()) + 2
+        found.append(Block(page=page_name(path), line=line, language=language, text=re.sub(f"^{indent}", "", body, flags=re.MULTILINE)))
+    if text.count("```") != 2 * len(found):
+        raise ValueError(f"{page_name(path)}: a fence that is not closed, or one inside a line")
+    return found
+
+
+def commands_of(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Offset of the line and words of each command; comments are left out, `&&` and `\\` at a line's end are understood."""
+    number, lines = 0, text.split("\n")
+    while number < len(lines):
+        first, line = number, lines[number]
+        while line.endswith("\\"):
+            number += 1
+            line = f"{line[:-1]} {lines[number].strip()}"
+        number += 1
+        words: list[str] = []
+        for word in shlex.split(line, comments=True):
+            if word == "&&":
+                yield first, words
+                words = []
+            else:
+                words.append(word)
+        if words:
+            yield first, words
+
+
+def inline_commands(path: Path) -> list[str]:
+    """Commands of ours in running text."""
+    prose = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    return re.findall(r"`(?:\.venv/bin/)?niels-cache ([^`]+)`", prose)
+
+
+def parses(words: list[str]) -> None:
+    """Raise what the command line would say of wrong use; the name of a command alone may stand for it."""
+    if "--help" in words:  # ends the process
+        words = [word for word in words if word != "--help"]
+    if len(words) == 1:
+        assert words[0] in build_parsers()[1], words[0]
+        return
+    assert parse_arguments(words) is not None
+
+
+def makes(words: list[str]) -> None:
+    """Raise for a target that the Makefile has not."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8").replace("$(STAMP)", ".venv/.installed")
+    targets = [word for word in words if "=" not in word]
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def materializes(words: list[str]) -> None:
+    """Raise for options that Dagster's command does not take."""
+    from dagster._cli.asset import asset_materialize_command
+
+    assert words[:2] == ["asset", "materialize"], words
+    asset_materialize_command.make_context("materialize", words[2:])
+
+
+PARSERS: dict[str, Callable[[list[str]], None]] = {"niels-cache": parses, "make": makes, "dagster": materializes}
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """Works in `folder`, with `names` (NAME: wikipedia) for the words of a page that stand for something.
+
+    setenv(name, value): for what a page exports. not_run: beginnings of commands and snippets to their reasons; `used`: those that were
+    met. may_find: commands that may find something (exit code 1): the stand-ins are not what is configured.
+    """
+
+    folder: Path
+    setenv: Callable[[str, str], None]
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    may_find: frozenset[str] = frozenset({"status"})
+    used: set[str] = field(default_factory=set)
+    scope: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, block: Block) -> None:
+        """Do it. Whatever fails is raised with where it stands."""
+        try:
+            if block.language in COMMANDS:
+                for _, words in commands_of(block.text):
+                    self.command([self.names.get(word, word) for word in words])
+            elif block.language == "python":
+                self.python(block)
+            elif block.language == "toml":
+                self.configure(block)
+            elif block.language not in SHOWN:
+                raise ValueError(f"```{block.language}: a language that nobody runs; see {Path(__file__).name}")
+        except Exception as error:
+            error.add_note(f"at {block.where}")
+            raise
+
+    def python(self, block: Block) -> None:
+        reason = self._reason(block.text)
+        code = compile("\n" * (block.line - 1) + block.text, str(REPOSITORY / block.page), "exec")
+        if reason is None:
+            exec(code, self.scope)
+
+    def configure(self, block: Block) -> None:
+        config = self.folder / ".of_the_page.toml"  # paths are relative to it
+        config.write_text(block.text, encoding="utf-8")
+        load_registry(profile="default", config=str(config))
+        config.unlink()
+
+    def command(self, words: list[str]) -> None:
+        words = words[1:] if words[0] == "export" else words
+        while words and (given := _VARIABLE.fullmatch(words[0])):
+            self.setenv(given[1], os.path.expandvars(given[2].replace("$PWD", str(self.folder))))
+            words = words[1:]
+        if not words:
+            return
+        program, rest = Path(words[0]).name or words[0], words[1:]
+        if self._reason(" ".join([program, *rest])) is not None:
+            if program in PARSERS:
+                PARSERS[program](rest)
+        elif program == "make":
+            raise ValueError("a target of make that is neither run nor on the list")
+        elif program == "niels-cache":
+            code = main([name for word in rest for name in self._expanded(word)])
+            assert code == 0 or (code == 1 and rest[0] in self.may_find), f"niels-cache {' '.join(rest)}: exit code {code}"
+        elif program.startswith("python"):
+            self._script(rest)
+        elif program == "cd":
+            self.folder = Path(os.path.normpath(self.folder / rest[0]))  # as a shell does: a link's parent is where the link lies
+            os.chdir(self.folder)
+        elif program == "mkdir":
+            Path(os.path.normpath(self.folder / rest[0])).mkdir()
+        else:
+            raise ValueError(f"{' '.join(words)}: a command that nobody runs; see {Path(__file__).name}")
+
+    def _script(self, words: list[str]) -> None:
+        before = sys.argv
+        sys.argv = words[1:] if words[0] == "-m" else words
+        try:
+            if words[0] == "-m":
+                code = importlib.import_module(words[1]).main(words[2:])
+            else:
+                code = runpy.run_path(words[0])["main"](words[1:])
+        finally:
+            sys.argv = before
+        assert not code, f"python {' '.join(words)}: {code}"
+
+    def _expanded(self, word: str) -> list[str]:
+        """Files of a pattern, as a shell has it."""
+        if not re.search(r"[*?]", word) or "=" in word:
+            return [word]
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(word)) or [word]
+
+    def _reason(self, given: str) -> str | None:
+        for beginning, reason in self.not_run.items():
+            if given.startswith(beginning):
+                self.used.add(beginning)
+                return reason
+        return None

@@ -1,0 +1,281 @@
+"""Every command and snippet of README and docs runs as it stands, page by page, or is on the list with the reason why it does not.
+
+One project is built for all pages, small stand-ins for the quickstart and the data sets that pages speak of, and each page works in a copy
+of it. The tutorial starts from nothing, in an empty folder beside a clone.
+"""
+
+import bz2
+import gzip
+import json
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.blends.prebuild import plan_of, read_blend_file
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, cache_root, load_registry
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.formats import FAMILIES, META_NAME
+from niels_cache_runtime.megatron import IndexedWriter
+from tests.corpora import articles, nearly, write_jsonl
+from tests.docs_reader import PAGES, PARSERS, REPOSITORY, SHOWN, Block, Reader, blocks_of, inline_commands, page_name, parses
+from tests.test_examples_runtime import quickstart  # noqa: F401  the fixture
+from tests.tiny import sentences
+
+README = "README.md"
+
+# By page: how a command (or a snippet) begins, and why it is not run. Commands of ours, of make and of Dagster are still parsed.
+NOT_RUN: dict[str, dict[str, str]] = {
+    README: {
+        "make cache": "installs; CI runs it, and tests/test_cli.py what it calls",
+        "make test": "this is it",
+        "make ui": "a server; tests/ui",
+    },
+    "docs/cleaning.md": {
+        "dagster asset materialize": "tests/test_dagster_corpus.py runs these assets",
+        "niels-cache build-all": "everything there is; tests/test_dagster_corpus.py",
+    },
+    "docs/determinism.md": {
+        "niels-cache build-all": "twice a whole build; tests/test_cache_determinism.py compares more",
+        "diff": "not a command of ours",
+    },
+    "docs/howto.md": {
+        "dagster asset materialize": "tests/test_workflow.py and tests/test_dagster_cli.py",
+        "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",
+    },
+    "docs/megatron.md": {
+        "niels-cache prebuild-index": "ten million samples; tests/test_prebuild_index.py",
+        "torchrun": "Megatron-LM's own, on eight GPUs",
+        "from megatron.training import": "Megatron-LM's own; it compiles",
+    },
+    "docs/tutorial.md": {
+        "make .venv/.installed": "installs",
+        ". .venv/bin/activate": "for the reader's shell",
+        "niels-cache ui": "a server; tests/ui",
+    },
+    "docs/ui.md": {
+        "niels-cache ui": "a server; tests/ui",
+    },
+}
+# What stands for the reader's own.
+NAMES = {"NAME": "wikipedia", "my_corpus": "wikipedia"}
+
+CONFIG = """
+[tokenizer]
+model = "cache/quickstart/tokenizer/spm.model"
+
+[build]
+threads = 1
+
+[cleaning]
+skip = ["not_english", "language_error"]
+
+[pretrain.fineweb_edu]
+files = ["fineweb.jsonl"]
+train_tokens = 8_000
+val_tokens = 500
+
+[pretrain.wikitext]
+source = "jsonl"
+files = ["wikitext.jsonl"]
+
+[pretrain.wikipedia]
+source = "jsonl"
+enabled = true
+files = ["articles.jsonl.gz"]
+prepare = ["clean", "dedup"]
+
+[pretrain.books]
+source = "text"
+files = ["books/*.txt"]
+sample_by = "line"
+
+[pretrain.dumps]
+source = "jsonl"
+files = ["wikitext.jsonl"]
+
+[sft.my_chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+
+[sft.dolly15k]
+enabled = false
+
+[sft.oasst1]
+enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(quickstart: Path, tiny_model: Path) -> Path:  # noqa: F811
+    """A folder as a reader has it who has done what pages assume."""
+    folder = quickstart
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
+    shutil.copy(tiny_model.parent / META_NAME, folder / "cache/quickstart/tokenizer")
+    (folder / "other.model").write_bytes(tiny_model.read_bytes() + b"\x78\x01")  # with a field that SentencePiece does not know
+    write_texts(folder)
+    (folder / "niels_cache.toml").write_text(CONFIG, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        without_settings(patch)
+        patch.chdir(folder)
+        registry = load_registry()
+        build(registry, cache_root(registry))
+    return folder
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of it, for one page."""
+    shutil.copytree(prepared, tmp_path / "project", symlinks=True)
+    return tmp_path / "project"
+
+
+def write_texts(folder: Path) -> None:
+    texts = articles(120, seed=1)
+    write_jsonl(folder / "fineweb.jsonl", texts[:40])
+    write_jsonl(folder / "wikitext.jsonl", texts[40:70])
+    rows = [*texts[70:], texts[70], nearly(texts[71]), "Too short.", "* one\n* two\n* three " * 30]
+    lines = "".join(json.dumps({"id": str(row), "text": text}) + "\n" for row, text in enumerate(rows))
+    (folder / "articles.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+    pages = "".join(
+        f"<page><title>T{row}</title><ns>0</ns><id>{row}</id><revision><text>{text}</text></revision></page>"
+        for row, text in enumerate(texts[:5])
+    )
+    (folder / "dump.xml.bz2").write_bytes(
+        bz2.compress(f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{pages}</mediawiki>'.encode())
+    )
+    (folder / "books").mkdir()
+    for number in range(3):
+        (folder / "books" / f"{number}.txt").write_text("\n".join(sentences(40, seed=number)), encoding="utf-8")
+    chats = ([{"role": "user", "content": asked}, {"role": "assistant", "content": asked[::-1]}] for asked in sentences(20, seed=9))
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf-8")
+    (folder / "data").mkdir()
+    with IndexedWriter(folder / "data" / "pile_text_document") as writer:
+        for text in texts[:10]:
+            writer.add_document([*text.encode(), 50256])
+
+
+def build(registry: Registry, root: Path) -> None:
+    build_tokenizer(registry, root=root)
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=root, processes=1)
+    find_duplicates(registry, root=root)
+    for family in FAMILIES:
+        for name in registry.datasets(family):
+            if registry.source(name).missing_setting() is None:
+                build_dataset(registry, name, root=root)
+
+
+def without_settings(patch: pytest.MonkeyPatch) -> None:
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT", "HF_TOKEN"):
+        patch.delenv(variable, raising=False)
+    patch.setenv("COLUMNS", "140")
+
+
+def reader_of(page: str, folder: Path, patch: pytest.MonkeyPatch) -> Reader:
+    without_settings(patch)
+    patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
+    patch.chdir(folder)
+    return Reader(folder=folder, setenv=patch.setenv, not_run=NOT_RUN.get(page, {}), names=NAMES)
+
+
+def read(page: str, reader: Reader) -> None:
+    """All blocks in order. What is on the list and not on the page goes from the list."""
+    for block in blocks_of(REPOSITORY / page):
+        reader.read(block)
+    assert reader.used == set(reader.not_run), "on the list, and not on the page"
+
+
+WITH_BLOCKS = [page_name(path) for path in PAGES if any(block.language not in SHOWN for block in blocks_of(path))]
+TUTORIAL = "docs/tutorial.md"
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page not in (README, TUTORIAL)])
+def test_what_a_page_shows_runs(page: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(page, reader_of(page, project, monkeypatch))
+
+
+def test_the_tutorial_leads_from_an_empty_folder_to_a_model_that_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone = tmp_path / "niels-cache"
+    clone.symlink_to(REPOSITORY)
+    reader = reader_of(TUTORIAL, clone, monkeypatch)
+    monkeypatch.delenv("DAGSTER_HOME")
+    read(TUTORIAL, reader)
+    printed = capsys.readouterr().out
+    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\d+\.\d+)", printed, re.MULTILINE)]
+    assert losses[0] > 7 > 6.5 > losses[-1]
+    assert "resumed after step 40" in printed
+    assert re.search(r"^0-128 +\d+ .*\.txt#0", printed, re.MULTILINE), "the trace names a file"
+    assert printed.count("def __init__(self") > 0
+    assert (tmp_path / "my-model" / ".dagster").is_dir()
+    assert not (REPOSITORY.parent / "my-model").exists()
+
+
+def test_the_readme_runs_and_its_ten_lines_learn(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (loop,) = [block for block in blocks_of(REPOSITORY / README) if block.language == "python"]
+    read(README, reader_of(README, project, monkeypatch))
+    assert len([line for line in loop.text.splitlines() if line]) == 10
+    printed = re.search(r"^loss (\d+\.\d+); equal chances would be (\d+\.\d+)$", capsys.readouterr().out, re.MULTILINE)
+    assert printed is not None
+    assert float(printed[1]) < 6.5
+    assert printed[2] == f"{math.log(4000):.2f}"
+
+
+@pytest.mark.parametrize("page", [page_name(path) for path in PAGES])
+def test_commands_in_running_text_are_commands(page: str) -> None:
+    for command in inline_commands(REPOSITORY / page):
+        parses(shlex.split(command.replace("COMMAND", "list")))
+
+
+def test_pages_have_commands_in_running_text() -> None:
+    assert sum(len(inline_commands(path)) for path in PAGES) > 20
+
+
+def test_the_blend_of_the_page_about_megatron_and_its_file_are_the_same(tmp_path: Path) -> None:
+    blocks = blocks_of(REPOSITORY / "docs/megatron.md")
+    (table,) = [block.text for block in blocks if block.language == "toml"]
+    (text,) = [block.text for block in blocks if block.text.startswith("70 ")]
+    (tmp_path / "niels_cache.toml").write_text(table, encoding="utf-8")
+    (tmp_path / "blend.txt").write_text(text, encoding="utf-8")
+    registry = load_registry(profile="default", config=str(tmp_path / "niels_cache.toml"))
+    plan = plan_of(registry, "mix", root=tmp_path)
+    paths, weights = read_blend_file(tmp_path / "blend.txt")
+    assert weights is not None
+    assert tuple(weights) == plan.weights
+    assert [Path(path).name.removesuffix("_text_document") for path in paths] == list(plan.labels)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("", "niels-cache lst"),
+        ("", "rm -rf /"),
+        ("", "make nothing"),
+        ("python", "1 / 0"),
+        ("toml", "[pretrain.x]\nsource = 'y'"),
+        ("ruby", "x"),
+    ],
+)
+def test_the_reader_does_not_pass_over_what_is_wrong(language: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of("docs/new.md", tmp_path, monkeypatch)
+    with pytest.raises(Exception) as raised:  # noqa: PT011  any error counts
+        reader.read(Block(page="docs/new.md", line=7, language=language, text=text))
+    assert raised.value.__notes__ == ["at docs/new.md:7"]
+
+
+def test_what_is_not_run_is_still_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program in PARSERS:
+        reader = reader_of("docs/new.md", tmp_path, monkeypatch)
+        reader.not_run = {program: "for this test"}
+        with pytest.raises(Exception):  # noqa: B017, PT011  any error counts
+            reader.read(Block(page="docs/new.md", line=1, language="", text=f"{program} --no-such-option"))
