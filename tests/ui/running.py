@@ -24,7 +24,8 @@ enabled = false
 [sft.python_help]
 enabled = false
 """
-LAUNCH = "mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on PythonError { message } } }"
+LAUNCH = """mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 RUNS = "{ runsOrError { ... on Runs { results { runId status } } } }"
 
 
@@ -55,6 +56,23 @@ class RunningUi:
         with urllib.request.urlopen(request) as response:
             answer: dict[str, Any] = json.load(response)["data"]
             return answer
+
+    def launch(self, name: str) -> str:
+        """Materialize a partition of pretrain, as the button does, and wait where another builds it; the id of the run."""
+        location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
+        parameters = {
+            "mode": "default",
+            "runConfigData": json.dumps({"ops": {"stream_pretrain_dataset": {"config": {"wait": True}}}}),
+            "executionMetadata": {"tags": [{"key": "dagster/partition", "value": name}]},
+            "selector": {**location, "jobName": "build_pretrain"},
+        }
+        launched = self.graphql(LAUNCH, {"p": parameters})["launchRun"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        run: str = launched["run"]["runId"]
+        return run
+
+    def status_of(self, run: str) -> str:
+        return next(each["status"] for each in self.runs() if each["runId"] == run)
 
     def runs(self) -> list[dict[str, str]]:
         """runId and status of all, the newest first."""

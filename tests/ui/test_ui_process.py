@@ -1,4 +1,4 @@
-"""`niels-cache ui` while it runs and when it stops: one per home, read-only ones beside, and nothing left afterwards."""
+"""`niels-cache ui` while it runs and when it stops: one per home, read-only ones beside, lost processes, and nothing left afterwards."""
 
 import http.client
 import json
@@ -11,18 +11,28 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.streaming.directories import work_on
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from tests.test_cache_determinism import digests
 from tests.tiny import sentences
-from tests.ui.running import LAUNCH, RunningUi, is_alive, running_ui, wait_until
+from tests.ui.running import RunningUi, is_alive, running_ui, wait_until
 
 pytestmark = pytest.mark.slow
 
 STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
+BUILD_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningUi]:
-    with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
-        yield ui
+    """With a tokenizer, and notes that take a while."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(BYTES_VARIABLE, "200000")
+        with running_ui(tmp_path_factory.mktemp("ui"), tiny_model) as ui:
+            assert ui.project.build_tokenizer().success
+            ui.project.write_notes(sentences(60) * 3_000)
+            yield ui
 
 
 def request(ui: RunningUi, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, bytes]:
@@ -78,23 +88,51 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
     assert ui.process.poll() is None
 
 
-def test_ctrl_c_cancels_its_runs_and_leaves_nothing(tmp_path: Path, tiny_model: Path) -> None:
-    with running_ui(tmp_path, tiny_model) as ui:
-        assert ui.project.build_tokenizer().success
-        ui.project.write_notes(sentences(60) * 20_000)
-        launch = {"mode": "default", "runConfigData": "{}"}
-        location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
-        partition = {"tags": [{"key": "dagster/partition", "value": "notes"}]}
-        ui.graphql(LAUNCH, {"p": {**launch, "executionMetadata": partition, "selector": {**location, "jobName": "build_pretrain"}}})
-        partial = ui.project.root / "pretrain/.notes.partial"
-        wait_until(partial.exists, seconds=120, what="the build has not begun")
-        services = ui.services()
-        assert len(services) >= 4  # the code server and its child, the daemon, the run
-        begin = time.monotonic()
-        os.killpg(ui.process.pid, signal.SIGINT)  # as a terminal does it
-        assert ui.process.wait(timeout=STOP_SECONDS) == 0
-        seconds = time.monotonic() - begin
-        assert [pid for pid in services if is_alive(pid)] == []
+def work_until(ui: RunningUi, share: float) -> int:
+    """Wait until that much of the notes is done, and recorded; the id of the process that does it."""
+    target = ui.project.root / "pretrain/notes"
+    wait_until(lambda: (work_on(target).share or 0.0) > share, seconds=BUILD_SECONDS, what=f"not at {share:.0%}")
+    writer = work_on(target).writer
+    assert writer is not None
+    return writer.pid
+
+
+def test_runs_that_lose_a_process_fail_and_the_next_one_goes_on(ui: RunningUi) -> None:
+    target = ui.project.root / "pretrain/notes"
+    for lost, share in (("step", 0.1), ("run", 0.3)):
+        run = ui.launch("notes")
+        step = work_until(ui, share)
+        parent = int(Path(f"/proc/{step}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in [step] if lost == "step" else [parent, step]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: ui.status_of(run) == "FAILURE", seconds=60, what=f"the run that lost its {lost} has not failed")  # noqa: B023
+        wait_until(lambda: not is_alive(step), seconds=60, what=f"{lost}: the step still runs")  # noqa: B023
+        work = work_on(target)
+        assert (work.writer, work.is_resumable, (work.share or 0.0) > share, target.exists()) == (None, True, True, False), lost
+
+
+def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: RunningUi, tmp_path: Path) -> None:
+    """The last test of this file: the server ends."""
+    run = ui.launch("notes")
+    work_until(ui, 0.5)
+    services = ui.services()
+    assert len(services) >= 4  # the code server and its child, the daemon, the run
+    begin = time.monotonic()
+    os.killpg(ui.process.pid, signal.SIGINT)  # as a terminal does it
+    assert ui.process.wait(timeout=STOP_SECONDS) == 0
+    seconds = time.monotonic() - begin
+    assert [pid for pid in services if is_alive(pid)] == []
     assert ui.output.read_text().splitlines()[-1] == "stopped", f"after {seconds:.1f} s"
     with dg.DagsterInstance.from_config(str(ui.home)) as instance:
-        assert [run.status for run in instance.get_runs()] == [dg.DagsterRunStatus.CANCELED]
+        ended = instance.get_run_by_id(run)
+        assert ended is not None
+        assert ended.status == dg.DagsterRunStatus.CANCELED
+    said: list[str] = []
+    target = ui.project.root / "pretrain/notes"
+    build_dataset(ui.project.registry, "notes", root=ui.project.root, log=said.append)
+    assert any(line.startswith("resuming notes at ") for line in said), said
+    copy = tmp_path / "undisturbed"
+    copy.mkdir()
+    (copy / "tokenizer").symlink_to(ui.project.root / "tokenizer")
+    build_dataset(ui.project.registry, "notes", root=copy)
+    assert digests(copy / "pretrain/notes") == digests(target)

@@ -19,15 +19,11 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from docs.asset_graph import BROWSER_ARGUMENTS, browser_path
 from niels_cache_assets.web_guard import App, WebGuard
+from tests.ui.browser import IN_A_BROWSER, browser_page
 from tests.ui.running import wait_until
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine"),
-]
+pytestmark = IN_A_BROWSER
 
 # Each try carries its own name to the server, which keeps it as the key of a limit. `done` is when the last answer is there.
 ATTACK = """
@@ -113,8 +109,6 @@ def strangers_port() -> Iterator[int]:
 def test_a_strangers_page_changes_nothing_behind_the_guard(
     name: str, is_guarded: bool, instance: dg.DagsterInstance, strangers_port: int
 ) -> None:
-    from playwright.sync_api import sync_playwright
-
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -123,9 +117,7 @@ def test_a_strangers_page_changes_nothing_behind_the_guard(
 
     with WorkspaceProcessContext(instance, workspace_load_target=EmptyWorkspaceTarget(), version="") as context:
         app = create_app_from_workspace_process_context(context)
-        with served(WebGuard(app, port=port) if is_guarded else app, listener), sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=browser_path(), args=BROWSER_ARGUMENTS)
-            page = browser.new_page()
+        with served(WebGuard(app, port=port) if is_guarded else app, listener), browser_page() as page:
             page.goto(stranger)
             seen = page.evaluate(f"() => {{ const ui = {json.dumps(ui)}; {ATTACK} return attack(); }}")
             page.wait_for_load_state("networkidle")
@@ -153,7 +145,6 @@ def test_a_strangers_page_changes_nothing_behind_the_guard(
             page.get_by_text("Runs").first.wait_for()
             own = "() => { const ui = location.origin; " + ATTACK + " return post('own', 'application/json', 'same-origin'); }"
             page.evaluate(own)
-            browser.close()
     changed = set(instance.event_log_storage.get_concurrency_keys())
     assert "own" in changed, "the UI's own page could not do it either"
     assert changed - {"own"} == (set() if is_guarded else SUCCEED_WITHOUT_A_GUARD)

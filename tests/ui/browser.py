@@ -1,0 +1,42 @@
+"""The system's Chromium: found, or a reason to skip; and a page of it that notes what a server refuses."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+# Chromium looks for its makers' servers at every start; here it is to look at ours alone.
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TIMEOUT_MILLISECONDS = 60_000
+
+
+def browser_path() -> str | None:
+    """The system's Chromium or Chrome, or None."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+IN_A_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine"),
+]
+
+
+@contextmanager
+def browser_page(*, width: int = 1400, height: int = 1000, dark: bool = False) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=BROWSER_ARGUMENTS)
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+        page.set_default_timeout(TIMEOUT_MILLISECONDS)
+        yield page
+        browser.close()
