@@ -186,7 +186,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare, ending, full)
-        with pytest.raises(NielsCacheError, match=r"No space left on device .*; the last good cache is unchanged"):
+        with pytest.raises(NielsCacheError, match=r"No space left on device .*; nothing is there yet: .*of the unfinished build are kept"):
             prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     cleaned.clear()
     outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
