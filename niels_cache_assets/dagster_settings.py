@@ -22,6 +22,17 @@ class DagsterSettings(BaseModel):
     )
     branch: str = Field("main", min_length=1, description="The branch of `repository`")
 
+    upstream_seconds: int = Field(3600, ge=30, description="`upstream_revision_sensor` looks at the hub at most once in so many seconds")
+    upstream_builds: bool = Field(
+        False, description="`upstream_revision_sensor` also asks for a run where what was built before has moved, whatever it takes"
+    )
+    notes_seconds: int = Field(60, ge=1, description="`notes_folder_sensor` looks at the folders at most once in so many seconds")
+    notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built when nothing in it has changed for so long")
+    nightly_hour: int = Field(3, ge=0, le=23, description="When the nightly schedules run, in UTC")
+    automatic_sft: tuple[str, ...] | None = Field(
+        None, strict=False, description="SFT data sets that `sft_automation` builds when what they are made of changes; None: every one"
+    )
+
     @field_validator("owners")
     @classmethod
     def _people_or_teams(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -66,11 +66,11 @@ class Project:
         text = f"[dagster]\nplots = false\n[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
         (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
 
-    def import_other_tokenizer(self) -> None:
+    def import_other_tokenizer(self, *, extra: str = "") -> None:
         """Configure a model of other bytes that encodes the same: the old one with a field that SentencePiece does not know."""
         other = self.folder / "other.model"
         other.write_bytes(self.tokenizer_model.read_bytes() + b"\x78\x01")
-        self.configure(tokenizer=f'model = "{other}"')
+        self.configure(tokenizer=f'model = "{other}"', extra=extra)
 
     @property
     def registry(self) -> Registry:

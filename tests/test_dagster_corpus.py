@@ -7,6 +7,7 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
+from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
@@ -85,7 +86,7 @@ def test_a_data_set_depends_on_its_own_corpus_and_a_mixture_on_those_of_its_memb
         return sorted(f"{key.asset_key.path[1]} {key.partition_key}" for key in keys)
 
     assert above("notes") == ["pretrain notes"]
-    assert above("books") == ["documents books", "kept books"]
+    assert above("books") == ["documents books", "kept books", "pretrain books"]
     assert above("mix") == ["documents letters", "kept letters", "pretrain mix"]
 
 
@@ -215,6 +216,9 @@ def test_build_all_prepares_before_it_builds_and_a_second_time_finds_everything(
     ]
     assert recorder.corpora["corpus/letters"].kept == 23
     assert results["corpus/letters"].message is None
+    assert results["mix"].meta is not None
+    observed = observe_revision(project.registry, "mix", root=project.root).metadata[REVISION].value
+    assert observed == results["mix"].meta["dataset_revision"], "of a mixture of corpora, as it is built"
     again = states(launch(project, only=["mix", "books"])[0])
     assert set(again.values()) == {"cache_hit"}
     assert len(again) == 8

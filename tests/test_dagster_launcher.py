@@ -123,7 +123,8 @@ def test_upstream_is_observed_before_the_build_that_reads_it(project: Project, i
     assert observation is not None
     assert materialization is not None
     assert results["notes"].meta is not None
-    assert observation.tags["dagster/data_version"] == results["notes"].meta["dataset_revision"]
+    assert observation.metadata["revision"].value == results["notes"].meta["dataset_revision"]
+    assert observation.tags["dagster/data_version"].startswith(results["notes"].meta["dataset_revision"] + "+")
     assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(observed[0].storage_id)
 
 

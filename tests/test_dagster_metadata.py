@@ -23,8 +23,7 @@ def project(tmp_path: Path, tiny_model: Path) -> Project:
 
 
 def observe(project: Project, name: str) -> None:
-    for observation in observe_revision(project.registry, "pretrain", name):
-        project.instance.report_runless_asset_event(observation)
+    project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
 
 
 def test_every_number_of_a_data_set_is_one_that_the_ui_plots(project: Project) -> None:
@@ -64,7 +63,7 @@ def test_what_upstream_has_moved_on_from_is_in_the_table_with_both_revisions(pro
     assert found.severity == dg.AssetCheckSeverity.WARN
     row = next(row for row in rows(found.metadata["states"].value) if row["data_set"] == "notes")
     assert row["state"] == "other revision"
-    last = next(iter(observe_revision(project.registry, "pretrain", "notes"))).metadata[REVISION].value
+    last = observe_revision(project.registry, "notes", root=project.root).metadata[REVISION].value
     assert row["advice"].startswith(f"build it again: upstream was observed at {last}, the cache is of ")
     project.build("notes")
     assert checks(project.build("books"))[IN_SYNC].passed

@@ -60,7 +60,7 @@ BLOCKING = {
     "splits_disjoint": False,
     "no_data_set_is_read_too_often": False,
 }
-JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream"}
+JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream", "verify_caches"}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What makes a partition stale, and what does not: other bytes of the tokenizer or another revision upstream, nothing else."""
+"""What makes a partition stale, and what does not: other bytes of what is above it, another revision or other settings, nothing else."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver  #
 from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from tests.dagster_tools import Project, failure
+from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB
+from niels_cache_assets.defs.sync_checks import IN_SYNC
+from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
+from tests.prepared_project import prepare_project
 from tests.tiny import sentences
 
 META = dg.AssetKey(["pretrain", "meta_json"])
@@ -29,40 +32,46 @@ def status(project: Project, name: str, key: dg.AssetKey = TRAIN) -> str:
 
 
 def observe(project: Project, name: str) -> None:
-    for observation in observe_revision(project.registry, "pretrain", name):
-        project.instance.report_runless_asset_event(observation)
+    project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
 
 
-def test_a_fresh_build_is_fresh_when_its_upstream_was_observed_before_it(project: Project) -> None:
-    assert status(project, "notes") == "MISSING"
-    observe(project, "notes")
-    project.build("notes")
-    assert status(project, "notes") == "FRESH"
-    observe(project, "notes")
-    assert status(project, "notes") == "FRESH"
+def observe_all(project: Project) -> None:
+    for name in [*project.registry.pretrain, *project.registry.sft]:
+        observe(project, name)
+
+
+def stale(project: Project) -> set[str]:
+    """Everything that was built and is stale: key and partition."""
+    graph = project.defs.resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(project.instance, graph, LoadingContextForTest(project.instance))
+    found = {}
+    for key in graph.materializable_asset_keys:
+        partitions_def = graph.get(key).partitions_def
+        for partition in partitions_def.get_partition_keys() if partitions_def else [None]:
+            label = f"{key.to_user_string()} {partition}" if partition else key.to_user_string()
+            found[label] = resolver.get_status(key, partition).value
+    assert list(found.values()).count("FRESH") > 5
+    return {label for label, value in found.items() if value == "STALE"}
+
+
+def caches(family: str, *names: str) -> set[str]:
+    """The labels of data sets' three assets."""
+    keys = {"pretrain": ("train_shards", "val_shards", "meta_json"), "sft": ("train_pair", "val_pair", "meta_json")}[family]
+    return {f"{family}/{key} {name}" for key in keys for name in names}
 
 
 def test_another_revision_upstream_makes_that_partition_stale_until_it_is_built(project: Project) -> None:
+    assert status(project, "notes") == "MISSING"
     for name in ("notes", "books"):
         observe(project, name)
         project.build(name)
+    observe(project, "notes")
+    assert status(project, "notes") == "FRESH"
     project.write_notes(sentences(61))
     observe(project, "notes")
     assert (status(project, "notes"), status(project, "books")) == ("STALE", "FRESH")
     project.build("notes")
     assert status(project, "notes") == "FRESH"
-
-
-def test_the_same_tokenizer_again_makes_nothing_stale_and_another_one_does(project: Project) -> None:
-    project.build("notes")
-    project.build_tokenizer(force=True)
-    assert status(project, "notes") == "FRESH"
-    project.import_other_tokenizer()
-    project.build_tokenizer()
-    assert status(project, "notes") == "STALE"
-    project.build("notes")
-    assert status(project, "notes") == "FRESH"
-    assert status(project, "notes", META) == "FRESH"
 
 
 def test_a_cache_hit_clears_a_stale_partition(project: Project) -> None:
@@ -82,3 +91,83 @@ def test_the_job_observes_every_data_set_and_passes_over_what_cannot_be_asked(pr
     observed = [(event.asset_key.to_user_string(), event.partition) for event in run.asset_observations_for_node("observe_revisions")]
     assert observed == [("upstream/pretrain", "books"), ("upstream/sft", "chats")]
     assert "notes.jsonl" in failure(project.build("notes"))
+
+
+def build_corpus(project: Project, name: str) -> None:
+    assert project.defs.resolve_job_def(CORPUS_JOB).execute_in_process(instance=project.instance, partition_key=name).success
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Project:
+    """Everything of a project is built, with a tokenizer that is trained: `books` and `letters` have a corpus, `notes` and `chats` none.
+
+    Tests leave it as it was, but for the last one, which replaces the tokenizer.
+    """
+    project = prepare_project(tmp_path_factory.mktemp("built"), tiny_model)
+    edit(project, f'model = "{project.tokenizer_model}"', TRAIN_HERE)
+    assert project.build_tokenizer().success
+    observe_all(project)
+    for name in ("books", "letters"):
+        build_corpus(project, name)
+    assert project.defs.resolve_job_def(DUPLICATES_JOB).execute_in_process(instance=project.instance).success
+    for name in ("books", "letters"):
+        run = project.defs.resolve_job_def(REPORT_JOB).execute_in_process(instance=project.instance, partition_key=name)
+        assert run.success
+    for name in ("notes", "books", "letters"):
+        assert project.build(name).success
+    assert project.build("chats", family="sft").success
+    return project
+
+
+def edit(project: Project, old: str, new: str) -> None:
+    toml = project.folder / "niels_cache.toml"
+    text = toml.read_text()
+    assert text.count(old) == 1
+    toml.write_text(text.replace(old, new))
+
+
+# What a data set reads from a corpus is decided by settings before it and after it; Dagster is told of them as one version.
+_CORPUS = {name: {f"corpus/documents {name}"} | caches("pretrain", name) for name in ("books", "letters")}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('files = ["chats.jsonl"]', 'files = ["chats.jsonl"]\nval_frac = 0.25', caches("sft", "chats")),
+        ('files = ["chats.jsonl"]', 'files = ["chats.jsonl"]\nenabled = false', caches("sft", "chats")),
+        ('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "title"', caches("pretrain", "notes")),
+        ('files = ["letters.jsonl"]', 'files = ["letters.jsonl"]\ntrain_tokens = 500', _CORPUS["letters"]),
+        ("min_words = 3", "min_words = 4", _CORPUS["books"]),
+        ("threads = 1", "threads = 2", set()),
+    ],
+)
+def test_settings_of_one_data_set_make_that_partition_stale_and_no_other(built: Project, old: str, new: str, expected: set[str]) -> None:
+    edit(built, old, new)
+    observe_all(built)
+    assert stale(built) == expected
+    edit(built, new, old)
+    observe_all(built)
+    assert stale(built) == set(), "they are what it was built with"
+
+
+def test_a_new_revision_of_the_same_documents_is_in_sync_when_its_corpus_was_looked_at(built: Project) -> None:
+    file = built.folder / "letters.jsonl"
+    file.write_text(file.read_text().replace('{"text"', '{"mood": 1, "text"'))
+    observe_all(built)
+    assert stale(built) == _CORPUS["letters"]
+    assert not checks(built.build("letters"))[IN_SYNC].passed
+    build_corpus(built, "letters")
+    again = built.build("letters")
+    assert metadata(materializations(again)["pretrain/meta_json"])["state"] == "cache_hit"
+    assert checks(again)[IN_SYNC].passed
+    assert stale(built) == set()
+
+
+def test_a_tokenizer_trained_to_the_same_bytes_makes_nothing_stale_and_to_others_exactly_the_caches(built: Project) -> None:
+    assert stale(built) == set()
+    trained = built.build_tokenizer(force=True)
+    assert metadata(materializations(trained, "tokenizer")["tokenizer"])["state"] == "built"
+    assert stale(built) == set()
+    edit(built, TRAIN_HERE, f'model = "{built.tokenizer_model}"')
+    assert built.build_tokenizer().success
+    assert stale(built) == caches("pretrain", "notes", "books", "letters") | caches("sft", "chats")

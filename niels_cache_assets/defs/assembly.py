@@ -12,11 +12,14 @@ from niels_cache_assets.defs.assets.reports import reports_assets
 from niels_cache_assets.defs.assets.sft import sft_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
+from niels_cache_assets.defs.automation import automated, build_automation
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs
 from niels_cache_assets.defs.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.schedules import build_schedules
+from niels_cache_assets.defs.sensors import build_sensors
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 
 MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
@@ -31,20 +34,25 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
     registry = registry or load_registry()
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
-        assets=presented(
-            [
-                *upstream_specs(registry),
-                tokenizer_asset(registry),
-                *corpus_assets(registry),
-                pretrain_assets(registry),
-                sft_assets(registry),
-                *index_assets(registry),
-                *reports_assets(registry),
-            ],
+        assets=automated(
+            presented(
+                [
+                    *upstream_specs(registry),
+                    tokenizer_asset(registry),
+                    *corpus_assets(registry),
+                    pretrain_assets(registry),
+                    sft_assets(registry),
+                    *index_assets(registry),
+                    *reports_assets(registry),
+                ],
+                registry,
+            ),
             registry,
         ),
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),
+        sensors=[*build_sensors(registry), build_automation()],
+        schedules=build_schedules(registry),
         resources={**defaults, **(resources or {})},
         executor=dg.multiprocess_executor.configured({"max_concurrent": MAX_STEPS_AT_ONCE}),
     )

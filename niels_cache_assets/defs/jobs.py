@@ -14,13 +14,19 @@ from niels_cache_assets.defs.keys import (
     INDEX,
     INDEX_JOB,
     KEPT,
+    META_KEYS,
+    OBSERVE_JOB,
     REPORT,
     REPORT_JOB,
     TOKENIZER,
     TOKENIZER_JOB,
+    VERIFY_JOB,
     family_keys,
 )
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.network import briefly
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
 
@@ -45,7 +51,13 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         )
         for family in FAMILIES
     ]
-    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), _observe_upstream(registry)]
+    verify = dg.define_asset_job(
+        VERIFY_JOB,
+        selection=dg.AssetSelection.checks(*(dg.AssetCheckKey(META_KEYS[family], IN_SYNC) for family in FAMILIES)),
+        description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
+        "families.",
+    )
+    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), verify, _observe_upstream(registry)]
 
 
 def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
@@ -69,16 +81,18 @@ def _index_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
-    def observe_revisions(context: dg.OpExecutionContext) -> None:
-        for family in FAMILIES:
-            for name in registry.partition_keys(family):
+    def observe_revisions(context: dg.OpExecutionContext, cache_root: CacheRoot) -> None:
+        with briefly():  # a build asks for longer
+            for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
-                    for observation in observe_revision(registry, family, name):
-                        context.log_event(observation)
+                    context.log_event(observe_revision(registry, name, root=cache_root.path))
                 except NielsCacheError as error:
                     context.log.warning(f"{name}: {error}")
 
-    @dg.job(description="Look at upstream of every data set; partitions whose revision has changed show as unsynced.")
+    @dg.job(
+        name=OBSERVE_JOB,
+        description="Look at upstream of every data set; partitions whose revision or settings have changed show as unsynced.",
+    )
     def observe_upstream() -> None:
         observe_revisions()
 

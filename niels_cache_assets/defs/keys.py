@@ -30,6 +30,7 @@ INDEX = AssetKey(["index", "gpt"])
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
+OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
 
 

@@ -39,6 +39,7 @@ from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.network import briefly
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
@@ -249,8 +250,8 @@ class _Launcher:
     def _observe_upstream(self, name: str) -> None:
         """Before the run, so that the build is not stale at once. What goes wrong here, the build meets in its own step."""
         try:
-            for observation in observe_revision(self._registry, self._registry.family_of(name), name):
-                self._instance.report_runless_asset_event(observation)
+            with briefly():  # the build asks for longer
+                self._instance.report_runless_asset_event(observe_revision(self._registry, name, root=self._root))
         except Exception:  # a source may be anyone's: a bug in it fails its data set, not the launch
             return
 

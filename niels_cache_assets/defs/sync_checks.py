@@ -6,12 +6,14 @@ alone, by its button, it also verifies every file, because the UI cannot run the
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import dagster as dg
 
 from niels_cache_assets.cache_state import CacheState, cache_state
-from niels_cache_assets.defs.assets.upstream import REVISION
-from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
+from niels_cache_assets.corpus.identity import current_corpus
+from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
+from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
@@ -32,7 +34,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> dg.AssetCheckResult:
         judged = [cache_state(registry, name, root=cache_root.path) for name in registry.datasets(family)]
-        moved = _moved(context.instance, family, judged)
+        moved = _moved(context.instance, registry, judged, root=cache_root.path)
         states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
         behind = [state.name for state in states if state.needs_build]
         alone = PARTITION_TAG not in context.run.tags
@@ -69,17 +71,18 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     return caches_in_sync
 
 
-def _moved(instance: dg.DagsterInstance, family: Family, states: Sequence[CacheState]) -> dict[str, str]:
+def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
     """Data sets in sync with their settings whose upstream was last observed at another revision than they are of, and what to do."""
     found = {}
     for state in states:
         if state.state != "in sync":
             continue
-        wanted = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[family], asset_partitions=[state.name])
-        records = instance.fetch_observations(wanted, limit=1).records
-        observation = records[0].asset_observation if records else None
+        observation = last_observation(instance, registry, state.name)
         revision = observation.metadata.get(REVISION) if observation else None
-        built = read_meta(str(state.directory / META_NAME))["dataset_revision"]
-        if revision is not None and revision.value != built:
-            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache is of {built}"
+        if state.name in registry.prepared():  # of a newer revision with the same documents no cache is made again
+            meta = current_corpus(registry, state.name, root=root)
+        else:
+            meta = read_meta(str(state.directory / META_NAME))
+        if revision is not None and revision.value != meta["dataset_revision"]:
+            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache is of {meta['dataset_revision']}"
     return found

@@ -14,7 +14,6 @@ from niels_cache_assets.defs.keys import (
     TOKENIZER,
     UPSTREAM_KEYS,
     on_corpus,
-    on_same_name,
     partitions,
 )
 from niels_cache_assets.defs.progress import ProgressSink
@@ -75,9 +74,9 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _inputs(registry: Registry) -> list[dg.AssetDep]:
-    """Upstream, or for a data set with a corpus that. Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py)."""
-    upstream, prepared = UPSTREAM_KEYS["pretrain"], registry.prepared()
-    if not prepared:
-        return [dg.AssetDep(upstream)]
-    streamed = [name for name in registry.partition_keys("pretrain") if name not in prepared]
-    return [on_same_name(upstream, streamed), on_corpus(DOCUMENTS, registry), on_corpus(KEPT, registry)]
+    """Upstream, which knows a data set's settings (what is read from a corpus has budgets too), and its corpus if it has one.
+
+    Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py).
+    """
+    upstream = dg.AssetDep(UPSTREAM_KEYS["pretrain"])
+    return [upstream, on_corpus(DOCUMENTS, registry), on_corpus(KEPT, registry)] if registry.prepared() else [upstream]

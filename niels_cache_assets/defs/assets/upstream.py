@@ -1,27 +1,34 @@
-"""`upstream/pretrain` and `upstream/sft`: what the data sets are read from, as external assets whose data version is upstream's revision.
+"""`upstream/pretrain` and `upstream/sft`: what the data sets are read from, as external assets.
 
-A revision is observed before a build, never inside it: Dagster reads provenance when a step starts, so a build that observed its own
-upstream would be stale at once. What was built before the family was observed for the first time has nothing to compare with, and
-stays fresh until it is built again.
+The data version of a partition is upstream's revision and a hash of the data set's resolved settings, because Dagster has one code version
+for all partitions of an asset: so whatever of the two changes, that partition alone is stale. A version is observed before a build, never
+inside it: Dagster reads provenance when a step starts, so a build that observed its own upstream would be stale at once. What was built
+before its upstream was observed for the first time has nothing to compare with, and stays fresh until it is built again.
 """
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.defs.keys import UPSTREAM_KEYS, partitions
+from niels_cache_assets.corpus.identity import corpus_fingerprint
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.network import briefly
-from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.formats import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
+_POINTER_TAG = "dagster/input_event_pointer/"  # and the key of an asset that was read: its newest event then, of any partition
 REVISION = "revision"  # in the metadata of an observation: what meta.json of a cache calls dataset_revision
+_DIGITS = 12
 
 _DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data set, a folder of notes, files.
 
-Nothing is stored here. The data version of a partition is upstream's revision (a hub commit, or a digest of the files) when it was
-last looked at: by `niels-cache build-all` before it builds, or by the job `observe_upstream`. A partition whose revision has
-changed since its cache was built shows as unsynced. What a data set is read from stands in niels_cache.toml, `[{family}.<data set>]`.
+Nothing is stored here. The data version of a partition is upstream's revision (a hub commit, or a digest of the files) and a hash of the
+data set's settings, as they were last looked at: by `niels-cache build-all` before it builds, by the job `observe_upstream`, or by the
+sensors. A partition that was built from another one shows as unsynced. What a data set is read from stands in niels_cache.toml,
+`[{family}.<data set>]`.
 
 ```python
 from niels_cache_assets.registry import load_registry
@@ -42,15 +49,57 @@ def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
     ]
 
 
-def observe_revision(registry: Registry, family: Family, name: str) -> Iterator[dg.AssetObservation]:
-    """One observation, or none where the data set is switched off or upstream has no revision.
+def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetObservation:
+    """What a data set would be built from now. One that is switched off is not asked for.
 
     Asks upstream (network, or a hash of the files). Raises NielsCacheError where it cannot be asked.
     """
-    source = registry.source(name)
-    with briefly():  # a build asks for longer
-        revision = source.revision(registry.pretrain) if source.enabled else None
-    if revision is not None:
-        yield dg.AssetObservation(
-            asset_key=UPSTREAM_KEYS[family], partition=name, tags={_DATA_VERSION_TAG: revision}, metadata={REVISION: revision}
-        )
+    source, siblings = registry.source(name), with_prepared(registry, root)
+    revision = source.revision(siblings) if source.enabled else None
+    settings = {
+        "cache": cache_fingerprint(
+            registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None
+        ),
+        "corpus": corpus_fingerprint(registry, name, revision=None) if is_prepared(source) else None,
+    }
+    said = revision or ("no revision" if source.enabled else "switched off")
+    return dg.AssetObservation(
+        asset_key=UPSTREAM_KEYS[source.family],
+        partition=name,
+        tags={_DATA_VERSION_TAG: f"{said}+{fingerprint_of(settings)[:_DIGITS]}"},
+        metadata={**({REVISION: revision} if revision else {}), "settings": dg.MetadataValue.json(source.identity())},
+    )
+
+
+def version_of(observation: dg.AssetObservation) -> str:
+    """The data version that it records."""
+    return observation.tags[_DATA_VERSION_TAG]
+
+
+def last_observation(
+    instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
+) -> dg.AssetObservation | None:
+    """What upstream was when it was looked at last (`before` an event of this number); None where it never was."""
+    key = UPSTREAM_KEYS[registry.family_of(name)]
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
+    records = instance.fetch_observations(wanted, limit=1).records
+    return records[0].asset_observation if records else None
+
+
+def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
+    """The versions of upstream that a data set's cache, and its corpus if it has one, were last built from: one, if all is well.
+
+    Empty where Dagster has no record of a cache; with None in it where upstream had not been observed. By the event that a materialization
+    points at, as the UI tells what is unsynced: the version that is recorded beside it is not that of an observed partition.
+    """
+    family = registry.family_of(name)
+    found: set[str | None] = set()
+    for key in [META_KEYS[family], *([DOCUMENTS] if name in registry.prepared() else [])]:
+        records = instance.fetch_materializations(dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name]), limit=1).records
+        event = records[0].asset_materialization if records else None
+        if event is None and key == META_KEYS[family]:
+            return set()
+        pointer = ((event.tags or {}) if event else {}).get(_POINTER_TAG + UPSTREAM_KEYS[family].to_user_string(), "")
+        read = last_observation(instance, registry, name, before=int(pointer) + 1) if pointer.isdecimal() else None
+        found.add(version_of(read) if read else None)
+    return found

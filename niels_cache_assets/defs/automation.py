@@ -1,0 +1,67 @@
+"""Small SFT data sets that are built when what they are made of changes: by the sensor `sft_automation`, which is off by default.
+
+By data version, so that a tokenizer that was trained again to the same bytes starts nothing. What has never been built is not begun, nor
+is what changed before the sensor was turned on. Pretrain data sets take too long to be started by anything but a person.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import dagster as dg
+
+from niels_cache_assets.defs.keys import TRAIN_KEYS, UPSTREAM_KEYS, family_keys
+from niels_cache_assets.defs.presentation import Asset
+from niels_cache_assets.registry import Registry, refuse_choice
+
+AUTOMATION_SENSOR = "sft_automation"
+
+
+class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
+    """True for partitions of these names. Dagster's own conditions are of an asset, with all its partitions."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    @property
+    def description(self) -> str:
+        return f"Is one of {', '.join(sorted(self._names))}"
+
+    def evaluate(self, context: dg.AutomationContext[dg.AssetKey]) -> dg.AutomationResult[dg.AssetKey]:
+        return dg.AutomationResult(context, context.candidate_subset.compute_intersection_with_partition_keys(set(self._names)))
+
+
+def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
+    """The assets with a condition on SFT data sets: on one of the three that a build makes, for it makes all three.
+
+    Raises NielsCacheError where automatic_sft of [dagster] names no SFT data set.
+    """
+    for name in registry.dagster.automatic_sft or ():
+        if name not in registry.sft:
+            refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
+    conditions = dg.AutomationCondition
+    changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed())
+    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # it is only observed, never made
+    eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
+    condition = eager & conditions.all_deps_blocking_checks_passed()
+    if registry.dagster.automatic_sft is not None:
+        condition = _IsOneOf(frozenset(registry.dagster.automatic_sft)) & condition
+    key = TRAIN_KEYS["sft"]
+    return [
+        *dg.map_asset_specs(
+            lambda spec: spec.replace_attributes(automation_condition=condition) if spec.key == key else spec,
+            assets,
+        )
+    ]
+
+
+def build_automation() -> dg.AutomationConditionSensorDefinition:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # of use_user_code_server: the daemon does not know a condition that is ours
+        return dg.AutomationConditionSensorDefinition(
+            AUTOMATION_SENSOR,
+            target=dg.AssetSelection.assets(*family_keys("sft")),
+            default_status=dg.DefaultSensorStatus.STOPPED,
+            use_user_code_server=True,
+            description="Builds SFT data sets (all, or those that automatic_sft in [dagster] names) when the tokenizer, or what they are "
+            "read from, changes while this is on. The second is seen when it is observed: by the schedule nightly_upstream, for one.",
+        )

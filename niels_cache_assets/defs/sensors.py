@@ -1,0 +1,187 @@
+"""Sensors that look at upstream: of the hub's data sets by commit, of folders of notes by what is in them. Off until they are turned on.
+
+What they see they observe (assets/upstream.py), so that partitions built from something else show as unsynced; and they ask for a build
+at most once for one state of upstream, even where it fails. Whether anything has changed is told by the version that the newest
+materialization read. What a look costs stands in docs/ui.md; a look must end within the 60 seconds that Dagster gives it.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.cache_state import tokenizer_state
+from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.requests import build_request, requestable
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import Source
+from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.network import briefly
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES
+
+UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
+ASKING_SECONDS = 20.0  # no data set is asked for later in a look; one that does not answer takes up to 20 more
+
+
+def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
+    return [upstream_revision_sensor(registry), notes_folder_sensor(registry)]
+
+
+def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+    """Cursor: {next: whose turn it is, asked: {name: the version that a build was asked for}}."""
+    names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
+    builds = registry.dagster.upstream_builds
+
+    @dg.sensor(
+        name=UPSTREAM_SENSOR,
+        asset_selection=requestable(registry),
+        minimum_interval_seconds=registry.dagster.upstream_seconds,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Asks the hub for the newest commit of every data set that is read from there and not pinned. One that has moved shows "
+        "as unsynced" + (", and is built again." if builds else "; with upstream_builds = true in [dagster] it is built again as well."),
+    )
+    def look_at_the_hub(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
+        if not names:
+            return dg.SensorResult(skip_reason="There is nothing to ask: no data set here is read from the hub at its newest commit.")
+        look = _Look(context, registry, cache_root)
+        state = json.loads(context.cursor or "{}")
+        wanted = {name: version for name, version in state.get("wanted", {}).items() if name in names}
+        first = names.index(state["next"]) if state.get("next") in names else 0
+        began, count = clock(), 0
+        with briefly():
+            for name in names[first:] + names[:first]:
+                if count and clock() - began >= ASKING_SECONDS:
+                    break
+                count += 1
+                version = look.at(name)
+                if version is None:
+                    continue
+                look.observe(name)
+                built = built_versions(context.instance, registry, name)
+                if builds and built and built != {version} and wanted.get(name) != version and look.request(name):
+                    wanted[name] = version
+        following = names[(first + count) % len(names)]
+        later = f" ({following} is next)" if count < len(names) else ""
+        whole = f"Asked the hub for {_counted(count, 'data set')} of {len(names)}{later}"
+        return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has moved")
+
+    return look_at_the_hub
+
+
+def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
+    """Cursor: {name: {version, since: when that was first seen, asked: whether it was asked for}} of what is not built as it is."""
+    names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
+    quiet = registry.dagster.notes_quiet_seconds
+
+    @dg.sensor(
+        name=NOTES_SENSOR,
+        asset_selection=requestable(registry),
+        minimum_interval_seconds=registry.dagster.notes_seconds,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description=f"Looks at the folders of notes, and builds a data set when its folder has changed and then been quiet for {quiet} "
+        "seconds (notes_quiet_seconds in [dagster]).",
+    )
+    def look_at_the_folders(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
+        if not names:
+            return dg.SensorResult(skip_reason="There is nothing to look at: no data set here is a folder of notes.")
+        look = _Look(context, registry, cache_root)
+        before: dict[str, Any] = json.loads(context.cursor or "{}")
+        waiting: dict[str, Any] = {}
+        for name in names:
+            version = look.at(name)
+            if version is None:
+                waiting |= {name: before[name]} if name in before else {}
+                continue
+            if built_versions(context.instance, registry, name) == {version}:
+                continue
+            now, seen = clock(), before.get(name, {})
+            if seen.get("version") != version:
+                seen = {"version": version, "since": now, "asked": False}
+            left = seen["since"] + quiet - now
+            if seen["asked"]:
+                look.say(name, "was asked for: it is being built, or that failed, and then waits for another change")
+            elif left > 0:
+                look.say(name, f"has changed; it is built when nothing changes for {left:.0f} more seconds")
+            elif look.request(name):
+                look.observe(name)
+                seen = {**seen, "asked": True}
+            waiting[name] = seen
+        return look.result(waiting, f"Looked at {_counted(len(names), 'folder')} of notes", quiet="nothing has changed")
+
+    return look_at_the_folders
+
+
+def _watchable(registry: Registry) -> list[str]:
+    every = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    return [name for name in every if registry.source(name).enabled]
+
+
+def _asks_the_hub(registry: Registry, source: Source) -> bool:
+    """Whether its revision is the newest commit of a hub data set, or made of such."""
+    if isinstance(source, HubData):
+        return source.follows_the_hub
+    members = [registry.pretrain[name] for name in getattr(source, "members", {}) if name in registry.pretrain]
+    return any(_asks_the_hub(registry, member) for member in members)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+class _Look:
+    """One tick: what was seen, what to tell, and what to ask for."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
+        self._context, self._registry, self._root = context, registry, cache_root.path
+        self._seen: dict[str, dg.AssetObservation] = {}
+        self._events: list[dg.AssetObservation] = []
+        self._requests: list[dg.RunRequest] = []
+        self._said: list[str] = []
+
+    def at(self, name: str) -> str | None:
+        """The version that a data set's upstream has now; None where it cannot be asked, which is told."""
+        try:
+            self._seen[name] = observe_revision(self._registry, name, root=self._root)
+        except NielsCacheError as error:
+            self._context.log.warning(f"{name} could not be looked at: {error}")
+            self._said.append(f"{name} could not be looked at: {error}")
+            return None
+        return version_of(self._seen[name])
+
+    def observe(self, name: str) -> None:
+        """Record what was seen, if it is not what was recorded last."""
+        last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
+        if last is not None and version_of(last) == version_of(seen):
+            return
+        self._events.append(seen)
+        same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
+        self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
+
+    def request(self, name: str) -> bool:
+        """Ask for a build of what was seen. False, which is told, where it could only fail."""
+        if tokenizer_state(self._root).state == "missing":
+            self.say(name, "is to be built, and there is no tokenizer yet: materialize that first")
+            return False
+        definitions = self._context.repository_def
+        assert definitions is not None  # the daemon's ticks have it
+        self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions))
+        self.say(name, "is asked for")
+        return True
+
+    def say(self, name: str, what: str) -> None:
+        self._context.log.info(f"{name} {what}")
+        self._said.append(f"{name} {what}")
+
+    def result(self, cursor: dict[str, Any], whole: str, *, quiet: str) -> dg.SensorResult:
+        """A tick that asks for runs shows these; what there is to tell beside them stands in its log."""
+        return dg.SensorResult(
+            run_requests=self._requests,
+            asset_events=self._events,
+            cursor=json.dumps(cursor),
+            skip_reason=None if self._requests else f"{whole}: {'; '.join(self._said) or quiet}.",
+        )

@@ -1,0 +1,88 @@
+"""When small SFT data sets are built by themselves: Dagster's own evaluation of the condition, tick by tick, over real builds."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.defs.assets.upstream import observe_revision
+from niels_cache_assets.defs.keys import family_keys
+from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
+
+TALKS = """
+[sft.talks]
+source = "chat_jsonl"
+files = ["talks.jsonl"]
+"""
+
+
+class Automation:
+    """The condition of a project, evaluated as the sensor does; what it asks for is only told."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.cursor: object = None
+
+    def tick(self) -> set[str | None]:
+        """The partitions that are asked for, all three assets of each."""
+        result = dg.evaluate_automation_conditions(self.project.defs, self.project.instance, cursor=self.cursor)  # type: ignore[arg-type]
+        self.cursor = result.cursor
+        asked = [result.get_requested_partitions(key) for key in family_keys("sft")]
+        assert asked[0] == asked[1] == asked[2], "one build makes all three"
+        return asked[0]
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    project = Project(tmp_path, tiny_model)
+    (tmp_path / "talks.jsonl").write_bytes((tmp_path / "chats.jsonl").read_bytes())
+    project.configure(extra=TALKS)
+    return project
+
+
+def build(project: Project, *names: str) -> None:
+    for name in names:
+        project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
+        assert project.build(name, family="sft").success
+
+
+def name_automatic(project: Project, names: str) -> None:
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\nautomatic_sft = {names}\n"))
+
+
+def test_other_bytes_of_the_tokenizer_ask_for_a_build_and_nothing_else_does(project: Project) -> None:
+    automation = Automation(project)
+    assert automation.tick() == set()
+    assert project.build_tokenizer().success
+    build(project, "chats", "talks")
+    assert automation.tick() == set()
+    assert project.build_tokenizer(force=True).success
+    assert automation.tick() == set(), "it is the same tokenizer"
+    project.import_other_tokenizer(extra=TALKS)
+    assert project.build_tokenizer().success
+    assert automation.tick() == {"chats", "talks"}
+    assert automation.tick() == set(), "they are asked for once"
+    build(project, "chats", "talks")
+    assert automation.tick() == set()
+
+
+def test_only_the_data_sets_that_are_named_are_automatic_and_what_was_never_built_is_not_begun(project: Project) -> None:
+    name_automatic(project, '["talks"]')
+    assert project.build_tokenizer().success
+    build(project, "chats")
+    automation = Automation(project)
+    assert automation.tick() == set(), "talks is missing, and was before this was turned on"
+    build(project, "talks")
+    assert automation.tick() == set()
+    project.import_other_tokenizer(extra=TALKS)
+    name_automatic(project, '["talks"]')
+    assert project.build_tokenizer().success
+    assert automation.tick() == {"talks"}
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(project: Project) -> None:
+    name_automatic(project, '["talk"]')
+    with pytest.raises(NielsCacheError, match=r"\[dagster\] automatic_sft names an unknown SFT data set 'talk'; did you mean 'talks'\?"):
+        _ = project.defs

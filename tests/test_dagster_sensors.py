@@ -1,0 +1,346 @@
+"""What the sensors see, say and ask for, on the loopback hub and on a folder of notes, tick by tick; and that all of it is off at first."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.defs.assets.upstream import REVISION
+from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
+from niels_cache_assets.defs.requests import UPSTREAM_TAG
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.sensors import notes_folder_sensor, upstream_revision_sensor
+from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.sources.files import _content_digest
+from tests.dagster_tools import Project, checks, metadata
+from tests.hub_repositories import json_lines
+from tests.loopback_hub import LoopbackHub
+from tests.prepared_project import prepare_project
+
+TOKEN = "hf_averysecrettokenofatest"
+DOLLY, WIKITEXT, FINEWEB = "databricks/databricks-dolly-15k", "Salesforce/wikitext", "HuggingFaceFW/fineweb-edu"
+ON_THE_HUB = """
+[pretrain.wiki]
+source = "wikitext"
+
+[pretrain.mix]
+source = "interleave"
+members = {{ wiki = 1, books = 1 }}
+{more}
+[sft.dolly]
+source = "dolly15k"
+"""
+NOT_ASKED = """
+[pretrain.web]
+source = "fineweb_edu"
+pinned_revision = "main"
+
+[pretrain.mirror]
+source = "wikitext"
+files = ["notes.jsonl"]
+
+[pretrain.off]
+source = "huggingface"
+dataset = "someone/something"
+enabled = false
+"""
+VAULT = """
+[pretrain.vault]
+source = "markdown_folder"
+path = "vault"
+{more}
+"""
+
+
+class Clock:
+    """Seconds that the test sets; each look at it takes `step`."""
+
+    def __init__(self, step: float = 0) -> None:
+        self.now, self.step = 1_000_000.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now - self.step
+
+
+class Watch:
+    """A sensor of a project, tick after tick as the daemon does: the cursor is kept, and observations are recorded."""
+
+    def __init__(self, project: Project, sensor: dg.SensorDefinition) -> None:
+        self.project, self.sensor = project, sensor
+        self.cursor: str | None = None
+        self.observed: list[str | None] = []
+        self.requests: list[dg.RunRequest] = []
+
+    def tick(self) -> str:
+        """What it says; empty where it asks for runs."""
+        context = dg.build_sensor_context(
+            instance=self.project.instance,
+            cursor=self.cursor,
+            definitions=self.project.defs,
+            resources={"cache_root": CacheRoot(root=str(self.project.root))},
+        )
+        done = self.sensor.evaluate_tick(context)
+        for event in done.asset_events:
+            self.project.instance.report_runless_asset_event(event)
+        self.cursor, self.requests = done.cursor, [*(done.run_requests or [])]
+        self.observed = [event.partition for event in done.asset_events]
+        return done.skip_message or ""
+
+    @property
+    def asked_for(self) -> list[str | None]:
+        return [request.partition_key for request in self.requests]
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    return Project(tmp_path, tiny_model)
+
+
+@pytest.fixture
+def hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
+    """The loopback hub, for this process: the address of the real one is replaced."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setenv("NIELS_CACHE_NETWORK_PATIENCE", "0")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
+
+
+def watch_the_hub(project: Project, *, builds: bool = False, more: str = "", step: float = 0) -> Watch:
+    configure(project, ON_THE_HUB.format(more=more), **({"upstream_builds": "true"} if builds else {}))
+    return Watch(project, upstream_revision_sensor(project.registry, clock=Clock(step)))
+
+
+def configure(project: Project, extra: str, **keys: str) -> None:
+    project.configure(extra=extra)
+    toml = project.folder / "niels_cache.toml"
+    lines = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\n{lines}"))
+
+
+def publish(hub: LoopbackHub, repository: str, text: str = "another line") -> str:
+    """A new commit, and what it is called."""
+    hub.repositories[repository] = {**hub.repositories[repository], "more.jsonl": json_lines([{"text": text}])}
+    return hub.commit(repository)
+
+
+def record_build(project: Project, name: str) -> None:
+    """As if it had just been built from what upstream was observed to be."""
+    family = project.registry.family_of(name)
+    newest = project.instance.fetch_observations(UPSTREAM_KEYS[family], limit=1).records[0].storage_id
+    tags = {f"dagster/input_event_pointer/{UPSTREAM_KEYS[family].to_user_string()}": str(newest)}
+    project.instance.report_runless_asset_event(dg.AssetMaterialization(META_KEYS[family], partition=name, tags=tags))
+
+
+def test_everything_that_watches_is_off_until_someone_turns_it_on(project: Project) -> None:
+    repository = project.defs.get_repository_def()
+    sensors = {sensor.name: sensor for sensor in repository.sensor_defs}
+    schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
+    assert set(sensors) == {"upstream_revision_sensor", "notes_folder_sensor", "sft_automation"}
+    assert {sensor.default_status for sensor in sensors.values()} == {dg.DefaultSensorStatus.STOPPED}
+    assert {name: (schedule.job_name, schedule.cron_schedule) for name, schedule in schedules.items()} == {
+        "nightly_upstream": ("observe_upstream", "0 3 * * *"),
+        "nightly_verification": ("verify_caches", "30 3 * * *"),
+    }
+    assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.STOPPED}
+    assert all(each.description for each in [*sensors.values(), *schedules.values()])
+
+
+def test_where_there_is_nothing_to_watch_the_sensors_say_so(project: Project) -> None:
+    hub, notes = upstream_revision_sensor(project.registry), notes_folder_sensor(project.registry)
+    assert Watch(project, hub).tick() == "There is nothing to ask: no data set here is read from the hub at its newest commit."
+    assert Watch(project, notes).tick() == "There is nothing to look at: no data set here is a folder of notes."
+
+
+def test_a_data_set_that_moved_on_the_hub_is_observed_once(project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project)
+    assert f"Asked the hub for 3 data sets of 3: wiki is at {hub.commit(WIKITEXT)} now; mix is at sha256:" in watch.tick()
+    assert watch.observed == ["wiki", "mix", "dolly"]
+    assert watch.tick() == "Asked the hub for 3 data sets of 3: nothing has moved."
+    assert watch.observed == []
+    commit = publish(hub, DOLLY)
+    assert watch.tick() == f"Asked the hub for 3 data sets of 3: dolly is at {commit} now."
+    assert (watch.observed, watch.requests) == (["dolly"], [])
+    last = project.instance.fetch_observations(UPSTREAM_KEYS["sft"], limit=1).records[0].asset_observation
+    assert last is not None
+    assert metadata(last)[REVISION] == commit  # type: ignore[arg-type]
+    assert watch.tick() == "Asked the hub for 3 data sets of 3: nothing has moved."
+    publish(hub, WIKITEXT)
+    watch.tick()
+    assert watch.observed == ["wiki", "mix"], "what is mixed from it has moved as well"
+
+
+def test_what_is_pinned_local_or_switched_off_is_not_asked(project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project, more=NOT_ASKED)
+    assert watch.tick().startswith("Asked the hub for 3 data sets of 3: ")
+    asked = {path for _, path, _ in hub.requests}
+    assert asked == {f"/api/datasets/{name}" for name in (WIKITEXT, DOLLY)}
+
+
+def test_a_hub_that_is_down_is_told_plainly_and_what_answers_is_still_observed(project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project)
+    hub.down = True
+    said = watch.tick()
+    assert said.startswith(
+        "Asked the hub for 3 data sets of 3: wiki could not be looked at: Salesforce/wikitext: the hub cannot be reached now"
+    )
+    assert said.count("could not be looked at") == 3
+    assert (watch.observed, watch.requests) == ([], [])
+    hub.down = False
+    del hub.repositories[WIKITEXT]
+    said = watch.tick()
+    assert "wiki could not be looked at: Salesforce/wikitext: no such data set on the hub, or a private one" in said
+    assert watch.observed == ["dolly"]
+
+
+def test_a_look_ends_in_time_and_the_next_one_begins_where_it_ended(project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project, step=11)
+    assert watch.tick().startswith("Asked the hub for 2 data sets of 3 (dolly is next): ")
+    watch.tick()
+    assert watch.observed == ["dolly"]
+    assert watch.tick() == "Asked the hub for 2 data sets of 3 (wiki is next): nothing has moved."
+    watch.cursor = json.dumps({"next": "a data set that is gone"})
+    assert "(dolly is next)" in watch.tick()
+
+
+def test_with_the_option_what_was_built_is_asked_for_once_for_each_revision(project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project, builds=True)
+    project.build_tokenizer()
+    watch.tick()
+    assert (len(watch.observed), watch.requests) == (3, []), "what nobody has built is not begun"
+    record_build(project, "dolly")
+    assert watch.tick().endswith("nothing has moved.")
+    commit = publish(hub, DOLLY)
+    publish(hub, WIKITEXT)
+    assert watch.tick() == ""
+    assert watch.asked_for == ["dolly"]
+    request = watch.requests[0]
+    version = request.tags[UPSTREAM_TAG]
+    assert (request.run_key, version.startswith(commit)) == (f"dolly@{version}", True)
+    assert request.asset_selection == [dg.AssetKey(["sft", name]) for name in ("train_pair", "val_pair", "meta_json")]
+    assert request.run_config == {"ops": {"stream_sft_dataset": {"config": {"wait": True}}}}
+    assert watch.tick().endswith("nothing has moved."), "while it runs, and if it fails"
+    publish(hub, DOLLY, "once more")
+    watch.tick()
+    assert (watch.asked_for, watch.requests[0].run_key != request.run_key) == (["dolly"], True)
+
+
+def test_a_token_is_sent_to_the_hub_and_stands_nowhere_else(
+    project: Project, hub: LoopbackHub, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    watch = watch_the_hub(project)
+    told = [watch.tick()]
+    hub.down = True
+    told.append(watch.tick())
+    hub.down = False
+    del hub.repositories[DOLLY]
+    told.append(watch.tick())
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    records = [record for key in UPSTREAM_KEYS.values() for record in project.instance.fetch_observations(key, limit=9).records]
+    assert len(records) == 3
+    assert len(caplog.records) > 3
+    everything = [*told, watch.cursor, records, caplog.text, [record.__dict__ for record in caplog.records], *capfd.readouterr()]
+    assert TOKEN not in repr(everything)
+
+
+@pytest.fixture
+def vault(project: Project) -> Iterator[Path]:
+    """The folder of the data set `vault`, which is built when it is quiet for 100 seconds."""
+    folder = project.folder / "vault"
+    (folder / "day").mkdir(parents=True)
+    for number in range(9):
+        (folder / "day" / f"{number}.md").write_text(f"Note {number}. " + "Words of a note. " * 9)
+    configure(project, VAULT.format(more=""), notes_quiet_seconds="100")
+    return folder
+
+
+def watch_the_notes(project: Project, clock: Clock) -> Watch:
+    return Watch(project, notes_folder_sensor(project.registry, clock=clock))
+
+
+def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_changes(project: Project, vault: Path) -> None:
+    project.build_tokenizer()
+    clock = Clock()
+    watch = watch_the_notes(project, clock)
+    assert watch.tick() == "Looked at 1 folder of notes: vault has changed; it is built when nothing changes for 100 more seconds."
+    clock.now += 99
+    (vault / "new.md").write_text("A new note.")
+    assert "for 100 more seconds" in watch.tick()
+    clock.now += 60
+    assert "for 40 more seconds" in watch.tick()
+    assert watch.observed == []
+    clock.now += 40
+    assert watch.tick() == ""
+    assert (watch.asked_for, watch.observed) == (["vault"], ["vault"])
+    assert watch.requests[0].run_key == f"vault@{watch.requests[0].tags[UPSTREAM_TAG]}"
+    clock.now += 1000
+    assert "vault was asked for: it is being built, or that failed" in watch.tick()
+    assert project.build("vault").success
+    assert watch.tick() == "Looked at 1 folder of notes: nothing has changed."
+    assert watch.cursor == "{}"
+    (vault / "new.md").write_text("A new note, and more of it.")
+    assert "has changed" in watch.tick()
+    (vault / "new.md").write_text("A new note.")
+    assert watch.tick().endswith("nothing has changed."), "it is as it was built"
+
+
+def test_files_that_did_not_change_are_not_read_again(project: Project, vault: Path) -> None:
+    watch = watch_the_notes(project, Clock())
+    watch.tick()
+    before = _content_digest.cache_info()
+    watch.tick()
+    after = _content_digest.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (0, 9)
+
+
+def test_a_folder_that_is_gone_is_told_and_the_others_are_looked_at(project: Project, vault: Path) -> None:
+    configure(project, VAULT.format(more='[pretrain.gone]\nsource = "roam"\npath = "gone"'))
+    said = watch_the_notes(project, Clock()).tick()
+    assert said.startswith("Looked at 2 folders of notes: vault has changed; ")
+    assert "gone could not be looked at: path = " in said
+    assert "is not a folder" in said
+
+
+def test_without_a_tokenizer_nothing_is_asked_for(project: Project, vault: Path) -> None:
+    configure(project, VAULT.format(more=""), notes_quiet_seconds="0")
+    watch = watch_the_notes(project, Clock())
+    assert watch.tick().endswith("vault is to be built, and there is no tokenizer yet: materialize that first.")
+    project.build_tokenizer()
+    assert watch.tick() == ""
+    assert watch.asked_for == ["vault"]
+
+
+def test_notes_that_are_cleaned_first_are_asked_for_with_their_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    project = prepare_project(
+        tmp_path, tiny_model, more='[pretrain.vault]\nsource = "markdown_folder"\npath = "books"\nprepare = ["dedup"]'
+    )
+    (tmp_path / "books" / "note.md").write_text("A note among the books.")
+    toml = tmp_path / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("[dagster]\n", "[dagster]\nnotes_quiet_seconds = 0\n"))
+    project.build_tokenizer()
+    watch = watch_the_notes(project, Clock())
+    assert watch.tick() == ""
+    (request,) = watch.requests
+    assert request.asset_graph_subset is not None
+    wanted = {f"{each.asset_key.to_user_string()} {each.partition_key}" for each in request.asset_graph_subset.iterate_asset_partitions()}
+    assert wanted == {
+        *(f"corpus/{name} vault" for name in ("documents", "kept", "report")),
+        "corpus/duplicates None",
+        *(f"pretrain/{name} vault" for name in ("train_shards", "val_shards", "meta_json")),
+    }
+    assert "was asked for" in watch.tick()
+
+
+def test_the_job_of_the_nightly_verification_reads_every_cache(project: Project) -> None:
+    project.build_tokenizer()
+    project.build("notes")
+    run = project.defs.resolve_job_def("verify_caches").execute_in_process(instance=project.instance)
+    evaluations = run.get_asset_check_evaluations()
+    assert [evaluation.check_name for evaluation in evaluations] == [IN_SYNC, IN_SYNC]
+    verified = {evaluation.asset_key.path[0]: evaluation.metadata["verified"].value for evaluation in evaluations}
+    assert verified == {"pretrain": 1, "sft": 0}
+    assert checks(run)[IN_SYNC].severity == dg.AssetCheckSeverity.WARN
