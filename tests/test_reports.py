@@ -172,6 +172,7 @@ def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project:
     ("line", "message"),
     [
         ("max_epoch = 2", "[reports] has an unknown key 'max_epoch'; did you mean 'max_epochs'?"),
+        ("[blend.mix]\nweights = { a = 1 }\nsequence_length = 8\nnum_samples = 2000000000000000000", "[blend.mix] num_samples ="),
         ("steps = 0", "[reports] steps = 0: input should be greater than or equal to 1"),
         ("max_epochs = inf", "[reports] max_epochs = inf: input should be less than or equal to 1048576"),
     ],

@@ -16,7 +16,7 @@ class BlendSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, a name of a pretrain table; any scale")
     sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")
-    num_samples: int = Field(ge=1, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
+    num_samples: int = Field(ge=1, le=2**60, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
     seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
     split: str = Field(ALL_TRAIN, description='Shares of each member that are train, valid and test: --split, such as "99,1,0"')
     part: Literal["train", "valid", "test"] = Field("train", description="Which of the three is blended")

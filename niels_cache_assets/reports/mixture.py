@@ -143,6 +143,8 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
             if not meta.get("built", True):
                 left_out[name] = "is switched off"
                 continue
+            if "train_tokens" not in meta:
+                raise NielsCacheError(f"{folder / META_NAME}: has no train_tokens; build it again with --force")
             opened[name] = _Split(PretrainWindows(str(folder / "train"), T=sequence_length).samples, meta["train_tokens"])
         except NielsCacheError as error:
             left_out[name] = str(error)
