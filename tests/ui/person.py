@@ -1,0 +1,186 @@
+"""What a person does with a mouse in the Dagster UI, one method for each: the tests of this folder, and the pictures of docs/.
+
+Selectors are the words that a person reads. A screenshot of every step goes to screenshots/, which git ignores.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode
+
+from playwright.sync_api import Locator, Page
+
+from tests.ui.running import RunningUi, wait_until
+
+ALBUM = Path(__file__).parent.parent.parent / "screenshots"
+RUN_SECONDS = 120
+BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id status } } } }"
+
+
+@dataclass
+class Person:
+    """`refused`: what the server has answered with an error so far. `frames`: what came over the websocket."""
+
+    page: Page
+    ui: RunningUi
+    album: Path = ALBUM
+    refused: list[str] = field(default_factory=list)
+    frames: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.album.mkdir(parents=True, exist_ok=True)
+        self.page.on("response", lambda answer: self.refused.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
+        self.page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: self.frames.append(str(frame))))
+
+    def look(self, name: str) -> None:
+        self.page.screenshot(path=self.album / f"{name}.png")
+
+    def open(self, path: str, **query: str) -> None:
+        self.page.goto(f"{self.ui.url}/{path}{'?' if query else ''}{urlencode(query)}")
+
+    def see(self, text: str | re.Pattern[str], *, seconds: float = 60) -> Locator:
+        found = self.page.get_by_text(text).first
+        found.wait_for(timeout=1000 * seconds)
+        return found
+
+    def press(self, label: str) -> None:
+        """The first button whose label begins so."""
+        self.page.locator("button", has_text=re.compile(f"^{re.escape(label)}")).first.click()
+
+    def choose(self, label: str) -> None:
+        """An entry of a menu that is open."""
+        self.page.get_by_role("menuitem").get_by_text(label, exact=True).last.click()
+
+    def open_graph(self, selection: str = "") -> None:
+        """The global graph, or what is selected of it, with every group expanded."""
+        self._select(selection)
+        self.page.mouse.click(700, 180, button="right")  # on the empty ground
+        all_groups = self.page.get_by_text(re.compile("^(Expand|Collapse) all groups")).last  # the first is hidden
+        all_groups.wait_for()
+        if all_groups.inner_text().startswith("Expand"):
+            all_groups.click()
+        else:  # the UI remembers it
+            self.page.keyboard.press("Escape")
+        # The first is in the menu, the next in a node: its details, or from further away its name.
+        self.page.get_by_text(re.compile("^(Automation|train_shards|meta_json)$")).nth(1).wait_for()
+
+    def materialize(self, asset: str) -> str:
+        """By the button of an asset without partitions; the id of the run."""
+        self.open(f"assets/{asset}")
+        return self.run_of(lambda: self.press("Materialize"))
+
+    def open_launchpad(self, asset: str, partition: str) -> None:
+        """Of an asset with partitions, the partition chosen and the editor empty."""
+        self.open(f"assets/{asset}")
+        self.see("Materialize")
+        self.page.locator("button", has_text=re.compile("^Materialize")).locator("xpath=../following-sibling::*//button").first.click()
+        self.choose("Open launchpad")
+        self._agree_to_siblings()
+        self.see("No errors")  # the editor and the partitions are loaded
+        self.page.get_by_placeholder("Partition").fill(partition)
+        self.choose(partition)
+        self.see(f"partition: {partition}")
+
+    def configure(self, yaml: str) -> None:
+        """Written into the editor of a launchpad."""
+        self.page.locator(".CodeMirror").last.click()
+        self.page.keyboard.press("Control+A")
+        self.page.keyboard.insert_text(yaml)
+
+    def launch(self) -> str:
+        """What a launchpad has; the id of the run, whose page opens."""
+        return self.run_of(lambda: self.dialog().locator("button", has_text=re.compile("^Materialize$")).click())
+
+    def open_partition(self, asset: str, partition: str) -> None:
+        self.open(f"assets/{asset}", view="partitions", partition=partition)
+        self.see("Latest materialization")
+
+    def materialize_partition(self, asset: str, partition: str) -> str:
+        """By the button, while one looks at the partition, and the dialog that it opens; the id of the run."""
+        self.open_partition(asset, partition)
+        self.press("Materialize")
+        self._agree_to_siblings()
+        return self.run_of(lambda: self.press("Launch 1 run"))
+
+    def back_fill(self, selection: str) -> str:
+        """All partitions of the assets that are selected in the graph; the id of the backfill."""
+        self._select(selection)
+        self.press("Materialize all")
+        self.see("All partitions")
+        self.look("backfill_dialog")
+        self.press("Launch backfill")
+        wait_until(lambda: bool(self.backfills()), seconds=60, what="the click has started no backfill")
+        return next(iter(self.backfills()))
+
+    def backfills(self) -> dict[str, str]:
+        """Status by id."""
+        return {each["id"]: each["status"] for each in self.ui.graphql(BACKFILLS)["partitionBackfillsOrError"]["results"]}
+
+    def run_of(self, act: Callable[[], None]) -> str:
+        """The id of the run that an act starts."""
+        before = {run["runId"] for run in self.ui.runs()}
+        act()
+        wait_until(lambda: len(self.ui.runs()) > len(before), seconds=60, what="no run has begun")
+        return next(run["runId"] for run in self.ui.runs() if run["runId"] not in before)
+
+    def watch(self, run: str, ending: str = "RUN_SUCCESS") -> None:
+        """The page of a run, until its log shows how it ends. The page is not loaded again: its log comes while it runs."""
+        self.open(f"runs/{run}")
+        self.see(ending, seconds=RUN_SECONDS)
+
+    def terminate(self, run: str) -> None:
+        self.open(f"runs/{run}")
+        self.press("Terminate")
+        self.press("Terminate 1 run")
+        self.see("Successfully requested termination")
+
+    def reload_definitions(self) -> None:
+        self.open("asset-groups")
+        self.press("Reload definitions")
+
+    def _select(self, selection: str) -> None:
+        self.open("asset-groups")
+        self.see("tokenizer")
+        if selection:
+            self.page.locator(".CodeMirror").first.click()
+            self.page.keyboard.type(selection)
+            self.page.keyboard.press("Escape")  # the suggestions
+            self.page.keyboard.press("Enter")
+            self.page.wait_for_timeout(3_000)  # the layout is made anew
+
+    def _agree_to_siblings(self) -> None:
+        """One pass makes all three assets of a data set; the UI asks whether the others may be made too."""
+        self.see("Materializing the current selection will also yield new materializations")
+        self.press("Confirm")
+
+    def execute_check(self, asset: str, check: str) -> str:
+        """By its button; the id of the run."""
+        self.open_check(asset, check)
+        return self.run_of(lambda: self.page.locator("button", has_text=re.compile("^Execute$")).click())
+
+    def open_check(self, asset: str, check: str) -> None:
+        self.open(f"assets/{asset}", view="checks", checkDetail=check)
+        self.see("About")
+
+    def entry(self, label: str) -> Locator:
+        """The row of an entry of metadata."""
+        return self.page.locator("tr", has=self.page.get_by_text(label, exact=True)).first
+
+    def show(self, label: str) -> None:
+        """What the UI hides behind [Show ...] beside an entry of metadata, in a dialog."""
+        self.entry(label).get_by_text(re.compile(r"^\[Show ")).click()
+        self.dialog().wait_for()
+        self.page.wait_for_timeout(500)  # it moves into place
+
+    def dialog(self) -> Locator:
+        return self.page.locator(".bp5-dialog").last
+
+    def pictures(self) -> int:
+        """How many are in the dialog that is open, all of them drawn."""
+        images = self.dialog().locator("img")
+        assert all(images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count()))
+        return images.count()
+
+    def close(self) -> None:
+        self.press("Close")
