@@ -45,8 +45,13 @@ def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
     `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is left out: its bytes depend on the
     parquet writer's version, the training content does not.
     """
-    lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if path.endswith((".bin", ".npy"))]
+    lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
     return sha256_text("".join(lines))
+
+
+def is_content(path: str) -> bool:
+    """Whether content_sha256 covers a file."""
+    return path.endswith((".bin", ".npy"))
 
 
 def write_meta(path: str, meta: Meta) -> None:

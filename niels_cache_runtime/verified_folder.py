@@ -4,6 +4,7 @@ A finding is told where the damage is: what follows from a damaged file, such as
 What must hold inside is `invariants`' business, which folders there are and how they are read together is `verify`'s.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, TOKENIZER_MODEL_NAME
 from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
 from niels_cache_runtime.invariants_sft import sft_parts
-from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, read_meta
+from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, is_content, read_meta
 from niels_cache_runtime.meta_form import form_problem
 from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.reading import Look, find_files
@@ -71,7 +72,21 @@ class VerifiedFolder:
                 raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
             self.meta = meta
         except (NielsCacheError, OSError) as error:
-            self._damage.append(as_problem(NielsCacheError(error), path))
+            self._listed = self._vouched_for()
+            path_of, problem = as_problem(NielsCacheError(error), path)
+            compared = "of its files only those that content_sha256 vouches for" if self._listed else "none of its files"
+            self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
+
+    def _vouched_for(self) -> FileEntries:
+        """What a meta.json that is damaged lists all the same: its list is believed as far as content_sha256 covers it, or not at all, so
+        that a file is not blamed for what is wrong with its entry."""
+        try:
+            meta = json.loads(self._build or b"")
+            listed = listed_files(meta, self.path)
+            intact = content_sha256(listed) == meta.get("content_sha256")
+        except (NielsCacheError, ValueError, RecursionError, AttributeError):
+            return {}
+        return {path: entry for path, entry in listed.items() if intact and is_content(path)}
 
     def was_rebuilt(self) -> bool:
         """Whether another build has taken its place since: then what was found is of two."""
@@ -79,9 +94,11 @@ class VerifiedFolder:
 
     def plan(self) -> dict[Path, Look | None]:
         """The files that are to be read, and who looks at each meanwhile."""
-        if self.meta is None or self.meta.get("built") is False:
-            return {}
         listed = {path: size for path, size in self.found.items() if path in self._listed}
+        if self.meta is None:
+            return {self.path / path: None for path in listed}
+        if self.meta.get("built") is False:
+            return {}
         make_parts = _PARTS.get(str(self.meta.get("kind")))
         if make_parts is not None:
             for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
@@ -94,7 +111,9 @@ class VerifiedFolder:
         problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
         if self.meta is not None and self.meta.get("built") is False:
             problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
-        elif self.meta is not None:
+        elif self.meta is None:
+            problems["files"] = [*self._damage, *(self._file_problems(hashes) if self._listed else ())]
+        else:
             damage = [*self._damage, *self._file_problems(hashes)]
             content = self._content_problems(self.meta, {path for path, _ in damage})
             problems = {"content": content, "files": damage, "tokenizer": self._tokenizer_problems(self.meta)}
@@ -107,7 +126,8 @@ class VerifiedFolder:
         for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
             yield path, "missing, though meta.json lists it"
         for path in sorted(self.found.keys() - self._listed.keys()):
-            yield path, "not listed in meta.json"
+            if self.meta is not None or not path.endswith(".parquet"):
+                yield path, "not listed in meta.json"
         for path in sorted(self.found.keys() & self._listed.keys()):
             listed, sha256 = self._listed[path], (hashes or {}).get(self.path / path)
             if self.found[path] != listed["bytes"]:
