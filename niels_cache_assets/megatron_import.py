@@ -19,6 +19,7 @@ from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.lineage_files import LineageWriter
 from niels_cache_assets.streaming.pretrain_writer import LINEAGE
+from niels_cache_assets.streaming.space import Need, require_room, telling
 from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
@@ -26,6 +27,7 @@ from niels_cache_runtime.formats import (
     MAX_VOCAB_SIZE,
     META_NAME,
     SPLITS,
+    TOKEN_BYTES,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
     Split,
@@ -87,7 +89,10 @@ def import_megatron(
     if "train" not in opened or not len(opened["train"].tokens):
         raise NielsCacheError(f"{prefixes.get('train', out_dir)}: holds no tokens for train; nothing was imported")
     total = sum(indexed.tokens.nbytes for indexed in opened.values())
-    with atomic_directory(out_dir) as partial:
+    tokens = sum(len(indexed.tokens) for indexed in opened.values())
+    need = Need(bytes=tokens * TOKEN_BYTES, why=f"{tokens:,} tokens", certain=True)
+    require_room(Path(out_dir), need, log=lambda message: None)
+    with telling(need), atomic_directory(out_dir) as partial:
         files: Files = {}
         counts: dict[Split, _Counts] = {}
         done = 0

@@ -32,7 +32,7 @@ from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.feed import Feed, ValShare
-from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room
+from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room, sft_need, telling
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -139,11 +139,13 @@ def build_dataset(
     context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
     resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
     run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
-    require_room(directory, _need(source, prepared), log=log)
-    if isinstance(source, PretrainSource):
-        return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
-    assert isinstance(source, SftSource)
-    return outcome("built", resumed_tokens=_build_sft(source, run))
+    need = _need(source, prepared)
+    require_room(directory, need, log=log)
+    with telling(need):
+        if isinstance(source, PretrainSource):
+            return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
+        assert isinstance(source, SftSource)
+        return outcome("built", resumed_tokens=_build_sft(source, run))
 
 
 def cache_fingerprint(
@@ -220,10 +222,9 @@ def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> 
 
 
 def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
+    text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(getattr(source, "files", None))
     if not isinstance(source, PretrainSource):
-        return None
-    files = getattr(source, "files", None)
-    text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(files) if files else None
+        return sft_need(text_bytes)
     return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=prepared is not None)
 
 

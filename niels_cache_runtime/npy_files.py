@@ -78,11 +78,12 @@ def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> ND
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
             try:
-                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+                os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
-                    raise
+                    raise OSError(error.errno, f"{error.strerror}: it takes {size:,} bytes", str(path)) from error
     return np.asarray(mapped)  # a plain array: numpy shuffles a subclass item by item, through Python
 
 

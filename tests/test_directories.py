@@ -138,6 +138,27 @@ def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_inte
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
 
 
+def test_a_first_build_that_the_disk_fails_says_that_nothing_is_there_and_what_of_it_is_kept(tmp_path: Path) -> None:
+    def fail(target: Path, *, journal: bool) -> None:
+        with atomic_directory(target, resumable=True) as partial:
+            write(partial / "shard", "half")
+            if journal:
+                write(partial / JOURNAL_NAME, "{}")
+            raise OSError(errno.EIO, "Input/output error", str(partial / "shard"))
+
+    def failing(target: Path, *, journal: bool) -> str:
+        with pytest.raises(NielsCacheError) as caught:
+            fail(target, journal=journal)
+        return str(caught.value).partition("system's log; ")[2]
+
+    new, old = tmp_path / "new", tmp_path / "old"
+    assert failing(new, journal=False) == f"nothing is there yet: {new}"
+    kept = "6 bytes of the unfinished build are kept, and the next run goes on with them"
+    assert failing(new, journal=True) == f"nothing is there yet: {new}; {kept}"
+    build(old, "one")
+    assert failing(old, journal=False) == f"the last good cache is unchanged: {old}"
+
+
 @pytest.mark.parametrize("step", ["_sync_tree", "sync_directory", "_exchange"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
 def test_a_last_step_that_is_interrupted_or_fails_loses_nothing(

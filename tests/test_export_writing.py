@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.export import writing
 from niels_cache_assets.export.formats import FORMATS
 from niels_cache_assets.export.writing import write_export
+from niels_cache_assets.streaming import space
 from niels_cache_runtime import NielsCacheError
 from tests.exports import contents, export, planned, random_documents, write_documents_cache
 from tests.hand_made import EOT, exchange, write_cache
@@ -201,10 +203,14 @@ def test_a_full_disk_is_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFi
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(writing.os, "fsync", full)
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     assert run("llmc", "notes", "--out", "data") == 1
     output, errors = capsys.readouterr()
     assert not output
-    assert errors == "niels-cache: error: data: No space left on device; the export was given up\n"
+    assert errors == (
+        "niels-cache: error: data: No space left on device (1.0 GB are free there); make room, or choose another cache directory; "
+        "the export was given up; its files take about 2.1 kB in all\n"
+    )
     assert not Path("data").exists()
 
 

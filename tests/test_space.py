@@ -3,20 +3,29 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming import space
-from niels_cache_assets.streaming.directories import partial_directory
-from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, shown
+from niels_cache_assets.streaming.directories import atomic_directory, partial_directory
+from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, shown, telling
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.formats import Split
+from niels_cache_runtime.npy_files import create_npy
 from tests.corpora import articles
+from tests.small_project import STAGES, small_project
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -40,10 +49,10 @@ def test_a_build_that_surely_does_not_fit_is_refused_and_a_guess_warns(tmp_path:
     leave_free(monkeypatch, 1_500_000)
     told: list[str] = []
     require_room(tmp_path / "a", None, log=told.append)
-    require_room(tmp_path / "a", Need(bytes=1_500_000, why="750,000 tokens", certain=True), log=told.append)
+    require_room(tmp_path / "a", Need(bytes=1_500_000, why="750,000 tokens", certain=True, fewer=True), log=told.append)
     assert not told
     with pytest.raises(NielsCacheError) as caught:
-        require_room(tmp_path / "a", Need(bytes=2_000_000, why="1,000,000 tokens", certain=True), log=told.append)
+        require_room(tmp_path / "a", Need(bytes=2_000_000, why="1,000,000 tokens", certain=True, fewer=True), log=told.append)
     assert str(caught.value) == (
         f"{tmp_path / 'a'}: 1,000,000 tokens take about 2.0 MB, and 1.5 MB are free; make room, or choose another cache directory, "
         "or ask for fewer tokens"
@@ -59,10 +68,10 @@ def test_what_an_unfinished_build_has_written_counts_as_room(tmp_path: Path, mon
     need = Need(bytes=100, why="50 tokens", certain=True)
     partial = tmp_path / ".a.partial"
     partial.mkdir()
-    (partial / "shard").write_bytes(bytes(90))
+    (partial / "shard").write_bytes(bytes(89))
     with pytest.raises(NielsCacheError):
         require_room(tmp_path / "a", need, log=pytest.fail)
-    (partial / "journal.json").touch()
+    (partial / "shard").write_bytes(bytes(90))
     require_room(tmp_path / "a", need, log=pytest.fail)
 
 
@@ -91,7 +100,7 @@ def test_only_the_size_of_plain_local_text_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(bytes(30))
     (tmp_path / "b.jsonl").write_bytes(bytes(12))
     assert file_bytes([str(tmp_path / "*.jsonl")]) == 42
-    assert file_bytes(["https://example.org/a.jsonl"]) is None
+    assert file_bytes(["https://example.org/a.jsonl"]) is file_bytes(None) is None
     for name in ("c.jsonl.gz", "c.parquet"):
         (tmp_path / name).touch()
         assert file_bytes([str(tmp_path / "a.jsonl"), str(tmp_path / name)]) is None
@@ -147,6 +156,68 @@ def test_a_refusal_names_the_file_what_is_free_and_what_to_do(tmp_path: Path, mo
     with pytest.raises(OSError, match="Odd") as caught, naming(path):
         raise OSError(99, "Odd", "another")
     assert caught.value.filename == "another"
+
+
+def test_a_refusal_says_what_could_not_be_written_and_what_all_of_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_free(monkeypatch, 4_100)
+
+    def fail(code: int, need: Need | None) -> None:
+        with telling(need), atomic_directory(tmp_path / "target") as partial, naming(partial / "shard", writes=65_536):
+            raise OSError(code, os.strerror(code))
+
+    def failing(code: int, need: Need | None) -> str:
+        with pytest.raises(NielsCacheError) as caught:
+            fail(code, need)
+        return str(caught.value)
+
+    need = Need(bytes=1_200_000_000, why="600,000,000 tokens", certain=False)
+    assert failing(28, need) == (
+        f"{tmp_path}/.target.partial/shard: No space left on device (writing 65.5 kB more failed, 4.1 kB are free there); make room, or "
+        f"choose another cache directory; nothing is there yet: {tmp_path}/target; 600,000,000 tokens take about 1.2 GB in all"
+    )
+    assert failing(28, None).endswith(f"nothing is there yet: {tmp_path}/target")
+    assert failing(5, need).endswith(f"nothing is there yet: {tmp_path}/target")
+
+
+def test_a_build_of_each_kind_whose_size_is_known_or_guessed_says_so_before_it_begins(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = small_project(tmp_path, tiny_model)
+    for stage in ("tokenizer", "corpus", "pretrain", "export"):
+        STAGES[stage](project)
+    registry, root = project.registry, project.root
+    leave_free(monkeypatch, 100)
+    (root / "sft").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(NielsCacheError) as caught:
+            build_dataset(registry, "chats", root=root)
+    assert re.search(r"nothing is there yet: .*/sft/chats; the tokens of .* take about [\d.]+ kB in all$", str(caught.value))
+    told: list[str] = []
+    build_dataset(registry, "chats", root=root, log=told.append)
+    prepare_corpus(registry, "notes", root=root, processes=1, force=True, log=told.append)
+    guesses = [line.partition(" may not fit on its disk: ")[2] for line in told if line.startswith("warning: ")]
+    assert [re.sub(r"[\d.]+ (kB|bytes)", "N", guess) for guess in guesses] == [
+        "the tokens of N of text, twice while they are dealt out, take about N, and N are free",
+        "the documents of N of text, compressed, take about N, and N are free",
+    ]
+    before = sorted(root.rglob("*"))
+    with pytest.raises(
+        NielsCacheError, match=r"duplicates: the hashes of \d+ documents in 8 bands take about [\d.]+ kB, and 100 bytes are free"
+    ):
+        STAGES["duplicates"](project)
+    with pytest.raises(NielsCacheError, match=r"exports: its files take about [\d.]+ kB, and 100 bytes are free"):
+        STAGES["export"](project)
+    prefixes: dict[Split, str | Path] = {"train": project.exports / "letters_train"}
+    with pytest.raises(NielsCacheError, match=r"back: [\d,]+ tokens take about [\d.]+ kB, and 100 bytes are free"):
+        import_megatron(prefixes, root / "back", vocabulary=Vocabulary(), shard_bytes=4096)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_an_array_says_how_much_of_a_full_disk_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: it takes 4,128 bytes: '.*/a\.npy'"):
+        create_npy(tmp_path / "a.npy", "<u4", (1000,))
 
 
 def test_bytes_are_shown_as_people_read_them() -> None:

@@ -26,8 +26,9 @@ from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
+from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit, work_on
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
+from niels_cache_assets.streaming.space import Need, require_room, telling
 from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
@@ -79,8 +80,19 @@ def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log:
         sweep_beside_hit(directory)
         return outcome("cache_hit", old, warning)
     log(f"looking for duplicates in {', '.join(wanted.corpora)}")
-    _write(registry, root, directory, wanted, force, log)
+    need = _need(wanted, certain=not work_on(directory).is_resumable)
+    require_room(directory, need, log=log)
+    with telling(need):
+        _write(registry, root, directory, wanted, force, log)
     return outcome("built", read_meta(str(directory / META_NAME)), warning)
+
+
+def _need(wanted: WantedDropLists, *, certain: bool) -> Need:
+    """Of a search from its beginning: of bands that are done, less is left."""
+    from niels_cache_assets.dedup.buckets import hashes_bytes
+
+    documents, bands = sum(meta["documents"]["kept"] for meta in wanted.corpora.values()), wanted.identity["bands"]
+    return Need(bytes=hashes_bytes(documents, bands=bands), why=f"the hashes of {documents:,} documents in {bands} bands", certain=certain)
 
 
 def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, force: bool, log: Log) -> None:

@@ -28,6 +28,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
+from niels_cache_assets.streaming.space import corpus_need, file_bytes, require_room, telling
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
@@ -126,7 +127,10 @@ def prepare_corpus(
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
     workers = processes or registry.build.threads or available_threads()
-    resumed_characters = _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
+    need = corpus_need(file_bytes(getattr(source, "files", None)))
+    require_room(directory, need, log=log)
+    with telling(need):
+        resumed_characters = _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
     return outcome("built", read_meta(str(directory / META_NAME)), resumed_characters=resumed_characters)
 
 

@@ -23,7 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 MAX_BUCKETS = 0xFFFFFFFF
 _AT_ONCE = 1 << 16
 _DIGESTS = "digests"  # (documents, 20) uint8
-_BUCKET_BYTES = 4
+_HASH_BYTES, _BUCKET_BYTES = 8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,11 @@ class Buckets:
         """One of each band, (documents,) uint32, open for reading: the bucket of each document, 0 for none."""
         with ExitStack() as stack:
             yield [stack.enter_context(open(self.scratch / _numbers(band), "rb")) for band in range(self.bands + 1)]
+
+
+def hashes_bytes(documents: int, *, bands: int) -> int:
+    """What the first step writes."""
+    return documents * (DIGEST_BYTES + _HASH_BYTES * (bands + 1))
 
 
 def number_buckets(

@@ -16,6 +16,7 @@ from pathlib import Path
 from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.streaming.locks import try_lock
+from niels_cache_assets.streaming.space import Need, naming, refusal, require_room, telling
 from niels_cache_runtime.errors import NielsCacheError
 
 OnBytes = Callable[[int], None]  # that many more are written
@@ -112,7 +113,9 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if progress is not None:
             progress(done, total)
 
-    with _staging(plan.folder, plan.stage, force=force) as stage:
+    need = Need(bytes=total, why="its files", certain=True)
+    with telling(need), _staging(plan.folder, plan.stage, force=force) as stage:
+        require_room(plan.folder, need, log=lambda message: None)  # beside the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:
@@ -135,7 +138,8 @@ def write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
         for block in blocks:
-            file.write(block)
+            with naming(path, writes=len(block)):
+                file.write(block)
             on_bytes(len(block))
         file.flush()
         os.fsync(file.fileno())
@@ -171,7 +175,7 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
             (stage / NEW).mkdir()
             yield stage
         except OSError as error:
-            raise NielsCacheError(f"{error.filename or folder}: {error.strerror or error}; the export was given up") from error
+            raise NielsCacheError(f"{refusal(error, folder)}; the export was given up") from error
         finally:
             if not (stage / OLD).exists():  # else it has what could not be put back
                 shutil.rmtree(stage, ignore_errors=True)

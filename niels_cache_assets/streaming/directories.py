@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal, sync_directory
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
-from niels_cache_assets.streaming.space import naming, refusal
+from niels_cache_assets.streaming.space import bytes_below, naming, refusal, shown
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -90,7 +90,7 @@ def atomic_directory(
     `target` is a directory that is not ours (`is_ours` says of a name in it whether we write such a thing), and for what the disk refuses.
     """
     target, partial = _real(target), partial_directory(target)
-    placed = False
+    placed, problem = False, ""
     try:
         _refuse_foreign_directory(target, is_ours)
         _make_parents(target)
@@ -105,14 +105,30 @@ def atomic_directory(
                 _take_place(partial, target)
                 placed = True
                 sync_directory(target.parent)
+            except OSError as error:
+                problem = refusal(error, target)  # how much was free, before what was written is removed
+                raise
             finally:
                 if placed or not _is_resumable(partial, resumable):
                     with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
                         _remove(partial)
                         _remove(_spare_journal(target))
     except OSError as error:
-        stands = "the new cache has taken its place, but a loss of power may undo that" if placed else "the last good cache is unchanged"
-        raise NielsCacheError(f"{refusal(error, target)}; {stands}: {target}") from error
+        stands = "the new cache has taken its place, but a loss of power may undo that" if placed else _what_stands(target)
+        left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
+        kept = f"; {shown(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
+        raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
+
+
+def _what_stands(target: Path) -> str:
+    """Said of the place of a build that failed."""
+    try:
+        os.lstat(target)
+    except FileNotFoundError:
+        return "nothing is there yet"
+    except OSError:
+        return "the last good cache, if there is one, is unchanged"
+    return "the last good cache is unchanged"
 
 
 def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:

@@ -1,7 +1,8 @@
 """Room on the disk: how much a build will take, held against what is free before it begins, and what is said when a disk refuses.
 
-A budget of tokens that a corpus which is there surely fills refuses a build that cannot end. One of a source of unknown length, which may
-end before, and an estimate from the size of source files only warn. Where neither is known nothing is said. Costs one statvfs.
+A size that is known (an export, an import, the bands of duplicates, a budget of tokens that a corpus which is there surely fills) refuses
+a build that cannot end. A budget of a source of unknown length, which may end before, and an estimate from the size of source files only
+warn. Where nothing is known nothing is said. Costs one statvfs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES
 
 _BYTES_PER_TOKEN = 4  # of text, roughly
+_COMPRESSED = 0.4  # of text, roughly, in the files of a corpus
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "make room, or choose another cache directory",
     errno.EDQUOT: "raise the quota, make room, or choose another cache directory",
@@ -30,11 +32,12 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """`bytes` that a build takes. `why`: what they follow from. `certain`: whether it takes them for sure."""
+    """`bytes` that a build takes, and `why`. `certain`: whether it takes them for sure. `fewer`: a budget of tokens asks for so many."""
 
     bytes: int
     why: str
     certain: bool
+    fewer: bool = False
 
 
 def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_bytes: int | None, exact: bool) -> Need | None:
@@ -45,18 +48,35 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
-        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=exact)
+        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=exact, fewer=True)
     return (
         None if of_text is None else Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes or 0)} of text", certain=False)
     )
 
 
-def file_bytes(patterns: Sequence[str]) -> int | None:
-    """Of local files that are plain text; None where there are others, whose text is larger than they are."""
+def sft_need(text_bytes: int | None) -> Need | None:
+    """Of an SFT cache: tokens lie in a spool while they are dealt to the splits."""
+    if text_bytes is None:
+        return None
+    tokens = text_bytes // _BYTES_PER_TOKEN
+    return Need(
+        bytes=2 * tokens * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes)} of text, twice while they are dealt out,", certain=False
+    )
+
+
+def corpus_need(text_bytes: int | None) -> Need | None:
+    """Of a corpus, whose documents are compressed; signatures, as many as there are documents, are not known."""
+    if text_bytes is None:
+        return None
+    return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {shown(text_bytes)} of text, compressed,", certain=False)
+
+
+def file_bytes(patterns: Sequence[str] | None) -> int | None:
+    """Of local files that are plain text; None where there are none, or others, whose text is larger than they are."""
     from niels_cache_assets.sources.compressed import compression_of
     from niels_cache_assets.sources.files import find_files
 
-    if any("://" in pattern for pattern in patterns):
+    if not patterns or any("://" in pattern for pattern in patterns):
         return None
     found = [file.url for file in find_files(patterns)]
     if any(compression_of(path) or path.endswith(".parquet") for path in found):
@@ -67,38 +87,58 @@ def file_bytes(patterns: Sequence[str]) -> int | None:
 def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:
     """Raise NielsCacheError where `target` surely does not fit beside the one that it replaces; tell `log` where it may not.
 
-    What an unfinished build has already written counts as room.
+    What an unfinished build has written counts as room: it is gone on with, or goes.
     """
+    from niels_cache_assets.streaming.directories import partial_directory  # which needs this module
+
     if need is None:
         return
     free = _free_bytes(target)
-    have = free + _resumable_bytes(target)
+    have = free + bytes_below(partial_directory(target))
     if need.bytes <= have:
         return
     about = f"{need.why} take about {shown(need.bytes)}, and {shown(have)} are free"
     if need.certain:
-        raise NielsCacheError(f"{target}: {about}; {_ADVICE[errno.ENOSPC]}, or ask for fewer tokens")
+        fewer = ", or ask for fewer tokens" if need.fewer else ""
+        raise NielsCacheError(f"{target}: {about}; {_ADVICE[errno.ENOSPC]}{fewer}")
     log(f"warning: {target} may not fit on its disk: {about}")
+
+
+@contextmanager
+def telling(need: Need | None) -> Iterator[None]:
+    """The block builds what takes so much: where it ends because a disk is full, the error says how much that is, if it is known."""
+    try:
+        yield
+    except NielsCacheError as error:
+        cause = error.__cause__
+        if need is None or not isinstance(cause, OSError) or cause.errno not in _FULL:
+            raise
+        raise NielsCacheError(f"{error}; {need.why} take about {shown(need.bytes)} in all") from cause
 
 
 def refusal(error: OSError, target: Path) -> str:
     """The path, what the system said and what to do, for an error of the disk while `target` was written."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = f"{reason} ({shown(_free_bytes(target))} are free there)"
+    if error.errno in _FULL:
+        reason = f"{reason} ({', '.join([*getattr(error, '__notes__', []), f'{shown(_free_bytes(where))} are free there'])})"
     advice = _ADVICE.get(error.errno or 0)
     return f"{where}: {reason}; {advice}" if advice else f"{where}: {reason}"
 
 
 @contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """An OSError of the block names `path`, where it names none: a system call on an open file does not know its name."""
+def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
+    """An OSError of the block names `path`, where it names none: a system call on an open file does not know its name.
+
+    `writes`: the bytes that the block puts there, which a refusal tells.
+    """
     try:
         yield
     except OSError as error:
         if error.filename is None:
             error.filename = str(path)
+        if writes is not None:
+            error.add_note(f"writing {shown(writes)} more failed")
         raise
 
 
@@ -117,15 +157,11 @@ def _free_bytes(target: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _resumable_bytes(target: Path) -> int:
-    from niels_cache_assets.streaming.directories import partial_directory  # which needs this module
-
-    partial = partial_directory(target)
-    if not (partial / JOURNAL_NAME).exists():
-        return 0
+def bytes_below(folder: Path) -> int:
+    """Of all files in it; 0 where it is not there."""
     count = 0
-    for folder, _, names in os.walk(partial):
+    for below, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # gone: another process may be at work there
-                count += os.path.getsize(os.path.join(folder, name))
+                count += os.path.getsize(os.path.join(below, name))
     return count

@@ -64,7 +64,7 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def write(self, data: memoryview | bytes) -> None:
-        with naming(self.path):
+        with naming(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
         self.bytes += len(data)
