@@ -1,16 +1,21 @@
 """The transport below the hub's library and web files, over servers that are functions."""
 
 import logging
+import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import hf_raise_for_status, httpx
 
 from niels_cache_assets.sources import http_answers, http_files, network, transport
 from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.files import SourceFile, reading
+from niels_cache_assets.sources.hub_errors import hub_errors
 from niels_cache_assets.sources.hub_text import Huggingface
 from niels_cache_runtime.errors import NielsCacheError
 from tests.loopback_hub import LoopbackHub
@@ -235,10 +240,55 @@ def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
     with network.patience(0.05):
         for _ in range(2):
             before = asked
-            with pytest.raises(SourceUnavailable, match="HTTP 500"):
+            with pytest.raises(SourceUnavailable, match="HTTP 500") as caught:
                 client(answer).get("http://example.test/a")
     assert before > 1
     assert asked == before + 1
+    assert f"HTTP 500, {asked} tries in 0 s" in str(caught.value)
+
+
+def test_a_wait_imports_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    tries = network.Tries("http://example.test/a")
+    with network.patience(60):
+        for _ in range(20):
+            tries.failed("gone")
+    assert len(set(waited)) > 15
+    assert max(waited) <= 1.5 * network.LONGEST_WAIT
+
+
+def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:
+    def loop(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(302, headers={"Location": "/loop?key=secret"})
+
+    def get() -> None:
+        client(loop).get("http://example.test/a", follow_redirects=True)
+
+    for block, who in ((hub_errors("a/b", None), "hub"), (reading(SourceFile("http://example.test/a", "a")), "server")):
+        with pytest.raises(NielsCacheError) as caught, block:
+            get()
+        assert f"cannot be read: the {who} redirects without end, last from http://example.test/loop; check" in str(caught.value)
+        assert not isinstance(caught.value, SourceUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "revision", "expected"),
+    [
+        (400, "", None, r"a/b: cannot be read: the hub answers HTTP 400 \(first \*\*\* second\); see .*"),
+        (451, "", None, r"a/b: cannot be read: the hub answers HTTP 451 \(first \*\*\* second\); see .*"),
+        (404, "RevisionNotFound", None, "a/b: the hub knows no newest commit of it; look at .*, or set pinned_revision"),
+        (404, "RevisionNotFound", "v2", "a/b: no revision 'v2'; see .*, or leave pinned_revision out"),
+    ],
+)
+def test_what_the_hub_answers_is_told_with_its_reason(status: int, code: str, revision: str | None, expected: str) -> None:
+    headers = {"X-Error-Code": code} if code else {}
+    request = httpx.Request("GET", "https://huggingface.co/api/datasets/a/b")
+    answer = httpx.Response(status, headers=headers, json={"error": "first hf_aSecretToken123\nsecond"}, request=request)
+    with pytest.raises(NielsCacheError) as caught, hub_errors("a/b", revision):
+        hf_raise_for_status(answer)
+    assert re.fullmatch(expected, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize(("said", "size"), [({}, 0), ({"Content-Range": "bytes */0"}, 0), ({"Content-Range": "bytes */12345"}, None)])

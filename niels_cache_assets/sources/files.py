@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_whole
-from niels_cache_assets.sources.network import first_line, install, is_of_network, shown
+from niels_cache_assets.sources.network import endless_redirect, first_line, install, is_of_network, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -156,6 +156,8 @@ def reading(file: SourceFile) -> Iterator[None]:
     except decompression_errors() as error:
         raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except Exception as error:
+        if remote and (endless := endless_redirect(error)):
+            raise NielsCacheError(f"{file.name}: cannot be read: the server {endless}; check the address") from error
         if remote and is_of_network(error):
             detail = type(error).__name__
             raise SourceUnavailable(f"{file.name}: cannot be reached now ({detail}); check the network and try again") from error

@@ -5,14 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.hub_tables import is_no_object
-from niels_cache_assets.sources.network import chain_of, first_line, is_of_network, without_secrets
+from niels_cache_assets.sources.network import chain_of, endless_redirect, first_line, is_of_network, without_secrets
 from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
 _REFUSALS = {401, 403, 404}
+_MOST_REASON = 300  # characters
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
@@ -49,11 +54,16 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     for link in chain:
         if isinstance(link, SourceUnavailable):  # what the transport gave up on, wrapped by a library
             return _unreachable(dataset, str(link))
-    statuses = {link.response.status_code for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None}
+    answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
+    statuses = {link.response.status_code for link in answers}
     page = f"https://huggingface.co/datasets/{dataset}"
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     if caused_by(errors.GatedRepoError) or "gated dataset" in str(error):
         return NielsCacheError(f"{dataset}: this data set is gated; accept its terms at {page} and {log_in}")
+    if endless := endless_redirect(error):
+        return NielsCacheError(f"{dataset}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
+    if caused_by(errors.RevisionNotFoundError) and revision is None:
+        return NielsCacheError(f"{dataset}: the hub knows no newest commit of it; look at {page}/commits/main, or set pinned_revision")
     if caused_by(errors.RevisionNotFoundError):
         return NielsCacheError(f"{dataset}: no revision {revision!r}; see {page}/commits/main, or leave pinned_revision out")
     if caused_by(errors.HFValidationError):
@@ -78,7 +88,15 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     if any(map(is_no_object, chain)):
         return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
+    if answers:
+        return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
+
+
+def _answer(error: HfHubHTTPError) -> str:
+    """The status, and the reason that the hub gives, if it does."""
+    reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
+    return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:

@@ -16,18 +16,16 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from niels_cache_assets import defaults
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    import torch
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
@@ -53,9 +51,8 @@ class _Patience:
         self._set_seconds = seconds
         self._thread = threading.current_thread()
         self.log = log
-        self.ended = False  # a request was given up, and none has been answered since
+        self.ended: tuple[int, float] | None = None  # failures, and since when, of requests given up; none has been answered since
         self.signals: socket.socket | None = None  # what came since `watched` began
-        self._jitter: torch.Generator | None = None
 
     @property
     def seconds(self) -> float:
@@ -101,14 +98,13 @@ class _Patience:
         """Whether nobody waits in vain for this thread: it is the main one, or what it works for is not in the main one either."""
         return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
-    def jitter(self) -> float:
-        """From 0.5 to 1.5, another in each process, so that they do not come back all at once. It decides waits and nothing else."""
-        import torch
 
-        if self._jitter is None:
-            self._jitter = torch.Generator()
-            self._jitter.seed()
-        return 0.5 + float(torch.rand((), generator=self._jitter))
+def _jitter() -> float:
+    """From 0.5 to 1.5, another in each process, so that they do not come back all at once. It decides waits and nothing else.
+
+    Of the clock: a generator of torch would have to be imported first, which may take longer than the wait.
+    """
+    return 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
 
 
 def _silent(message: str) -> None: ...
@@ -202,6 +198,15 @@ def chain_of(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def endless_redirect(error: BaseException) -> str | None:
+    """That a server sends on and on, and from where it did last, if that is what the error says."""
+    for link in chain_of(error):
+        if type(link).__name__ == "TooManyRedirects":  # of whichever client
+            request: Any = getattr(link, "_request", None)
+            return f"redirects without end{f', last from {shown(str(request.url))}' if request else ''}"
+    return None
+
+
 def is_of_network(error: BaseException) -> bool:
     """Whether the error, or one that it came of, says that a server could not be talked to: nothing that it would answer.
 
@@ -229,15 +234,16 @@ class Tries:
     def failed(self, problem: str, retry_after: float | None = None) -> None:
         """Wait until it is time to ask again, at least the seconds that the server names; SourceUnavailable where patience ends before."""
         now = time.monotonic()
-        self._since = self._since if self._failures else now
+        if not self._failures:
+            self._failures, self._since = _patience.ended or (0, now)
         self._failures += 1
         left = self._since + _patience.in_this_thread() - now
         if _patience.ended or left <= 0 or (retry_after or 0) > left:
-            _patience.ended = True
+            _patience.ended = self._failures, self._since
             tries = f"{self._failures} tries in {now - self._since:.0f} s" if self._failures > 1 else "one try"
             later = f", and asks to wait {retry_after:.0f} s" if retry_after else ""
             raise SourceUnavailable(f"{self._url}: {problem}, {tries}{later}")
-        wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * _patience.jitter())
+        wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * _jitter())
         wait = min(wait, left)
         if self._failures > 1 or wait > 2:
             _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
@@ -247,7 +253,7 @@ class Tries:
     def progressed(self) -> None:
         """The request was answered, or enough of its body came."""
         self._failures = 0
-        _patience.ended = False
+        _patience.ended = None
 
 
 @lru_cache(maxsize=1)
