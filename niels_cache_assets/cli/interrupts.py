@@ -34,7 +34,7 @@ def stop_on_signals() -> Iterator[None]:
     """Leave the block by `Interrupted` on SIGINT or SIGTERM, however the code inside dealt with the signal.
 
     Where that takes longer than `GRACE_SECONDS` (a call into C that does not return, such as a slow read) the process ends there and then.
-    That is as safe as a kill: caches are exchanged in one step, and the next build clears what a partial one left.
+    That is as safe as a kill: caches are exchanged in one step, and the next build goes on from what a partial one has recorded.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers

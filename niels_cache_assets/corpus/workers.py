@@ -50,7 +50,7 @@ def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], 
     except BrokenProcessPool as error:
         raise NielsCacheError(
             f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs `if __name__ == '__main__':`); "
-            "nothing was written; give fewer processes, or 1 to work without any"
+            "run it again with fewer processes, or 1 to work without any"
         ) from error
     finally:
         held.close()

@@ -1,6 +1,8 @@
 """A build that is killed anywhere ends, after a second run, in exactly the bytes of an undisturbed run.
 
-Each trial draws where it is killed from its seed, which is the number in the test's name: run the one test again to replay it.
+Each trial draws where it is killed from its seed, which is the number in the test's name: run the one test again to replay it. Kills at a
+call to the disk come at the same call then. Those at a moment come after the same share of an undisturbed run, whose seconds are measured
+anew, so not exactly where they came before: what failed may need several runs.
 """
 
 from __future__ import annotations
