@@ -18,7 +18,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my books").mkdir()
     for number in range(5):
-        (tmp_path / "my books" / f"{number}.txt").write_text("a book")
+        (tmp_path / "my books" / f"vol.{number}.txt").write_text("a book")
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
     return tmp_path

@@ -12,6 +12,7 @@ from typing import Any
 
 from niels_cache_assets.cli.cleaning import sources_of
 from niels_cache_assets.registry import PROFILES, is_valid_name, load_registry
+from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 
@@ -125,7 +126,8 @@ def _patterns(files: Iterable[str], wishes: Wishes) -> list[str]:
     by_kind: dict[tuple[str, str], list[str]] = {}
     for file in files:
         path = Path(file)
-        by_kind.setdefault((str(path.parent), "".join(path.suffixes[-2:])), []).append(file)
+        ending = path.suffixes[-2:] if path.suffix in COMPRESSIONS else path.suffixes[-1:]
+        by_kind.setdefault((str(path.parent), "".join(ending)), []).append(file)
     found: list[str] = []
     for (folder, suffix), members in by_kind.items():
         pattern = os.path.join(folder, f"*{suffix}")
