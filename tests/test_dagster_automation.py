@@ -9,6 +9,7 @@ from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import family_keys
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
+from tests.tiny import sentences
 
 TALKS = """
 [sft.talks]
@@ -52,7 +53,7 @@ def name_automatic(project: Project, names: str) -> None:
     toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\nautomatic_sft = {names}\n"))
 
 
-def test_other_bytes_of_the_tokenizer_ask_for_a_build_and_nothing_else_does(project: Project) -> None:
+def test_other_bytes_of_the_tokenizer_or_another_revision_ask_for_a_build_and_nothing_else_does(project: Project) -> None:
     automation = Automation(project)
     assert automation.tick() == set()
     assert project.build_tokenizer().success
@@ -66,6 +67,11 @@ def test_other_bytes_of_the_tokenizer_ask_for_a_build_and_nothing_else_does(proj
     assert automation.tick() == set(), "they are asked for once"
     build(project, "chats", "talks")
     assert automation.tick() == set()
+    text = (project.folder / "chats.jsonl").read_text().replace(sentences(1, seed=9)[0], "Another question.")
+    (project.folder / "chats.jsonl").write_text(text)
+    for name in ("chats", "talks"):
+        project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
+    assert automation.tick() == {"chats"}, "talks was looked at as well, and is what it was"
 
 
 def test_only_the_data_sets_that_are_named_are_automatic_and_what_was_never_built_is_not_begun(project: Project) -> None:

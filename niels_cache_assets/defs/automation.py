@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from niels_cache_assets.defs.assets.upstream import last_observation, version_of
 from niels_cache_assets.defs.keys import TRAIN_KEYS, UPSTREAM_KEYS, family_keys
 from niels_cache_assets.defs.presentation import Asset
 from niels_cache_assets.registry import Registry, refuse_choice
@@ -30,6 +31,31 @@ class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
         return dg.AutomationResult(context, context.candidate_subset.compute_intersection_with_partition_keys(set(self._names)))
 
 
+class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
+    """True for partitions whose upstream was observed at another version since the last tick.
+
+    Dagster's own condition on what is above looks at materializations, and upstream is only observed.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @property
+    def description(self) -> str:
+        return "What it is read from was observed to have changed"
+
+    def evaluate(self, context: dg.AutomationContext[dg.AssetKey]) -> dg.AutomationResult[dg.AssetKey]:
+        last, now = context.previous_max_storage_id, context.max_storage_id
+        changed = set()
+        if last is not None and now is not None:
+            instance = context.asset_graph_view.instance
+            for name in self._registry.partition_keys("sft"):
+                before, after = (last_observation(instance, self._registry, name, before=tick + 1) for tick in (last, now))
+                if before is not None and after is not None and version_of(before) != version_of(after):
+                    changed.add(name)
+        return dg.AutomationResult(context, context.candidate_subset.compute_intersection_with_partition_keys(changed))
+
+
 def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
     """The assets with a condition on SFT data sets: on one of the three that a build makes, for it makes all three.
 
@@ -39,7 +65,7 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
         if name not in registry.sft:
             refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
     conditions = dg.AutomationCondition
-    changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed())
+    changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
     missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # it is only observed, never made
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
     condition = eager & conditions.all_deps_blocking_checks_passed()
