@@ -194,7 +194,7 @@ def test_room_on_the_disk_is_taken_before_an_array_is_filled(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(NotWrittenError, match="No space left on device: the index cannot be written"):
+    with pytest.raises(NotWrittenError, match="No space left on device: it takes 8,388,736 bytes: the index cannot be written"):
         cache.open("test", {"more": True}, build)
     assert len([path for path in (tmp_path / "index").iterdir() if path.is_dir()]) == 1
 
