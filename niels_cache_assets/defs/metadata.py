@@ -60,7 +60,7 @@ def dataset_metadata(
 ) -> Metadata:
     """The data set as a whole, shown on meta_json. `settings` are those of the registry with this run's in them; `draw`: plots too."""
     meta = outcome.meta
-    metadata = {
+    recorded = {
         **_state(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
         "sha256": meta["meta_sha256"],
@@ -72,13 +72,14 @@ def dataset_metadata(
         "source": dg.MetadataValue.json(meta["source"]),
     }
     if not meta["built"] or tokenizer is None:
-        return metadata
-    metadata |= {
+        return recorded
+    counted = {
         "open_it": dg.MetadataValue.md(fenced(_snippet(outcome), "python")),
         "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
         "bytes": _bytes(meta["files"]),
+        **_characters_per_token(meta, SPLITS),
         "dropped": sum(meta["dropped"].values()),
         **shares(outcome, deduplicated=deduplicated),
         "dropped_by_reason": dropped_table(meta["dropped"]),
@@ -86,9 +87,8 @@ def dataset_metadata(
         "facts": dg.MetadataValue.json(meta["facts"]),
         "tokenizer_sha256": meta["tokenizer_sha256"],
         "vocab_size": meta["vocab_size"],
-        **_characters_per_token(meta, SPLITS),
     }
-    return {**measured(outcome, tokenizer, draw=draw), **metadata}
+    return {**measured(outcome, tokenizer, draw=draw), **counted, **recorded}  # in the order in which a person looks for them
 
 
 def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
