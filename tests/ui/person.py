@@ -77,8 +77,8 @@ class Person:
         self.page.locator("button", has_text=re.compile("^Materialize")).locator("xpath=../following-sibling::*//button").first.click()
         self.choose("Open launchpad")
         self._agree_to_siblings()
-        self.see("No errors")  # the editor and the partitions are loaded
-        self.page.get_by_placeholder("Partition").fill(partition)
+        self.see("No errors")  # the editor is loaded
+        wait_until(lambda: self._is_offered(partition), seconds=60, what=f"{partition} is not offered")
         self.choose(partition)
         self.see(f"partition: {partition}")
 
@@ -138,6 +138,17 @@ class Person:
     def reload_definitions(self) -> None:
         self.open("asset-groups")
         self.press("Reload definitions")
+
+    def _is_offered(self, partition: str) -> bool:
+        """What is typed while the partitions are loaded is forgotten when they are there."""
+        self.page.get_by_placeholder("Partition").fill(partition)
+        self.page.wait_for_timeout(1_000)
+        return self.page.get_by_role("menuitem").get_by_text(partition, exact=True).last.is_visible()
+
+    def open_groups(self) -> None:
+        """The graph of groups, as it is at first."""
+        self._select("")
+        self.page.get_by_text("fetching statuses").first.wait_for(state="hidden")
 
     def _select(self, selection: str) -> None:
         self.open("asset-groups")

@@ -1,0 +1,153 @@
+"""Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps that tests/ui takes; and draws those of
+docs/runtime.md.
+
+make pictures            two minutes, in a temporary folder; nothing is asked of the network
+
+What is shown is the quickstart profile, and the pages of docs/ as somebody's notes.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Locator
+
+from docs import runtime_pictures
+from tests.dagster_tools import Project
+from tests.ui.browser import browser_page
+from tests.ui.person import Person
+from tests.ui.running import running_ui
+
+DOCS = Path(__file__).parent
+IMAGES = DOCS / "images"
+MARGIN = 12  # pixels around what is shown
+COLOURS = 128  # of a picture of a page: it stays sharp, and becomes a third of its size
+TRAIN, META = "pretrain/train_shards", "pretrain/meta_json"
+
+CONFIG = f"""
+[build]
+cache_dir = "cache"
+[pretrain.python_docs]
+prepare = ["clean", "dedup"]
+cleaning = {{ min_characters = 40, min_words = 6, skip = ["no_stopwords", "not_english", "repetitive"] }}
+decontaminate = "off"
+[pretrain.my_notes]
+source = "markdown_folder"
+path = "{DOCS}"
+prepare = ["clean", "dedup"]
+[blend.mix]
+weights = {{ python_docs = 0.8, my_notes = 0.2 }}
+sequence_length = 512
+num_samples = 1_500
+[reports]
+batch_size = 16
+"""
+CHANGED = """
+[pretrain.my_letters]
+source = "jsonl"
+files = ["notes.jsonl"]
+[cleaning]
+min_words = 20
+"""
+
+
+def save(png: bytes, name: str) -> None:
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def take(shown: Locator, name: str) -> None:
+    save(shown.screenshot(), name)
+
+
+def graph(person: Person, name: str) -> None:
+    """All groups that are open, nothing around them."""
+    person.page.wait_for_timeout(2_000)  # the layout moves into place
+    groups = person.page.locator("foreignObject.group")
+    boxes = groups.evaluate_all("groups => groups.map(group => group.getBoundingClientRect().toJSON())")
+    left, top = (min(box[side] for box in boxes) - MARGIN for side in ("left", "top"))
+    right, bottom = (max(box[side] for box in boxes) + MARGIN for side in ("right", "bottom"))
+    save(person.page.screenshot(clip={"x": left, "y": top, "width": right - left, "height": bottom - top}), name)
+
+
+def niels_cache(project: Project, home: Path, *words: str) -> None:
+    settings = {"DAGSTER_HOME": str(home), "NIELS_CACHE_CONFIG": str(project.folder / "niels_cache.toml"), "PYTHONPATH": str(DOCS.parent)}
+    command = [sys.executable, "-m", "niels_cache_assets.cli", *words, "--profile", "quickstart"]
+    subprocess.run(command, env={**os.environ, **settings}, cwd=project.folder, check=True)
+
+
+def asset_graph(person: Person) -> None:
+    """A map: its groups. Opened it takes several screens."""
+    person.page.set_viewport_size({"width": 1800, "height": 900})
+    person.open_groups()
+    graph(person, "asset_graph")
+
+
+def corpus_graph(person: Person) -> None:
+    person.page.set_viewport_size({"width": 2400, "height": 1800})
+    person.open_graph('group:"corpus" or group:"pretrain"')
+    graph(person, "corpus_graph")
+
+
+def materialization(person: Person) -> None:
+    person.page.set_viewport_size({"width": 1300, "height": 1500})
+    person.open_partition(META, "python_docs")
+    person.show("plots")
+    take(person.dialog(), "materialization")
+
+
+def sft_sample(person: Person) -> None:
+    person.open_partition("sft/train_pair", "python_help")
+    person.show("samples")
+    take(person.dialog(), "sft_sample")
+
+
+def launchpad(person: Person) -> None:
+    person.page.set_viewport_size({"width": 1300, "height": 900})
+    person.open_launchpad(TRAIN, "python_docs")
+    person.configure("ops:\n  stream_pretrain_dataset:\n    config:\n      train_tokens: 200_000\n      val_tokens: 10_000\n")
+    person.page.wait_for_timeout(3_000)  # it is checked
+    take(person.dialog(), "launchpad")
+
+
+def in_sync(person: Person) -> None:
+    """After a change of the file."""
+    with open(person.ui.project.folder / "niels_cache.toml", "a", encoding="utf-8") as config:
+        config.write(CHANGED)
+    person.reload_definitions()
+    person.watch(person.execute_check(META, "caches_in_sync"))
+    person.open_check(META, "caches_in_sync")
+    take(person.entry("states"), "in_sync")
+
+
+def report(person: Person) -> None:
+    """The page that `niels-cache report` has written."""
+    person.page.set_viewport_size({"width": 1280, "height": 1300})
+    person.page.goto((person.ui.project.folder / "report.html").as_uri())
+    save(person.page.screenshot(), "report")
+
+
+PICTURES: tuple[Callable[[Person], None], ...] = (asset_graph, corpus_graph, materialization, sft_sample, launchpad, report, in_sync)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    runtime_pictures.main(IMAGES)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        project = Project(folder / "project", folder / "none.model")
+        (project.folder / "niels_cache.toml").write_text(CONFIG, encoding="utf-8")
+        niels_cache(project, folder / "home", "build-all")
+        niels_cache(project, folder / "home", "report", "--out", str(project.folder / "report.html"))
+        with running_ui(folder, folder / "none.model", project=project) as ui, browser_page() as page:
+            for picture in PICTURES:
+                picture(Person(page, ui))
+
+
+if __name__ == "__main__":
+    main()
