@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test torture lint format bench
+.PHONY: help cache ui test torture lint format bench pictures
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -34,7 +34,7 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 	exec $(BIN)/niels-cache ui --port $(PORT)
 
 test: $(STAMP)  ## all tests
-	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 torture: $(STAMP)  ## the long fault tests: hundreds of kills, faults and flips (an hour or more)
 	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile tests/faults $(TEST_ARGS)
@@ -51,6 +51,9 @@ format: $(STAMP)  ## format, and fix what ruff can fix
 bench: $(STAMP)  ## every benchmark, one after the other
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
+pictures: $(STAMP)  ## take and draw the pictures of README and docs again (needs Chromium)
+	@$(BIN)/python -m docs.pictures
+
 # Installs again only when what is to be installed has changed; otherwise needs no network.
 # torch comes first and alone, so that a failed download of its gigabytes fails early, and setuptools with it, so that
 # the project itself is installed with the pinned one.
@@ -60,5 +63,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing pinned dependencies into $(VENV) (torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index)"
 	@$(PIP) torch setuptools
-	@$(PIP) --quiet --no-build-isolation -e '.[dev,bench]'
+	@$(PIP) --no-build-isolation -e '.[dev,bench]'
 	@touch $@

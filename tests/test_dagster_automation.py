@@ -88,6 +88,19 @@ def test_only_the_data_sets_that_are_named_are_automatic_and_what_was_never_buil
     assert automation.tick() == {"talks"}
 
 
+def test_nothing_is_begun_that_nobody_built_neither_when_it_is_new_in_the_file_nor_when_the_tokenizer_changes(project: Project) -> None:
+    project.configure(extra="")
+    assert project.build_tokenizer().success
+    build(project, "chats")
+    automation = Automation(project)
+    assert automation.tick() == set()
+    project.configure(extra=TALKS)
+    assert automation.tick() == set(), "talks has come into the file"
+    project.import_other_tokenizer(extra=TALKS)
+    assert project.build_tokenizer().success
+    assert automation.tick() == {"chats"}
+
+
 def test_an_unknown_name_is_refused_with_the_nearest(project: Project) -> None:
     name_automatic(project, '["talk"]')
     with pytest.raises(NielsCacheError, match=r"\[dagster\] automatic_sft names an unknown SFT data set 'talk'; did you mean 'talks'\?"):

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
             from niels_cache_assets.defs.web import serve  # takes seconds: dagster
 
             watching = " (read-only)" if arguments.read_only else ""
-            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(f"{address}{watching}; Ctrl-C stops it"))
+            said = f"{address}{watching}; the graph: {address}/asset-groups; Ctrl-C stops it"
+            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(said, soft_wrap=True))
         except _Stopped:
             console.print("stopped")
             sys.stdout.flush()

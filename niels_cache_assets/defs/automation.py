@@ -68,7 +68,7 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
     changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
     missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # it is only observed, never made
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
-    condition = eager & conditions.all_deps_blocking_checks_passed()
+    condition = eager & ~conditions.missing() & conditions.all_deps_blocking_checks_passed()
     if registry.dagster.automatic_sft is not None:
         condition = _IsOneOf(frozenset(registry.dagster.automatic_sft)) & condition
     key = TRAIN_KEYS["sft"]

@@ -33,7 +33,7 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Cursor: {next: whose turn it is, asked: {name: the version that a build was asked for}}."""
+    """Cursor: {next: whose turn it is, wanted: {name: the version that a build was asked for}}."""
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 

@@ -1,19 +1,27 @@
-"""A UI beside two command lines that build the same. (What becomes of runs that are terminated or killed: tests/ui.)"""
+"""A UI beside two command lines that build the same, and runs that it terminates. (Once, and what becomes of killed runs: tests/ui.)"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.streaming.directories import work_on
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE
 from niels_cache_runtime.verify import verify_cache
+from tests.test_cache_determinism import digests
 from tests.tiny import sentences
-from tests.ui.running import running_ui, wait_until
+from tests.ui.running import is_alive, running_ui, wait_until
 
 BUILD_SECONDS = 240
+TERMINATE = "mutation ($id: String!) { terminateRun(runId: $id) { __typename } }"
+TERMINATIONS = 20
 
 
 @pytest.mark.torture
@@ -42,3 +50,39 @@ def test_two_command_lines_and_a_ui_that_build_at_once_end_well(tmp_path: Path, 
         assert verify_cache(ui.project.root) == []
         for name in ("pretrain/notes", "pretrain/books", "sft/chats"):
             assert sorted(path.name for path in (ui.project.root / name).parent.glob(".*.partial")) == []
+
+
+@pytest.mark.torture
+def test_runs_terminated_at_random_moments_end_within_two_seconds_and_the_last_finishes_them(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds are promised of a machine that does nothing else. The moments are drawn from seed 0, as far as they can be replayed."""
+    monkeypatch.setenv(BYTES_VARIABLE, "200000")
+    generator = torch.Generator().manual_seed(0)
+    with running_ui(tmp_path, tiny_model) as ui:
+        assert ui.project.build_tokenizer().success
+        ui.project.write_notes(sentences(60) * 20_000)
+        target = ui.project.root / "pretrain/notes"
+        lasted: list[float] = []
+        for number in range(TERMINATIONS):
+            run = ui.launch("notes")
+            wait_until(lambda: work_on(target).writer is not None, seconds=BUILD_SECONDS, what="no build has begun")
+            time.sleep(3 * float(torch.rand(1, generator=generator)))
+            writer = work_on(target).writer
+            assert writer is not None, f"termination {number}: finished before; lengthen the notes"
+            begin = time.monotonic()
+            ui.graphql(TERMINATE, {"id": run})
+            wait_until(lambda: not is_alive(writer.pid), seconds=60, what=f"termination {number}: the step runs")  # noqa: B023
+            wait_until(lambda: ui.status_of(run) == "CANCELED", seconds=60, what=f"termination {number}: not canceled")  # noqa: B023
+            lasted.append(time.monotonic() - begin)
+            assert not target.exists()
+        print("seconds until the step was gone and the run CANCELED:", [round(seconds, 1) for seconds in sorted(lasted)])
+        assert work_on(target).is_resumable
+        run = ui.launch("notes")
+        wait_until(lambda: ui.status_of(run) == "SUCCESS", seconds=BUILD_SECONDS, what="the last run has not succeeded")
+        copy = tmp_path / "undisturbed"
+        copy.mkdir()
+        (copy / "tokenizer").symlink_to(ui.project.root / "tokenizer")
+        build_dataset(ui.project.registry, "notes", root=copy)
+        assert digests(copy / "pretrain/notes") == digests(target)
+        assert max(lasted) < 2
