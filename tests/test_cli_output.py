@@ -1,5 +1,6 @@
 """What is the same for every command: completion, quiet and verbose, exit codes."""
 
+import io
 import os
 import runpy
 import shutil
@@ -11,7 +12,7 @@ import pytest
 
 from niels_cache_assets.cli import completion, exit_codes, main
 from niels_cache_assets.cli.completion_options import SHELLS
-from niels_cache_assets.cli.console import diagnostics, speaking
+from niels_cache_assets.cli.console import diagnostics, output, speaking
 from niels_cache_assets.cli.parser import build_parsers
 from niels_cache_assets.cli.progress import build_listener
 
@@ -77,6 +78,23 @@ def test_what_a_shell_reads_is_valid_and_names_the_program(shell: str, capsys: p
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bahs"]) == exit_codes.WRONG_USE
     assert "did you mean 'bash'?" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [(None, True), ("1", False)])
+def test_a_terminal_has_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch, no_color: str | None, is_coloured: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output().print("failed", style="red")
+    assert ("\x1b[31m" in terminal.getvalue()) == is_coloured
 
 
 def test_quiet_says_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
