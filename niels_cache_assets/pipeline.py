@@ -225,7 +225,8 @@ def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
     text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(getattr(source, "files", None))
     if not isinstance(source, PretrainSource):
         return sft_need(text_bytes)
-    return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=prepared is not None)
+    exact = prepared is not None and prepared.duplicates is None  # how much text a drop list takes is not known
+    return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=exact)
 
 
 def _split_rule(source: Source, seed: int) -> str:

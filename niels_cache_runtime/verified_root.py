@@ -29,7 +29,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         return [root]
     found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
     found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
-    found = [folder for folder in found if _stray_problem(folder) is None and folder.is_dir()]
+    found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
     if not found:
         raise NielsCacheError(f"{root}: holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/); build one first, or check the path")
     for name in names or ():
@@ -63,21 +63,35 @@ def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
     for name in _ONE:
         yield root / name, _stray_problem(root / name)
     for name in _MANY:
-        yield root / name, None if (root / name).is_dir() else _stray_problem(root / name)
+        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
         yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What has a leading dot is a build at work, its lock, or the file manager's."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+    """What has a leading dot is a build at work, its lock, or the file manager's. Nothing of a folder that cannot be listed."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
 
 
 def _stray_problem(path: Path) -> str | None:
     """Why what lies at the place of a data set is none; None where nothing does."""
-    if path.is_symlink() and not (path / META_NAME).is_file():
+    if path.is_symlink() and not os.path.isfile(path / META_NAME):
         return "is a link to no data set, which is not followed; put the data set there, or remove it"
-    if os.path.lexists(path) and not path.is_dir():
+    if os.path.lexists(path) and not os.path.isdir(path):
         return "is no folder, and only those of data sets belong here; remove it"
+    return None
+
+
+def _listing_problem(path: Path) -> str | None:
+    """Why the data sets of a family cannot be found; None where they can, or where there is no such folder."""
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be listed: {error.strerror or error}"
     return None
 
 

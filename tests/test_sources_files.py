@@ -387,3 +387,8 @@ def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_pat
     (source,) = sources_of([str(tmp_path)])
     assert isinstance(source, Jsonl)
     assert len(read(source)[0]) == len(names) * len(ROWS)
+
+
+def test_what_is_no_address_is_one_line() -> None:
+    with pytest.raises(NielsCacheError, match=r"'\[::1/x\.jsonl' is no address: Invalid IPv6 URL"):
+        find_files(["http://me:secret@[::1/x.jsonl?key=1"])

@@ -38,7 +38,8 @@ def test_what_is_needed_follows_from_budgets_and_from_text_where_they_are_known(
         return None if found is None else (found.bytes, found.certain)
 
     assert need(1000, 10, None) == (2020, False)  # a stream of unknown length may end before
-    assert need(1000, None, 10_000, exact=True) == (2000, True)
+    assert need(1000, None, 16_000, exact=True) == (2000, True)
+    assert need(1000, None, 15_999, exact=True) == (2000, False), "there may be fewer tokens"
     assert need(1000, None, 10_000) == (2000, False)  # files may hold more than text
     assert need(1000, 10, 400) == (200, False)  # the source ends before the budget
     assert need(None, None, 400, exact=True) == (200, False)
@@ -121,13 +122,13 @@ def project(folder: Path, tokenizer_model: Path, budget: str) -> Registry:
 def test_a_budget_that_the_corpus_fills_and_the_disk_does_not_is_refused_before_anything_is_written(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, root = project(tmp_path, tiny_model, "train_tokens = 1000\nprepare = ['clean']\n"), tmp_path / "cache"
+    registry, root = project(tmp_path, tiny_model, "train_tokens = 200\nprepare = ['clean']\n"), tmp_path / "cache"
     build_tokenizer(registry, root=root)
     prepare_corpus(registry, "letters", root=root, processes=1)
     before = sorted(root.rglob("*"))
     with monkeypatch.context() as patch:
         leave_free(patch, 100)
-        with pytest.raises(NielsCacheError, match=r"letters: 1,000 tokens take about 2\.0 kB, and 100 bytes are free"):
+        with pytest.raises(NielsCacheError, match=r"letters: 200 tokens take about 400 bytes, and 100 bytes are free"):
             build_dataset(registry, "letters", root=root)
     assert sorted(root.rglob("*")) == before
     assert build_dataset(registry, "letters", root=root).state == "built"

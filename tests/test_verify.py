@@ -630,3 +630,16 @@ def test_a_file_is_not_blamed_for_a_damaged_entry_of_meta(tmp_path: Path) -> Non
     [(path, problem)] = problems(folder)
     assert path == "meta.json"
     assert problem.endswith("(none of its files could be compared)")
+
+
+def test_a_folder_of_data_sets_that_cannot_be_listed_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_cache(tmp_path / "cache")
+    listed = os.listdir
+
+    def refused(path: str | Path = ".") -> list[str]:
+        if Path(path) == root / "sft":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    assert [str(finding) for finding in verify_cache(root)] == [f"{root}/sft: cannot be listed: Permission denied"]

@@ -170,7 +170,10 @@ def shown(url: str) -> str:
     """An address as messages may show it: user, password and query, which may be secrets, are left out. Paths stay as they are."""
     if "://" not in url:
         return url
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise NielsCacheError(f"{url.rpartition('@')[2].partition('?')[0]!r} is no address: {error}") from error
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 

@@ -128,7 +128,7 @@ class FilePass:
             if share is None and len(self._sizes) == 1:
                 return None
             done += (self._ends[self.number + 1] - done) * (share or 0.0)
-        return done / self._ends[-1]
+        return min(done / self._ends[-1], 1.0) if self._ends[-1] else None
 
     def report_place(self) -> None:
         """Say where the next batch begins; call it immediately before a batch is yielded."""

@@ -19,6 +19,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES
 
 _BYTES_PER_TOKEN = 4  # of text, roughly
+_MOST_BYTES_PER_TOKEN = 16  # of text: longer pieces are not trained, so that it surely has a token for so many
 _COMPRESSED = 0.4  # of text, roughly, in the files of a corpus
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
@@ -48,7 +49,8 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // _BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
-        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=exact, fewer=True)
+        certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MOST_BYTES_PER_TOKEN
+        return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=certain, fewer=True)
     return (
         None if of_text is None else Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes or 0)} of text", certain=False)
     )
