@@ -67,13 +67,14 @@ class Clock:
 
 
 class Watch:
-    """A sensor of a project, tick after tick as the daemon does: the cursor is kept, and observations are recorded."""
+    """A sensor of a project, tick after tick as the daemon does: cursor kept, observations recorded, used run keys passed over."""
 
     def __init__(self, project: Project, sensor: dg.SensorDefinition) -> None:
         self.project, self.sensor = project, sensor
         self.cursor: str | None = None
         self.observed: list[str | None] = []
         self.requests: list[dg.RunRequest] = []
+        self.run_keys: set[str] = set()
 
     def tick(self) -> str:
         """What it says; empty where it asks for runs."""
@@ -86,7 +87,9 @@ class Watch:
         done = self.sensor.evaluate_tick(context)
         for event in done.asset_events:
             self.project.instance.report_runless_asset_event(event)
-        self.cursor, self.requests = done.cursor, [*(done.run_requests or [])]
+        self.cursor = done.cursor
+        self.requests = [each for each in done.run_requests or [] if each.run_key not in self.run_keys]
+        self.run_keys |= {each.run_key for each in self.requests if each.run_key}
         self.observed = [event.partition for event in done.asset_events]
         return done.skip_message or ""
 
@@ -219,13 +222,36 @@ def test_with_the_option_what_was_built_is_asked_for_once_for_each_revision(proj
     assert watch.asked_for == ["dolly"]
     request = watch.requests[0]
     version = request.tags[UPSTREAM_TAG]
-    assert (request.run_key, version.startswith(commit)) == (f"dolly@{version}", True)
+    assert (str(request.run_key).startswith(f"dolly@{version}#"), version.startswith(commit)) == (True, True)
     assert request.asset_selection == [dg.AssetKey(["sft", name]) for name in ("train_pair", "val_pair", "meta_json")]
     assert request.run_config == {"ops": {"stream_sft_dataset": {"config": {"wait": True}}}}
     assert watch.tick().endswith("nothing has moved."), "while it runs, and if it fails"
     publish(hub, DOLLY, "once more")
     watch.tick()
     assert (watch.asked_for, watch.requests[0].run_key != request.run_key) == (["dolly"], True)
+
+
+@pytest.mark.parametrize("between", ["what was built", "something else"])
+def test_a_data_set_that_comes_back_to_a_state_on_the_hub_is_asked_for_again(between: str, project: Project, hub: LoopbackHub) -> None:
+    watch = watch_the_hub(project, builds=True)
+    project.build_tokenizer()
+    watch.tick()
+    record_build(project, "dolly")
+    built = hub.repositories[DOLLY]
+    for _ in range(3):
+        publish(hub, DOLLY, "a state whose build fails")
+        before = watch.cursor
+        watch.tick()
+        assert watch.asked_for == ["dolly"]
+        watch.cursor = before
+        watch.tick()
+        assert watch.asked_for == [], "the cursor was lost, and the run that was asked for is the same"
+        if between == "something else":
+            publish(hub, DOLLY, "something else")
+        else:
+            hub.repositories[DOLLY] = built
+        watch.tick()
+    assert len(watch.run_keys) == (6 if between == "something else" else 3)
 
 
 def test_a_token_is_sent_to_the_hub_and_stands_nowhere_else(
@@ -276,7 +302,7 @@ def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_chang
     clock.now += 40
     assert watch.tick() == ""
     assert (watch.asked_for, watch.observed) == (["vault"], ["vault"])
-    assert watch.requests[0].run_key == f"vault@{watch.requests[0].tags[UPSTREAM_TAG]}"
+    assert str(watch.requests[0].run_key).startswith(f"vault@{watch.requests[0].tags[UPSTREAM_TAG]}#")
     clock.now += 1000
     assert "vault was asked for: it is being built, or that failed" in watch.tick()
     assert project.build("vault").success
@@ -286,6 +312,34 @@ def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_chang
     assert "has changed" in watch.tick()
     (vault / "new.md").write_text("A new note.")
     assert watch.tick().endswith("nothing has changed."), "it is as it was built"
+
+
+@pytest.mark.parametrize("between", ["what was built", "something else"])
+def test_notes_that_come_back_to_a_state_are_asked_for_again(between: str, project: Project, vault: Path) -> None:
+    project.build_tokenizer()
+    clock = Clock()
+    watch = watch_the_notes(project, clock)
+    (vault / "new.md").write_text("A new note.")
+    watch.tick()
+    clock.now += 100
+    watch.tick()
+    assert project.build("vault").success
+    for _ in range(3):
+        (vault / "new.md").write_text("A note whose build fails.")
+        watch.tick()
+        clock.now += 100
+        before = watch.cursor
+        watch.tick()
+        assert watch.asked_for == ["vault"]
+        watch.cursor = before
+        clock.now += 60
+        watch.tick()
+        assert watch.asked_for == [], "the cursor was lost, and the run that was asked for is the same"
+        (vault / "new.md").write_text("A new note." if between == "what was built" else "Another note.")
+        watch.tick()
+        clock.now += 100
+        watch.tick()
+    assert len(watch.run_keys) == (7 if between == "something else" else 4)
 
 
 def test_files_that_did_not_change_are_not_read_again(project: Project, vault: Path) -> None:

@@ -152,6 +152,49 @@ def test_a_range_that_is_counted_from_the_end_is_asked_for_as_it_is_or_not_again
         ask()
 
 
+@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
+def test_a_server_without_ranges_that_is_asked_for_all_from_the_first_byte_goes_on(
+    whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
+    requests: list[str] = []
+    answer = breaking(requests, tags=['"a"'], ranges=False)
+    with network.patience(0.1):
+        assert client(answer).get("http://example.test/a", headers={"Range": "bytes=0-"}).content == CONTENT
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/json", "application/jsonl", "application/json-lines", "application/json; charset=utf-8"]
+)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = b'{"a": 1}\n{"a": 2}\n'
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        start, end = 0, len(lines)
+        if asked := http_answers.range_of(request):
+            start, end = asked[0], min(len(lines), len(lines) if asked[1] is None else asked[1] + 1)
+        headers = {"ETag": '"a"', "Content-Type": media_type}
+        if ranges and asked:
+            return httpx.Response(
+                206, headers={**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(lines)}"}, content=lines[start:end]
+            )
+        return httpx.Response(200, headers=headers, content=lines)
+
+    monkeypatch.setattr(http_files, "_client", lambda process: client(answer))
+    with network.patience(0.1), http_files.HttpFiles().open("http://example.test/a.jsonl") as file:
+        assert file.read() == lines
+    with network.patience(0.1):
+        assert not ranges or client(answer).get("http://example.test/a.json", headers={"Range": "bytes=0-4"}).content == lines[:5]
+
+
+def test_an_answer_of_an_api_that_is_no_json_is_asked_for_again() -> None:
+    bodies = [b'{"a": ', b'{"a": 1}']
+    answer = lambda request: httpx.Response(200, headers={"Content-Type": "application/json; charset=utf-8"}, content=bodies.pop(0))  # noqa: E731
+    assert client(answer).get("http://example.test/api").json() == {"a": 1}
+
+
 def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
     monkeypatch.setattr(transport, "STALL_BYTES", CUT // 2)

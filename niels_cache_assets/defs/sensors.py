@@ -1,8 +1,9 @@
 """Sensors that look at upstream: of the hub's data sets by commit, of folders of notes by what is in them. Off until they are turned on.
 
-What they see they observe (assets/upstream.py), so that partitions built from something else show as unsynced; and they ask for a build
-at most once for one state of upstream, even where it fails. Whether anything has changed is told by the version that the newest
-materialization read. What a look costs stands in docs/ui.md; a look must end within the 60 seconds that Dagster gives it.
+What the hub has is observed when it is seen, and notes when their build is asked for (assets/upstream.py), so that partitions built from
+something else show as unsynced. For one state of upstream a build is asked for once, even where it fails; again where upstream has left
+that state and come back to it. Whether anything has changed is told by the version that the newest materialization read. What a look costs
+stands in docs/ui.md; a look must end within the 60 seconds that Dagster gives it.
 """
 
 import json
@@ -14,6 +15,7 @@ import dagster as dg
 
 from niels_cache_assets.cache_state import tokenizer_state
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.requests import build_request, requestable
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
@@ -26,6 +28,7 @@ from niels_cache_runtime.formats import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
 ASKING_SECONDS = 20.0  # no data set is asked for later in a look; one that does not answer takes up to 20 more
+OBSERVATIONS = 1000  # of one data set that are looked through for the last other version
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
@@ -63,7 +66,9 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
                     continue
                 look.observe(name)
                 built = built_versions(context.instance, registry, name)
-                if builds and built and built != {version} and wanted.get(name) != version and look.request(name):
+                if wanted.get(name) != version:
+                    wanted.pop(name, None)  # it has left the state that was asked for
+                if builds and built and built != {version} and name not in wanted and look.request(name, occasion=look.left(name)):
                     wanted[name] = version
         following = names[(first + count) % len(names)]
         later = f" ({following} is next)" if count < len(names) else ""
@@ -107,7 +112,7 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
                 look.say(name, "was asked for: it is being built, or that failed, and then waits for another change")
             elif left > 0:
                 look.say(name, f"has changed; it is built when nothing changes for {left:.0f} more seconds")
-            elif look.request(name):
+            elif look.request(name, occasion=str(seen["since"])):
                 look.observe(name)
                 seen = {**seen, "asked": True}
             waiting[name] = seen
@@ -162,14 +167,22 @@ class _Look:
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
-    def request(self, name: str) -> bool:
+    def left(self, name: str) -> str:
+        """The number of the newest observation of another version than is seen now: the same until it moves, and after a crash."""
+        key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
+        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
+        records = self._context.instance.fetch_observations(wanted, limit=OBSERVATIONS).records
+        others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
+        return str(next(others, 0))
+
+    def request(self, name: str, *, occasion: str) -> bool:
         """Ask for a build of what was seen. False, which is told, where it could only fail."""
         if tokenizer_state(self._root).state == "missing":
             self.say(name, "is to be built, and there is no tokenizer yet: materialize that first")
             return False
         definitions = self._context.repository_def
         assert definitions is not None  # the daemon's ticks have it
-        self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions))
+        self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
         self.say(name, "is asked for")
         return True
 

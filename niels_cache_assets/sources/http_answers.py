@@ -85,19 +85,30 @@ def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fin
         raise Broken("the answer holds the whole file instead of the bytes that were asked for")
 
 
-def check_content(response: httpx.Response, linked: Validator | None, content: bytes) -> None:
-    """What a whole file can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1. And JSON must be JSON."""
+def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:
+    """What a whole body can be checked by: the hub's ETags are the sha256 of large files, of others git's sha1.
+
+    What an API says in JSON must be JSON. A file need not be: servers call JSON Lines so too, and a part of a file is none.
+    """
+    linked = request.extensions.get("linked")
     tag, size = validator_of(response)
     if linked is not None and linked.tag and len(linked.tag) == 64 and len(content) == linked.size:
         intact = hashlib.sha256(content).hexdigest() == linked.tag
     elif "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag or "") and len(content) == size:
         intact = hashlib.sha1(b"blob %d\0" % size + content).hexdigest() == tag
-    elif response.headers.get("Content-Type", "").startswith("application/json") and "Content-Encoding" not in response.headers:
+    elif _is_of_an_api(request, response) and "Content-Encoding" not in response.headers:
         intact = _is_json(content)
     else:
         intact = True
     if not intact:
         raise Broken("the content is damaged")
+
+
+def _is_of_an_api(request: httpx.Request, response: httpx.Response) -> bool:
+    """Whether it is a whole answer in JSON, and nothing tells that it is a file's."""
+    media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    of_a_file = bool({"validator", "linked"} & set(request.extensions)) or commit_of(request.url.path) is not None
+    return response.status_code == 200 and media_type == "application/json" and not of_a_file
 
 
 def _is_json(content: bytes) -> bool:

@@ -1,10 +1,10 @@
 """The HTTP transport below huggingface_hub and our http(s) files: asks again where that may help, and gives no byte that may be wrong.
 
 Asked again: connections that fail, end early, stall or drip; HTTP 408, 429 and 5xx (after Retry-After); answers that are not what was asked
-for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, JSON that is none). A body that
-breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is read
-again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in memory
-until they are whole.
+for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, an API's JSON that is none). A
+body that breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is
+read again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in
+memory until they are whole.
 Importing this imports huggingface_hub: `network.install` does that when it is needed.
 """
 
@@ -178,7 +178,7 @@ class _Body(httpx.SyncByteStream):
             if waiting > WHOLE_BYTES:
                 self._restartable = False
                 return
-        check_content(self._first, self._request.extensions.get("linked"), b"".join(self._head))
+        check_content(self._request, self._first, b"".join(self._head))
         self._tries.progressed()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -235,7 +235,7 @@ class _Body(httpx.SyncByteStream):
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
             del extensions["validator"]  # each server of a store may have tags of its own; its addresses name contents
-        if range_of(self._request) is None:
+        if self._first.status_code == 200:  # also to a Range from the first byte
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
 
