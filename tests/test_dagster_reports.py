@@ -13,7 +13,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets import reports
 from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
-from niels_cache_assets.defs.history import history_of
+from niels_cache_assets.defs.history import history_at_home, history_of
 from niels_cache_assets.defs.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, META_KEYS, MIXTURE, UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
@@ -114,10 +114,21 @@ def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(projec
         "sft/meta_json",
         "index/gpt",
     }
-    before = graph.get(MIXTURE).code_version
-    project.configure(extra=REPORTS + "\n[reports]\nmax_epochs = 9\n")
+    for extra in (REPORTS + "\n[reports]\nmax_epochs = 9\n", REPORTS.replace("4000", "4001")):
+        project.configure(extra=extra)
+        try:
+            changed = project.defs.resolve_asset_graph()
+        finally:
+            project.configure(extra=REPORTS)
+        for key in (MIXTURE, CACHE_REPORT):
+            assert changed.get(key).code_version != graph.get(key).code_version
+
+
+def test_another_mixture_of_the_same_caches_is_another_data_version(project: Project) -> None:
+    before = data_versions(make(project, CACHE_REPORT), "reports__cache")
+    project.configure(extra=REPORTS.replace("4000", "4001"))
     try:
-        assert project.defs.resolve_asset_graph().get(MIXTURE).code_version != before
+        assert data_versions(make(project, CACHE_REPORT), "reports__cache") != before
     finally:
         project.configure(extra=REPORTS)
 
@@ -150,6 +161,41 @@ def test_checks_and_ages_are_those_of_what_lies_here_now(project: Project, tmp_p
     assert elsewhere.history.of(moved / "pretrain/notes").checks == ()
     assert elsewhere.history.of(moved / "pretrain/notes").built is None
     assert elsewhere.history.checks == ()
+
+
+def test_what_was_recorded_of_other_roots_is_not_read_to_its_end(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = next(item for item in find_items(project.registry, root=project.root) if item.name == "notes")
+    key = META_KEYS["pretrain"]
+    read: list[dg.EventLogRecord] = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        for number in range(200):
+            event = dg.AssetMaterialization(key, partition="notes", metadata={"dagster/uri": (tmp_path / str(number)).as_uri()})
+            instance.report_runless_asset_event(event)
+        fetch = instance.fetch_materializations
+
+        def counting(*given: Any, **more: Any) -> Any:
+            found = fetch(*given, **more)
+            read.extend(found.records)
+            return found
+
+        monkeypatch.setattr(instance, "fetch_materializations", counting)
+        assert history_of(instance, project.registry, [notes], root=project.root).of(notes.state.directory).built is None
+    assert 0 < len(read) <= 50
+
+
+def test_a_damaged_database_is_one_line_and_no_history(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    with ensure_instance(home):
+        pass
+    databases = [*home.rglob("*.db")]
+    assert databases
+    for database in databases:
+        database.write_bytes(b"not a database" * 100)
+    items = find_items(project.registry, root=project.root)
+    source = history_at_home(project.registry, items, root=project.root).source
+    assert source.startswith(f"none: {home} cannot be read: DatabaseError: ")
+    assert "\n" not in source
 
 
 def test_the_command_finds_the_history_of_its_dagster_home(

@@ -4,7 +4,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +21,8 @@ from markdown_it import MarkdownIt
 
 from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.cli import main
+from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.mixtures import MAX_SOURCES, mixture_plot
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.reports import words
@@ -31,6 +36,7 @@ from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.blend import Blend
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron import IndexedWriter
 from tests.small_project import STAGES, SmallProject, small_project
 
 T = 16  # of the blend
@@ -390,6 +396,57 @@ def test_a_damaged_cache_is_said_to_be_so_and_the_rest_is_shown(project: SmallPr
     assert "train_tokens.bin" in Page(page).text
 
 
+def odd_import(root: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """Write a hashed meta.json of an imported data set `odd` with these keys besides the usual; "left out" takes one out."""
+    folder = root / "pretrain/odd"
+    folder.mkdir(parents=True, exist_ok=True)
+    usual = {
+        "kind": "pretrain",
+        "built": True,
+        "fingerprint": "x",
+        "dataset_revision": None,
+        "tokenizer_sha256": None,
+        "vocab_size": None,
+        "files": {},
+        "content_sha256": "0" * 64,
+        "train_tokens": 1,
+        "val_tokens": 0,
+        "dropped": {},
+    }
+    write_meta(str(folder / "meta.json"), {key: value for key, value in {**usual, **meta}.items() if value != "left out"})
+    return read_meta(str(folder / "meta.json"))
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        ({"val_tokens": "left out"}, "has no val_tokens"),
+        ({"files": {"a": 3}}, "`files` does not map paths"),
+        ({"files": {"a": {}}}, "`files` does not map paths"),
+        ({"dropped": 3}, "dropped is 3, expected a table of whole numbers"),
+        ({"train_tokens": "many"}, "train_tokens is 'many'"),
+    ],
+)
+def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
+    project: SmallProject, tmp_path: Path, meta: dict[str, Any], said: str
+) -> None:
+    odd_import(tmp_path, meta)
+    report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
+    (odd,) = (item for item in report.items if item.name == "odd")
+    assert (odd.state.condition, odd.bytes) == ("broken", 0)
+    assert said in odd.state.advice
+    assert [said in notice.text for notice in report.notices if notice.name == "odd"] == [True]
+    report.as_json()
+    assert "| odd |" in cache_markdown(report, now=NOW)
+    assert said in Page(render_page(report, NONE, now=NOW)).text
+
+
+def test_without_what_plots_are_made_of_there_are_none_and_the_page_says_so(project: SmallProject, tmp_path: Path) -> None:
+    odd_import(tmp_path, {"dropped": "left out", "vocab_size": "left out"})
+    report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
+    assert list(draw_report(project.registry, report).problems.values()) == ["its plots cannot be drawn: meta.json has no 'vocab_size'"]
+
+
 # The command
 
 
@@ -452,6 +509,40 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     assert json.loads(captured.out)["items"]
     assert f"no browser is to be had here; open {out} yourself" in captured.err
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_imported_tokens_of_no_known_vocabulary_are_reported_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    with IndexedWriter(tmp_path / "source", dtype=np.uint16) as writer:
+        for document in (np.arange(30, dtype=np.uint16), np.full(30, 65_535, dtype=np.uint16)):
+            writer.add_document(document)
+    folder = tmp_path / "cache/pretrain/imported"
+    import_megatron({"train": tmp_path / "source"}, folder, vocabulary=Vocabulary(), shard_bytes=4096)
+    command = ["report", "--profile", "quickstart", "--cache-dir", str(tmp_path / "cache")]
+    assert main([*command, "--json"]) == 0
+    (imported,) = (item for item in json.loads(capsys.readouterr().out)["items"] if item["name"] == "imported")
+    assert imported["counts"] == {"train_tokens": 60, "val_tokens": 0, "documents": 2}
+    assert main(command) == 0
+    page = (tmp_path / "cache/reports/cache.html").read_text(encoding="utf-8")
+    assert "cannot be drawn" not in page
+    assert "imported. How often the piece of each rank is used" in page
+    assert measure_cache(folder, "pretrain", read_meta(str(folder / "meta.json"))).pieces_used == 31
+
+
+def test_a_cache_root_whose_name_is_no_utf8_is_shown_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / os.fsdecode(b"a\xff")
+    try:
+        root.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    command = [sys.executable, "-m", "niels_cache_assets.cli", "report", "--profile", "quickstart", "--cache-dir", os.fspath(root)]
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "nowhere"), "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"a\\udcff" in done.stdout
+    assert "a\\udcff" in (root / "reports/cache.html").read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

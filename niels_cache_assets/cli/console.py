@@ -6,6 +6,7 @@ that runs in this context.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -64,7 +65,9 @@ def explain(message: str) -> None:
 
 
 def output() -> Console:
-    """stdout; numbers and paths are not highlighted on their own, markup in names is not interpreted."""
+    """stdout; numbers and paths are not highlighted on their own, markup in names is not interpreted. What it cannot encode is escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     return _console(stderr=False, quiet=False)
 
 

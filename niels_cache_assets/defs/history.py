@@ -1,7 +1,8 @@
 """What Dagster recorded of the folders of a cache, for reports: when they were built, what their checks said, how old their upstream is.
 
 Of one home that may serve several cache roots, only what was recorded of these folders, and of what lies in them now, counts. Cost: a few
-small queries to a folder.
+small queries to a folder. Materializations hold plots: where none of the newest 40 is of what lies here, older ones are not asked for, else
+those that are of it are followed back to the one that built it, 1,000 at most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from niels_cache_runtime.formats import Family
 
 _RECORDS = 1000  # of one asset and partition, the newest
 _PAGE = 20
+_FOREIGN = 40  # records of other roots and builds, before none is taken to be of this folder
 _RESULTS = 20  # of one check, the newest
 
 
@@ -40,6 +42,9 @@ def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) ->
             return history_of(instance, registry, items, root=root)
     except NielsCacheError as error:
         return History(source=f"none: {error}")
+    except Exception as error:  # a damaged database, a Dagster of another version: the report is worth having without a history
+        reason = str(error).partition("\n")[0]
+        return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
 
 
 def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[Item], *, root: Path) -> History:
@@ -85,7 +90,9 @@ class _Reader:
         """When what lies here was built, or first found as a cache hit. Records hold plots, so they are read a few at a time."""
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
         oldest = cursor = None
-        for _ in range(_RECORDS // _PAGE):
+        for first in range(0, _RECORDS, _PAGE):
+            if oldest is None and first >= _FOREIGN:
+                break
             page = self._instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
             for record in page.records:
                 if _is_of(record, folder, meta_sha256):

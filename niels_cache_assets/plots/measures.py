@@ -14,7 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
+from niels_cache_runtime.formats import (
+    DOC_ENDS_DTYPE,
+    MAX_VOCAB_SIZE,
+    SPLITS,
+    Family,
+    Split,
+    doc_ends_name,
+    idx_name,
+    list_shards,
+    tokens_name,
+)
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts, map_offsets
 
@@ -68,7 +78,7 @@ class CacheMeasures:
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
     """Count over both splits of a finished cache. Raises NielsCacheError for files that are missing or cannot be read."""
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    token_counts = np.zeros(meta["vocab_size"], dtype=np.int64)
+    token_counts = np.zeros(meta["vocab_size"] or MAX_VOCAB_SIZE, dtype=np.int64)  # imported tokens may be of no known vocabulary
     conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have one only
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)

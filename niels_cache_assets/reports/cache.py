@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, built_names
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.meta_form import check_form
+from niels_cache_runtime.opening import listed_files
 
 CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
 
@@ -60,7 +61,9 @@ class Item:
         """`train_tokens`, `documents` ..., where meta.json counts them."""
         if not self.is_built:
             return {}
-        found = {key: int(self.meta[key]) for key in COUNTS if key in self.meta}
+        found = {
+            key: int(self.meta[key]) for key in COUNTS if self.meta.get(key) is not None
+        }  # imported tokens may be of no known vocabulary
         documents = self.meta.get("documents", {})
         kept = documents["kept"] if "kept" in documents else sum(documents.values())
         return {**found, "documents": kept} if documents else found
@@ -172,7 +175,7 @@ class CacheReport:
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
     states = [*all_states(registry, root=root), *(index_state(root / "index" / name) for name in built_names(root / "index"))]
-    return [Item(state=state, meta=_meta(state)) for state in states]
+    return [_item(state) for state in states]
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
@@ -183,9 +186,15 @@ def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, histo
     return CacheReport(root=root.absolute(), settings=settings, items=tuple(items), mixtures=mixtures, history=history)
 
 
-def _meta(state: CacheState) -> Meta:
+def _item(state: CacheState) -> Item:
+    """With its meta.json where every value is of its form; what is not so is broken, whatever was judged of its settings."""
+    if state.state == "unreadable":
+        return Item(state=state, meta={})
     path = state.directory / META_NAME
     try:
-        return check_form(read_meta(str(path)), path)
-    except NielsCacheError:  # the state says so
-        return {}
+        meta = check_form(read_meta(str(path)), path)
+        listed_files(meta, state.directory)
+    except NielsCacheError as error:
+        is_said_whole = state.condition in ("complete", "stale")
+        return Item(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
+    return Item(state=state, meta=meta)

@@ -64,8 +64,10 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
                 Drawing(title=title, alternative=f"{item.name}. {_ALTERNATIVES.get(title, title)}.", png=png)
                 for title, png in _plots(registry, item, report.root).items()
             ]
-        except (NielsCacheError, OSError) as error:
-            problems[item.state.directory] = f"its plots cannot be drawn: {error}"
+        except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # the last three: an odd meta.json
+            problems[item.state.directory] = (
+                f"its plots cannot be drawn: {f'meta.json has no {error}' if isinstance(error, KeyError) else error}"
+            )
     mixtures = {
         mixture.name: Drawing(
             title="shares and epochs",
@@ -85,7 +87,7 @@ def _plots(registry: Registry, item: Item, root: Path) -> dict[str, bytes]:
         from niels_cache_assets.plots.caches import cache_plots
         from niels_cache_assets.plots.measures import measure_cache
 
-        return cache_plots(measure_cache(directory, kind, meta), kind, dropped=meta["dropped"])
+        return cache_plots(measure_cache(directory, kind, meta), kind, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
         from niels_cache_assets.plots.tokenizers import tokenizer_plots
         from niels_cache_assets.tokenization import SentencePieceTokenizer

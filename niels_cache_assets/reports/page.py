@@ -50,12 +50,15 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """In one step: who reads it meanwhile reads the old one. Raises NielsCacheError where it cannot be written."""
+    """In one step: who reads it meanwhile reads the old one. Raises NielsCacheError where it cannot be written.
+
+    Bytes of a file name that are no UTF-8 are shown escaped.
+    """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            spare.write_text(page, encoding="utf-8")
+            spare.write_text(page, encoding="utf-8", errors="backslashreplace")
             os.replace(spare, path)
         finally:
             spare.unlink(missing_ok=True)

@@ -35,7 +35,8 @@ def contents(item: Item) -> tuple[str, str]:
     counts = item.counts
     for unit in ("examples", "tokens"):
         if f"train_{unit}" in counts:
-            return f"{counts[f'train_{unit}']:,} {unit}", f"{counts[f'val_{unit}']:,} {unit}"
+            val = counts.get(f"val_{unit}")
+            return f"{counts[f'train_{unit}']:,} {unit}", UNKNOWN if val is None else f"{val:,} {unit}"
     if "vocab_size" in counts:
         return f"{counts['vocab_size']:,} pieces", UNKNOWN
     return (f"{counts['documents']:,} documents", UNKNOWN) if "documents" in counts else (UNKNOWN, UNKNOWN)

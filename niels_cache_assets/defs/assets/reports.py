@@ -41,7 +41,7 @@ print(loader.report(steps=1000))
 _CACHE = """Everything that is built: status, size, sha256, age of the upstream revision, checks, and plots of each.
 
 The page lies in `reports/cache.html`: one file that holds all it shows. `niels-cache report --open` writes the same without Dagster. The
-data version is that of what it says, without the time.
+data version is that of what is built and of what runs read of it, without times and checks.
 
 ```python
 import webbrowser
@@ -54,15 +54,19 @@ def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     return [_mixture(registry), _cache(registry)]
 
 
-def _mixture(registry: Registry) -> dg.AssetsDefinition:
+def _code_version(registry: Registry, by_hand: str) -> str:
+    """With the settings of runs, so that changed ones show as unsynced."""
     settings = {"reports": registry.reports.model_dump(), "blend": {name: blend.model_dump() for name, blend in registry.blend.items()}}
+    return f"{by_hand}-{fingerprint_of(settings)[:8]}"
 
+
+def _mixture(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
         key=MIXTURE,
         deps=[META_KEYS["pretrain"]],
         group_name=REPORTS_GROUP,
         kinds={"report", "matplotlib"},
-        code_version=f"{MIXTURE_CODE_VERSION}-{fingerprint_of(settings)[:8]}",  # so that changed settings show as unsynced
+        code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
             dg.AssetCheckSpec(
                 NOT_TOO_OFTEN, asset=MIXTURE, description="No run would read a data set more often than max_epochs of [reports]."
@@ -135,7 +139,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         deps=above,
         group_name=REPORTS_GROUP,
         kinds={"report"},
-        code_version=CODE_VERSION,
+        code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
     def cache(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
@@ -161,6 +165,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
             **{f"checks_{outcome}": count for outcome, count in sorted(report.outcomes.items())},
         }
         contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(fingerprint_of({"contents": contents})))
+        version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
 
     return cache
