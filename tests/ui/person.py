@@ -65,6 +65,11 @@ class Person:
         # The first is in the menu, the next in a node: its details, or from further away its name.
         self.page.get_by_text(re.compile("^(Automation|train_shards|meta_json)$")).nth(1).wait_for()
 
+    def across(self, name: str) -> float:
+        """How far to the right a group or an asset begins in the graph, in pixels."""
+        boxes = [found.bounding_box() for found in self.page.locator("foreignObject").get_by_text(name, exact=True).all()]
+        return min(box["x"] for box in boxes if box is not None)
+
     def materialize(self, asset: str) -> str:
         """By the button of an asset without partitions; the id of the run."""
         self.open(f"assets/{asset}")

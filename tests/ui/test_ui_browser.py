@@ -95,9 +95,12 @@ def own_data(person: Person, backfill: str) -> None:
 
 def test_the_graph_is_a_map_and_an_asset_says_what_it_is(person: Person) -> None:
     person.open_graph()
-    for group in ("upstream", "tokenizer", "pretrain", "sft"):
+    for group in ("upstream", "tokenizer", "pretrain", "sft", "reports"):
         person.see(group)
     person.look("01_graph")
+    flow = [person.across(name) for name in ("tokenizer", "train_shards", "reports")]
+    assert flow == sorted(flow), "from left to right"
+    assert person.across("upstream") < flow[1]
     person.open(f"assets/{TRAIN}", view="overview")
     person.see("headerless uint16")
     person.see("PretrainTokenStreamDataset")
@@ -180,6 +183,9 @@ def test_a_button_runs_the_check_that_says_what_is_not_in_sync(person: Person, o
     person.open_check(META, "caches_in_sync")
     for name in OWN:
         person.entry("states").get_by_text(name, exact=True).wait_for()
+    for name in ("endless", "broken"):
+        row = person.page.locator("tr", has=person.page.get_by_text(name, exact=True)).last.inner_text()
+        assert ("missing" in row, "build it" in row) == (True, True), row
     person.look("15_in_sync")
 
 
