@@ -93,7 +93,7 @@ def test_a_data_set_depends_on_its_own_corpus_and_a_mixture_on_those_of_its_memb
 def test_without_a_prepared_data_set_there_is_no_corpus(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
     groups = {spec.group_name for spec in project.defs.resolve_all_asset_specs()}
-    assert groups == {"tokenizer", "upstream", "pretrain", "sft"}
+    assert groups == {"tokenizer", "upstream", "pretrain", "sft", "reports"}
 
 
 def test_runs_record_figures_examples_and_pictures(project: Project) -> None:

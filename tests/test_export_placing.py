@@ -184,7 +184,7 @@ def test_an_error_during_the_renames_puts_everything_back(
                     failure = error
             if failure is None:
                 break
-            assert "Input/output error; the export was given up" in str(failure)
+            assert "Input/output error; the disk may be failing: look at the system's log; the export was given up" in str(failure)
             assert contents(tmp_path) == before
             stop, count = stop + 1, count + 1
         assert renames.count == count == len(planned(larger, format, out).files) + first * len([n for n in before if n.startswith("data")])

@@ -231,7 +231,7 @@ def test_meta_beside_the_split_is_read_and_agrees(tmp_path: Path) -> None:
         (lambda folder: (folder / "meta.json").write_text((folder / "meta.json").read_text()[:100]), "cut short"),
         (lambda folder: rewrite_meta(folder, schema_version=99), "newer"),
         (lambda folder: rewrite_meta(folder, built=False), "never built"),
-        (lambda folder: rewrite_meta(folder, files=[1]), "does not map paths"),
+        (lambda folder: rewrite_meta(folder, files=[1]), "files is .1., expected a table"),
         (lambda folder: rewrite_meta(folder, tokenizer_sha256="0" * 64), "built with tokenizer 000000000000"),
         (lambda folder: (folder / "train" / "shard_00001.bin").unlink(), "shard_00001.bin is missing"),
     ],
