@@ -240,14 +240,17 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
         "    max_train_tokens=10**12, max_val_tokens=0, shard_bytes=1 << 20, seed=1, shuffle_buffer=None)"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    shard = tmp_path / ".x.partial" / "train" / "shard_00000.bin"
-    deadline = time.monotonic() + 30
-    while not shard.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert shard.exists()
-    child.send_signal(kill)
-    started = time.monotonic()
-    assert child.wait(timeout=20) != 0
+    shard = tmp_path / ".x.partial" / "train" / "shard_00001.bin"  # in full flight
+    deadline = time.monotonic() + 60
+    try:
+        while not shard.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert shard.exists()
+        child.send_signal(kill)
+        started = time.monotonic()
+        assert child.wait(timeout=20) != 0
+    finally:
+        child.kill()
     assert time.monotonic() - started < 4  # at once, also on a busy machine
     assert digests(folder) == before
     assert (tmp_path / ".x.partial").exists() == (kill == signal.SIGKILL)
