@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from niels_cache_assets.cli.console import file_size
+from niels_cache_assets.cli.console import SHORT_SHA256, file_size
 from niels_cache_assets.reports import words
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.mixture import Mixture
@@ -48,7 +48,7 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
     rows = []
     for item in report.items:
         recorded = report.history.of(item.state.directory)
-        sha256 = f"`{item.sha256[: words.SHORT_SHA256]}`" if item.sha256 else words.UNKNOWN
+        sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else words.UNKNOWN
         size = file_size(item.bytes) if item.meta else words.UNKNOWN
         cells = [item.name, item.state.kind, words.status(item), *words.contents(item), size]
         rows.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from niels_cache_assets.cli.console import counted, file_size
+from niels_cache_assets.cli.console import SHORT_SHA256, counted, file_size
 from niels_cache_assets.reports import words
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
@@ -42,6 +42,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         words=words,
         counted=counted,
         file_size=file_size,
+        SHORT_SHA256=SHORT_SHA256,
         data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",

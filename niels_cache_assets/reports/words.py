@@ -9,7 +9,6 @@ from niels_cache_assets.reports.cache import Item
 from niels_cache_assets.reports.history import Recorded
 
 UNKNOWN = "-"
-SHORT_SHA256 = 12
 
 _UNITS = (("year", 365.25 * 86_400), ("month", 30.44 * 86_400), ("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0))
 
