@@ -225,6 +225,27 @@ def test_a_reader_keeps_the_build_it_opened_while_another_takes_its_place(tmp_pa
     assert not torch.equal(fresh.get_batch(B=8, generator=torch.Generator().manual_seed(1))[0], before)
 
 
+def test_an_interrupt_is_not_lost_in_what_arrow_imports_at_its_first_array(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from niels_cache_assets.streaming.lineage_files import RowSpool\n"
+        "def interrupt(frame, event, argument):\n"
+        "    if frame.f_code.co_name == 'cb' and 'importlib' in frame.f_code.co_filename and 'pandas' in sys.modules:\n"
+        "        sys.settrace(None)\n"
+        "        print('interrupted', flush=True)\n"
+        "        signal.raise_signal(signal.SIGINT)\n"  # Python ignores every exception in a callback of a weak reference
+        "sys.settrace(interrupt)\n"
+        "from pathlib import Path\n"
+        f"spool = RowSpool(Path({str(tmp_path)!r}), 'rows.arrow', {{'row': 'int64'}})\n"
+        "spool.write({'row': [1, 2, 3]})\n"
+        "print('went on')"
+    )
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert child.stdout == "interrupted\n"
+    assert child.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in child.stderr
+
+
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
     tmp_path: Path, tiny_model: Path, tokenizer: SentencePieceTokenizer, kill: signal.Signals
@@ -240,7 +261,7 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
         "    max_train_tokens=10**12, max_val_tokens=0, shard_bytes=1 << 20, seed=1, shuffle_buffer=None)"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    shard = tmp_path / ".x.partial" / "train" / "shard_00001.bin"  # in full flight
+    shard = tmp_path / ".x.partial" / "train" / "shard_00000.bin"
     deadline = time.monotonic() + 60
     try:
         while not shard.exists() and time.monotonic() < deadline:

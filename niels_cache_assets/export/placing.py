@@ -7,15 +7,13 @@ would be the same. How files are made is not known here.
 import json
 import os
 import shutil
-import signal
 import stat
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import FrameType
 
+from niels_cache_assets.signals import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
 
@@ -23,7 +21,6 @@ NEW, OLD = "new", "old"  # below the stage: complete files that wait for their p
 _PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each
 
 _MOST_LIST_BYTES = 1 << 26
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +106,7 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
     moved: list[str] = []
     placed: list[str] = []
     made: list[Path] = []
-    with _signals_afterwards():
+    with signals_afterwards():
         try:
             _note_placed(stage, names)
             for name in reversed(older):
@@ -140,33 +137,6 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
             shutil.rmtree(stage / OLD, ignore_errors=True)
             raise
         shutil.rmtree(stage / OLD, ignore_errors=True)
-
-
-@contextmanager
-def _signals_afterwards() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block has ended.
-
-    By handlers, because a mask of this thread holds nothing back: any other thread takes the signal, and Python handles it in this one.
-    The wakeup descriptor is set aside as well, so that whoever reads it does not end the process for a handler that does not come.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled in the main thread
-        return
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    wakeup = signal.set_wakeup_fd(-1)
-    handlers = {number: signal.signal(number, note) for number in map(int, _SIGNALS) if signal.getsignal(number) is not None}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)
-        for number in received[:1]:
-            signal.raise_signal(number)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from niels_cache_assets.signals import signals_afterwards
 from niels_cache_assets.streaming.space import naming
 from niels_cache_assets.streaming.writers import Files, add_file, sync_and_close
 
@@ -24,8 +26,21 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     """The Arrow schema of {name: "string", "int64" or "double"}."""
     import pyarrow as pa
 
+    _finish_importing()
     kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64()}
     return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+@cache
+def _finish_importing() -> None:
+    """Make Arrow import what it imports at its first array: pandas, for half a second, in the midst of a build.
+
+    Ctrl-C would be lost there: KeyboardInterrupt comes to nothing in importlib's weakref callbacks and where extension modules start.
+    """
+    import pyarrow as pa
+
+    with signals_afterwards():
+        pa.array([], pa.int64())
 
 
 class TableFile:
