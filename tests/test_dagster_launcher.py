@@ -114,7 +114,7 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
     assert (output.out, output.err) == ("", "")
 
 
-def test_upstream_is_observed_before_the_build_that_reads_it(project: Project, instance: dg.DagsterInstance) -> None:
+def test_a_build_records_what_it_has_read_of_upstream(project: Project, instance: dg.DagsterInstance) -> None:
     results, _ = launch(project, only=["notes"])
     observed = instance.fetch_observations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
     built = instance.fetch_materializations(dg.AssetKey(["pretrain", "train_shards"]), limit=5).records

@@ -8,7 +8,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver  #
 from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB
+from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB, UPSTREAM_KEYS
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
 from tests.prepared_project import prepare_project
@@ -74,6 +74,29 @@ def test_another_revision_upstream_makes_that_partition_stale_until_it_is_built(
     assert status(project, "notes") == "FRESH"
 
 
+def test_what_was_built_before_anyone_looked_upstream_is_compared_with_what_it_was_built_from(project: Project) -> None:
+    for run in (project.build("notes"), project.build("notes")):  # the second is a cache hit
+        assert status(project, "notes") == "FRESH"
+        seen = run.asset_observations_for_node("stream_pretrain_dataset")
+    assert [event for event in seen if event.asset_key == UPSTREAM_KEYS["pretrain"]] == [], "what is known is not recorded again"
+    observe(project, "notes")
+    assert status(project, "notes") == "FRESH"
+    edit(project, 'files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\nshuffle_buffer = 7')
+    observe(project, "notes")
+    assert status(project, "notes") == "STALE"
+    project.build("notes")
+    assert status(project, "notes") == "FRESH"
+
+
+def test_a_build_of_what_nobody_has_looked_at_since_it_changed_is_not_stale_afterwards(project: Project) -> None:
+    project.build("notes")
+    project.write_notes(sentences(61))
+    project.build("notes")
+    assert status(project, "notes") == "FRESH"
+    observe(project, "notes")
+    assert status(project, "notes") == "FRESH"
+
+
 def test_a_cache_hit_clears_a_stale_partition(project: Project) -> None:
     observe(project, "notes")
     project.build("notes")
@@ -106,7 +129,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Project
     project = prepare_project(tmp_path_factory.mktemp("built"), tiny_model)
     edit(project, f'model = "{project.tokenizer_model}"', TRAIN_HERE)
     assert project.build_tokenizer().success
-    observe_all(project)
     for name in ("books", "letters"):
         build_corpus(project, name)
     assert project.defs.resolve_job_def(DUPLICATES_JOB).execute_in_process(instance=project.instance).success

@@ -17,7 +17,6 @@ from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports
 from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import (
     CORPUS_JOB,
@@ -39,7 +38,6 @@ from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.network import briefly
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
@@ -178,8 +176,6 @@ class _Launcher:
         return self._run(step, force=force)
 
     def build(self, name: str, family: Family, *, force: bool) -> LaunchResult:
-        if name not in self._registry.prepared():  # what a corpus is made of was observed before that
-            self._observe_upstream(name)
         step = _Step(name, family, FAMILY_JOBS[family], STREAM_OPS[family], dataset_dir(self._root, family, name), name)
         return self._run(step, force=force)
 
@@ -195,7 +191,6 @@ class _Launcher:
         mixtures = [name for name in names if _members(self._registry, name)]
         for group in ([name for name in names if name not in mixtures], mixtures):  # a mixture reads the corpora of its members
             for name in group:
-                self._observe_upstream(name)
                 step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
                 results.append(self._run(step, force=force))
                 if results[-1].state == "failed":
@@ -246,14 +241,6 @@ class _Launcher:
     def _finish(self, result: LaunchResult) -> LaunchResult:
         self._listener.finished(result)
         return result
-
-    def _observe_upstream(self, name: str) -> None:
-        """Before the run, so that the build is not stale at once. What goes wrong here, the build meets in its own step."""
-        try:
-            with briefly():  # the build asks for longer
-                self._instance.report_runless_asset_event(observe_revision(self._registry, name, root=self._root))
-        except Exception:  # a source may be anyone's: a bug in it fails its data set, not the launch
-            return
 
     def _say_if_waiting(self, name: str) -> None:
         pool = self._instance.event_log_storage.get_concurrency_info(STREAM_POOL)

@@ -18,6 +18,7 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
 from niels_cache_assets.corpus.report import write_report
 from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig
 from niels_cache_assets.defs.corpus_metadata import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.keys import (
@@ -120,6 +121,8 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
             outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
+            else:
+                observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 

@@ -6,12 +6,14 @@ what was yielded before an error, and would record an asset that was forgotten a
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
 from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
 from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
@@ -20,6 +22,7 @@ from niels_cache_assets.pipeline import build_dataset, load_tokenizer
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_runtime.formats import Family, dataset_dir
+from niels_cache_runtime.meta import Meta
 
 
 def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequence[dg.AssetDep]) -> list[dg.AssetSpec]:
@@ -63,6 +66,8 @@ def stream_dataset(
         outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
+        else:
+            _observe(context, registry, name, outcome.meta, root=cache_root.path)
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         source = apply_run_settings(registry.source(name), own)
         tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta["built"] else None
@@ -81,3 +86,14 @@ def stream_dataset(
             dg.MaterializeResult(META_KEYS[family], metadata=whole, data_version=dg.DataVersion(outcome.meta["meta_sha256"])),
         ]
     yield from results
+
+
+def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
+    """Upstream as it was built from. What is read from a corpus has not looked at it: then only the settings may be new."""
+    if name in registry.prepared():
+        last = last_observation(context.instance, registry, name)
+        if last is not None:
+            revision = last.metadata.get(REVISION)
+            observe_what_was_read(context, registry, name, str(revision.value) if revision else None, root=root)
+    else:
+        observe_what_was_read(context, registry, name, meta["dataset_revision"], root=root)

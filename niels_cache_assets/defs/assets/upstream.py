@@ -1,9 +1,8 @@
 """`upstream/pretrain` and `upstream/sft`: what the data sets are read from, as external assets.
 
 The data version of a partition is upstream's revision and a hash of the data set's resolved settings, because Dagster has one code version
-for all partitions of an asset: so whatever of the two changes, that partition alone is stale. A version is observed before a build, never
-inside it: Dagster reads provenance when a step starts, so a build that observed its own upstream would be stale at once. What was built
-before its upstream was observed for the first time has nothing to compare with, and stays fresh until it is built again.
+for all partitions of an asset: so whatever of the two changes, that partition alone is stale. What a build has read it observes itself,
+where that is not what was observed last.
 """
 
 from pathlib import Path
@@ -26,9 +25,8 @@ _DIGITS = 12
 _DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data set, a folder of notes, files.
 
 Nothing is stored here. The data version of a partition is upstream's revision (a hub commit, or a digest of the files) and a hash of the
-data set's settings, as they were last looked at: by `niels-cache build-all` before it builds, by the job `observe_upstream`, or by the
-sensors. A partition that was built from another one shows as unsynced. What a data set is read from stands in niels_cache.toml,
-`[{family}.<data set>]`.
+data set's settings, as they were last looked at: by a build of it, by the job `observe_upstream`, or by the sensors. A partition that was
+built from another one shows as unsynced. What a data set is read from stands in niels_cache.toml, `[{family}.<data set>]`.
 
 ```python
 from niels_cache_assets.registry import load_registry
@@ -54,8 +52,23 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
 
     Asks upstream (network, or a hash of the files). Raises NielsCacheError where it cannot be asked.
     """
+    source = registry.source(name)
+    return _observation(registry, name, source.revision(with_prepared(registry, root)) if source.enabled else None, root=root)
+
+
+def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
+    """Record in a step that its partition was read at `revision`, unless that is known, so that its results are compared with it.
+
+    Dagster looks up what a step reads when it starts, and is made to look again: else the results would be unsynced at once.
+    """
+    seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
+    if last is None or version_of(last) != version_of(seen):
+        context.log_event(seen)
+        context.get_step_execution_context().wipe_input_asset_version_info(seen.asset_key)
+
+
+def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
     source, siblings = registry.source(name), with_prepared(registry, root)
-    revision = source.revision(siblings) if source.enabled else None
     settings = {
         "cache": cache_fingerprint(
             registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None
