@@ -22,7 +22,7 @@ from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, parser
 from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
-from niels_cache_assets.cli.progress import BarListener, LineListener, abbreviated
+from niels_cache_assets.cli.progress import BarListener, LineListener
 from niels_cache_assets.registry import Registry, load_registry
 
 COMMANDS = tuple(command.name for commands in parser.COMMANDS.values() for command in commands)
@@ -343,13 +343,6 @@ def test_bars_show_what_failed_and_what_was_never_started() -> None:
     assert "50%" in text
     assert "failed" in text
     assert "roam" not in text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (999, "999"), (12_345, "12.3k"), (4_500_000, "4.5M"), (200e6, "200.0M"), (1.2e9, "1.2G")]
-)
-def test_abbreviated_numbers(number: float, text: str) -> None:
-    assert abbreviated(number) == text
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -15,7 +15,7 @@ from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming import space
 from niels_cache_assets.streaming.directories import atomic_directory, partial_directory
-from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, shown, telling
+from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, telling
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.formats import Split
@@ -219,14 +219,3 @@ def test_an_array_says_how_much_of_a_full_disk_it_takes(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match=r"No space left on device: it takes 4,128 bytes: '.*/a\.npy'"):
         create_npy(tmp_path / "a.npy", "<u4", (1000,))
-
-
-def test_bytes_are_shown_as_people_read_them() -> None:
-    assert [shown(count) for count in (0, 999, 1000, 12_345_678, 2 * 10**9, 10**15)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.0 kB",
-        "12.3 MB",
-        "2.0 GB",
-        "1,000.0 TB",
-    ]

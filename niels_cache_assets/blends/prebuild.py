@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
+from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -218,4 +219,4 @@ def _index(label: str, directory: Path) -> Index:
     files: dict[str, Any] = read_meta(str(directory / META_NAME))["files"]
     last = "shuffle_index.npy" if "shuffle_index.npy" in files else "dataset_index.npy"  # of a data set, of a blend
     samples = read_npy_header(directory / last).shape[0]
-    return Index(label=label, directory=directory, samples=samples, bytes=sum(entry["bytes"] for entry in files.values()))
+    return Index(label=label, directory=directory, samples=samples, bytes=total_bytes(files))

@@ -20,7 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.cli.console import counted, diagnostics, output, print_json
+from niels_cache_assets.cli.console import diagnostics, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE, parse_value
@@ -36,6 +36,7 @@ from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_assets.sources.files import walk_folder
 from niels_cache_assets.streaming.encode import in_chunks
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.reading import available_threads
 

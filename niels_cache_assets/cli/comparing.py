@@ -17,7 +17,7 @@ import numpy as np
 
 from niels_cache_assets.cli.cleaning import sources_of
 from niels_cache_assets.cli.comparing_options import ACTIONS
-from niels_cache_assets.cli.console import SHORT_SHA256, new_table, output, print_json
+from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_place, find_places, open_registry
 from niels_cache_assets.cli.decoding import open_tokenizer
 from niels_cache_assets.cli.exit_codes import DONE
@@ -25,6 +25,7 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
 from niels_cache_runtime.meta import sha256_file

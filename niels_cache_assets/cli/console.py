@@ -1,4 +1,4 @@
-"""How the command line prints: results on stdout, progress and errors on stderr, and the few number formats that all commands share.
+"""How the command line prints: results on stdout, progress and errors on stderr, and the form of tables.
 
 Rich leaves colours out where NO_COLOR is set or the output is not a terminal. How much is said (--quiet, --verbose) holds for the command
 that runs in this context.
@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PROGRAM = "niels-cache"
-SHORT_SHA256 = 12
-COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")  # of a meta.json, where it has them
 
 Loudness = Literal["quiet", "normal", "verbose"]
 
@@ -107,32 +105,3 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: str
             column, justify=justify, no_wrap=not gives_way, overflow="ellipsis", min_width=_SHRUNK_WIDTH if gives_way else None
         )
     return table
-
-
-def counted(number: int, unit: str) -> str:
-    """`1 token`, `12,345 tokens`."""
-    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
-
-
-def file_size(number: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(number)
-
-
-def total_bytes(meta: Mapping[str, Any]) -> int:
-    """Size of all files that a meta.json lists."""
-    return sum(entry["bytes"] for entry in meta.get("files", {}).values())
-
-
-def split_counts(meta: Mapping[str, Any]) -> tuple[str, str]:
-    """What a cache holds, for its train and val cells: tokens of a pretrain cache, examples of an SFT cache, pieces of a tokenizer."""
-    if meta["kind"] == "tokenizer":
-        return counted(meta["vocab_size"], "piece"), "-"
-    unit = "token" if meta["kind"] == "pretrain" else "example"
-    return counted(meta[f"train_{unit}s"], unit), f"{meta[f'val_{unit}s']:,}"
-
-
-def content_hash(meta: Mapping[str, Any]) -> str:
-    """sha256 of what a cache holds: of the model for a tokenizer, of tokens and offsets for a data set."""
-    return str(meta["sha256"] if meta["kind"] == "tokenizer" else meta["content_sha256"])

@@ -108,10 +108,3 @@ def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
     """The corpus must be the one that the drop lists were made of, or their ordinals name other documents."""
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{name}: duplicates were not looked for in its corpus as it is now; niels-cache build-all does")
-
-
-def share_of(part: int, whole: int) -> str:
-    """`12.3%`; what is there is never shown as 0."""
-    if not whole:
-        return "-"
-    return "< 0.1%" if 0 < part / whole < 0.0005 else f"{part / whole:.1%}"

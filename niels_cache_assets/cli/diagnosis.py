@@ -18,12 +18,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.cli.console import PROGRAM, counted, file_size
+from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.context import settings_origin
 from niels_cache_assets.registry import CONFIG_NAME, Registry, cache_root, load_registry
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.streaming.directories import can_exchange
 from niels_cache_assets.streaming.locks import try_lock
+from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 

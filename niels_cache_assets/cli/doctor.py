@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from niels_cache_assets.cli.console import counted, new_table, output, print_json
+from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.diagnosis import examine
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.wording import counted
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 

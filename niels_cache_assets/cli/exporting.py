@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_error, print_json
+from niels_cache_assets.cli.console import new_table, output, print_error, print_json
 from niels_cache_assets.cli.context import find_place, open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
@@ -20,6 +20,7 @@ from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_expo
 from niels_cache_assets.export.megatron import Link
 from niels_cache_assets.export.writing import ExportPlan, write_export
 from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, SPLITS, tokenizer_dir
 

@@ -7,7 +7,7 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
-from niels_cache_assets.cli.console import SHORT_SHA256, counted, output, print_error, print_json
+from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.context import TOKENIZER, find_places, open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
@@ -16,6 +16,7 @@ from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.megatron_import import Vocabulary, import_megatron, require_prefixes
 from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
+from niels_cache_assets.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta, sha256_file

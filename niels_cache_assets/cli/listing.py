@@ -10,11 +10,14 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
-from niels_cache_assets.cli.console import COUNTS, content_hash, new_table, output, print_json, split_counts
+from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_places, open_registry, settings_origin
 from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
 from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.contents import content_hash, contents, counts_of
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.wording import UNKNOWN
+from niels_cache_runtime.meta import Meta
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
 _WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "not configured")
@@ -31,12 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
     for place in places.values():
         judged = _judge(place, registry, root)
-        counts = ("-", "-") if judged.state in _WITHOUT_COUNTS or not place.meta().get("built", True) else split_counts(place.meta())
         state = f"needs {judged.advice.partition(' (')[0]}" if judged.state == "not configured" else judged.state
         style = _STYLES.get(state, "yellow")
-        corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else "-"] if corpora else []
+        corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else UNKNOWN] if corpora else []
         family = "" if place.kind == "tokenizer" else place.kind
-        table.add_row(place.name, family, _source(place, registry), Text(state, style=style), *corpus, *counts)
+        table.add_row(
+            place.name, family, _source(place, registry), Text(state, style=style), *corpus, *contents(counts_of(_meta(place, judged)))
+        )
     console = output()
     console.print(table)
     console.print(f"\n{settings_origin(registry)}; caches in {root}", soft_wrap=True)
@@ -45,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _as_json(place: Place, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
     judged = _judge(place, registry, root)
-    counted = judged.state not in _WITHOUT_COUNTS and place.meta().get("built", True)
-    meta = place.meta() if counted else {}
-    counts = {key: meta[key] for key in COUNTS if key in meta}
+    meta = _meta(place, judged)
     return {
         "name": place.name,
         "kind": place.kind,
@@ -55,10 +57,15 @@ def _as_json(place: Place, registry: Registry, root: Path, corpora: Sequence[str
         "directory": str(place.directory),
         "state": judged.state,
         "advice": judged.advice,
-        "counts": counts,
-        "sha256": content_hash(meta) if counted else None,
+        "counts": counts_of(meta),
+        "sha256": content_hash(meta),
         "corpus": corpus_summary(registry, root, place.name) if place.name in corpora else None,
     }
+
+
+def _meta(place: Place, judged: CacheState) -> Meta:
+    """meta.json of what can be counted, else empty."""
+    return {} if judged.state in _WITHOUT_COUNTS else place.meta()
 
 
 def _judge(place: Place, registry: Registry, root: Path) -> CacheState:

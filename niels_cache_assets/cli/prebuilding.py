@@ -14,13 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.cli.console import diagnostics, file_size, new_table, output, print_error, print_json
+from niels_cache_assets.cli.console import diagnostics, new_table, output, print_error, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.defaults import PROGRESS_SECONDS
 from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")

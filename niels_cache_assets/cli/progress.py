@@ -15,6 +15,7 @@ from niels_cache_assets.cli.console import is_quiet, warnings
 from niels_cache_assets.cli.memory import memory_now
 from niels_cache_assets.defaults import PROGRESS_SECONDS
 from niels_cache_assets.progress import Pace
+from niels_cache_assets.wording import abbreviated
 
 if TYPE_CHECKING:
     from niels_cache_assets import build_cache
@@ -60,15 +61,6 @@ def _duration(seconds: float) -> str:
     """0:07, 12:34, 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def abbreviated(number: float) -> str:
-    """123, 12.3k, 4.5M, 200.0M, 1.2G."""
-    for unit in ("", "k", "M"):
-        if number < 1000:
-            return f"{number:.1f}{unit}" if unit else f"{number:.0f}"
-        number /= 1000
-    return f"{number:.1f}G"
 
 
 def outcome_line(result: LaunchResult) -> str:

@@ -15,18 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import (
-    COUNTS,
-    PROGRAM,
-    SHORT_SHA256,
-    content_hash,
-    file_size,
-    is_quiet,
-    new_table,
-    split_counts,
-    total_bytes,
-)
+from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
+from niels_cache_assets.contents import content_hash, contents, counts_of, total_bytes
 from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
 from niels_cache_runtime.formats import idx_name, tokens_name
 
 if TYPE_CHECKING:
@@ -52,10 +44,9 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     )
     for result in results:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])
-        if result.meta is None or not result.meta.get("built", True):
-            cells = ["-", "-", "-", "-"]
-        else:
-            cells = [*split_counts(result.meta), file_size(total_bytes(result.meta)), content_hash(result.meta)[:SHORT_SHA256]]
+        meta = result.meta or {}
+        sha256, size = content_hash(meta), total_bytes(meta.get("files", {}))
+        cells = [*contents(counts_of(meta)), file_size(size) if size else UNKNOWN, sha256[:SHORT_SHA256] if sha256 else UNKNOWN]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
     console.print(table)
     noted = [result for result in results if result.message]
@@ -68,7 +59,7 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 def result_json(result: LaunchResult) -> dict[str, Any]:
     """The same for programs: counts are as in meta.json."""
-    meta = result.meta if result.meta is not None and result.meta.get("built", True) else None
+    meta = result.meta if result.meta and result.meta.get("built", True) else {}
     return {
         "name": result.name,
         "family": result.family,
@@ -76,9 +67,9 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
         "message": result.message,
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
-        "bytes": total_bytes(meta) if meta else None,
-        "sha256": content_hash(meta) if meta else None,
-        "counts": {key: meta[key] for key in COUNTS if key in meta} if meta else {},
+        "bytes": total_bytes(meta["files"]) if meta else None,
+        "sha256": content_hash(meta),
+        "counts": counts_of(meta),
     }
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from niels_cache_assets.cli.console import counted, output, print_json
+from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
 from niels_cache_assets.cli.corpus_sampling import print_sample
 from niels_cache_assets.cli.decoding import as_text, open_tokenizer
@@ -27,6 +27,7 @@ from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     SPLITS,

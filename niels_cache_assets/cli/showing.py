@@ -14,13 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from niels_cache_assets.cli.console import counted, file_size, new_table, output, print_json, total_bytes
+from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
 from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.formats import META_NAME, SPLITS
 from niels_cache_runtime.meta import Meta
 
@@ -149,7 +151,7 @@ def _print_files(console: Console, meta: Meta) -> None:
     table = new_table("file", "size", "sha256", right=frozenset({"size"}))
     for path, entry in files.items():
         table.add_row(path, file_size(entry["bytes"]), entry["sha256"])
-    _section(console, f"{counted(len(files), 'file')}, {file_size(total_bytes(meta))}", table)
+    _section(console, f"{counted(len(files), 'file')}, {file_size(total_bytes(files))}", table)
 
 
 def _section(console: Console, title: str | None, table: Any) -> None:

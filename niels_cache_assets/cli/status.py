@@ -15,13 +15,14 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, all_states
-from niels_cache_assets.cli.console import PROGRAM, counted, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.streaming.directories import Work, work_on
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.verify import Finding, verify_cache
 

@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from niels_cache_assets.cli.console import counted, output, print_json
+from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.loader_states import read_loader_state
 from niels_cache_assets.cli.origins import Cache, print_row, print_token, row_json, row_of
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split, tokens_name
 from niels_cache_runtime.loader import TokenLoader

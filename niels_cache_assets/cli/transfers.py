@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from niels_cache_assets.cli.console import diagnostics, file_size
+from niels_cache_assets.cli.console import diagnostics
 from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.wording import file_size
 
 OnProgress = Callable[[int, int], None]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from niels_cache_assets.cli.console import counted, output, print_json
+from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.context import find_places, open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.verified_folder import VerifiedFolder
 from niels_cache_runtime.verify import find_folders, notes, verify_folders
 

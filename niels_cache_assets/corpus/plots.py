@@ -18,11 +18,11 @@ from niels_cache_assets.plots.style import (
     label_axis,
     label_bars,
     new_figure,
-    percent,
     say,
     set_title,
     short,
 )
+from niels_cache_assets.wording import share_of
 
 MAX_REASONS = 15
 
@@ -46,7 +46,7 @@ def _funnel(report: dict[str, Any]) -> bytes:
         axes.set_yticks(range(len(stages)), [stage["stage"] for stage in stages])
         set_title(axes, title)
         shares = [value / values[0] if values[0] else 0 for value in values]
-        label_bars(axes, values, [f"{short(value, unit)}  {percent(share)}" for value, share in zip(values, shares, strict=True)])
+        label_bars(axes, values, [f"{short(value, unit)}  {share_of(share)}" for value, share in zip(values, shares, strict=True)])
     panels[0].invert_yaxis()
     return as_png(figure)
 
@@ -65,7 +65,7 @@ def _reasons(report: dict[str, Any]) -> bytes:
     axes.barh(range(len(shown)), values, height=BAR, color=[color for *_, color in shown])
     axes.set_yticks(range(len(shown)), [reason for reason, *_ in shown])
     axes.invert_yaxis()
-    label_bars(axes, values, [f"{count:,}  {percent(share)}" for _, count, share, _ in shown])
+    label_bars(axes, values, [f"{count:,}  {share_of(share)}" for _, count, share, _ in shown])
     if not shown:
         say(axes, "nothing was dropped")
     stages = {row["stage"] for row in reasons}

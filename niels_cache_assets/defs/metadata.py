@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.defs.excerpt import fenced, samples
 from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
 from niels_cache_assets.pipeline import BuildOutcome
@@ -45,7 +46,7 @@ def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePiece
     metadata |= {
         "tokens": tokens,
         _ITEMS[outcome.family]: items,
-        "bytes": _bytes(files),
+        "bytes": total_bytes(files),
         "dagster/row_count": tokens if outcome.family == "pretrain" else items,
         "dagster/column_schema": _schema(meta, outcome.family),
         "files": files_table(files),
@@ -78,7 +79,7 @@ def dataset_metadata(
         "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
-        "bytes": _bytes(meta["files"]),
+        "bytes": total_bytes(meta["files"]),
         **_characters_per_token(meta, SPLITS),
         "dropped": sum(meta["dropped"].values()),
         **shares(outcome, deduplicated=deduplicated),
@@ -108,7 +109,7 @@ def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
         "fingerprint": meta["fingerprint"],
         "vocab_size": meta["vocab_size"],
         "model_type": meta["model_type"],
-        "bytes": _bytes(meta["files"]),
+        "bytes": total_bytes(meta["files"]),
         "special_tokens": dg.MetadataValue.table(ids),
         "seconds": round(outcome.seconds, 2),
     }
@@ -149,10 +150,6 @@ def _items(meta: Meta, family: Family) -> dict[Split, int]:
 
 def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
     return sum(meta[f"{split}_tokens"] for split in splits)
-
-
-def _bytes(files: FileEntries) -> int:
-    return sum(entry["bytes"] for entry in files.values())
 
 
 def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:

@@ -24,11 +24,11 @@ from niels_cache_assets.plots.style import (
     label_axis,
     label_bars,
     new_figure,
-    percent,
     say,
     set_title,
     short,
 )
+from niels_cache_assets.wording import share_of
 from niels_cache_runtime.formats import Family
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
     """Items per half octave of tokens; for examples, those that a row of CONTEXT tokens cuts in another color."""
     figure = new_figure(7.2, 3.0)
     axes = figure.subplots()
-    note = f"; T = {CONTEXT:,} cuts {percent(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
+    note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
     set_title(axes, f"{measures.items:,} {noun} by length{note}")
     filled = np.flatnonzero(measures.lengths)
     if not len(filled):
@@ -80,7 +80,7 @@ def _frequency(measures: CacheMeasures) -> bytes:
     used = measures.pieces_used
     figure = new_figure(7.2, 3.0)
     axes = figure.subplots()
-    part = "" if measures.counted == measures.tokens else f" (of {percent(measures.counted / measures.tokens)} of the tokens)"
+    part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
     set_title(axes, f"token frequency by rank: {used:,} of {len(counts):,} pieces are used{part}")
     if not used:
         say(axes, "there are no tokens")
@@ -115,7 +115,7 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
     axes.barh(range(len(shown)), values, height=BAR, color=BLUE)
     axes.set_yticks(range(len(shown)), [reason for reason, _ in shown])
     axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
-    label_bars(axes, values, [f"{count:,}  {percent(count / total)}" for count in values])
+    label_bars(axes, values, [f"{count:,}  {share_of(count / total)}" for count in values])
     if not shown:
         say(axes, "nothing was dropped")
     return as_png(figure)
@@ -136,7 +136,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     label_axis(left, "turns")
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)
-    set_title(right, f"examples by share of targets ({percent(share)} of all tokens)")
+    set_title(right, f"examples by share of targets ({share_of(share)} of all tokens)")
     right.stairs(conversations.target_shares, np.linspace(0, 1, SHARE_BINS + 1), fill=True, color=BLUE)
     right.xaxis.set_major_formatter(PercentFormatter(1.0))
     right.set_xlim(0, 1)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter
 
-from niels_cache_assets.plots.style import BLUE, GRAY, GRID, INK, ORANGE, as_png, new_figure, percent, set_title
+from niels_cache_assets.plots.style import BLUE, GRAY, GRID, INK, ORANGE, as_png, new_figure, set_title
+from niels_cache_assets.wording import share_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def _shares(axes: Axes, shown: Sequence[MixedSource]) -> None:
         rows = [row + (place - 1) * _HEIGHT for row in range(len(shown))]
         axes.barh(rows, values, height=_HEIGHT, color=color, label=label)
     for row, source in enumerate(shown):
-        note, end = percent(source.actual), (source.actual, row + _HEIGHT)
+        note, end = share_of(source.actual), (source.actual, row + _HEIGHT)
         axes.annotate(note, end, xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=BLUE)
     axes.set_xticks([])
     axes.set_xlim(0, max(max(source.available, source.configured, source.actual) for source in shown) * 1.2)

@@ -62,10 +62,6 @@ def short(value: float, unit: str = "") -> str:
     return EngFormatter(unit=unit, places=1, sep=" " if unit else "")(value)
 
 
-def percent(share: float) -> str:
-    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
-
-
 def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.cache_state import CacheState, all_states, index_state
-from niels_cache_assets.cli.console import COUNTS, total_bytes
+from niels_cache_assets.contents import content_hash, counts_of, total_bytes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.history import Check, History
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
@@ -44,13 +44,11 @@ class Item:
     @property
     def bytes(self) -> int:
         """Of all files that meta.json lists."""
-        return total_bytes(self.meta)
+        return total_bytes(self.meta.get("files", {}))
 
     @property
     def sha256(self) -> str | None:
-        """Of what it holds: of the model for a tokenizer, of tokens and offsets, documents or drop lists else; an index has none."""
-        found = self.meta.get("sha256", self.meta.get("content_sha256"))
-        return str(found) if found and self.is_built else None
+        return content_hash(self.meta)
 
     @property
     def revision(self) -> str | None:
@@ -61,10 +59,7 @@ class Item:
         """`train_tokens`, `documents` ..., where meta.json counts them."""
         if not self.is_built:
             return {}
-        found = {
-            key: int(self.meta[key]) for key in COUNTS if self.meta.get(key) is not None
-        }  # imported tokens may be of no known vocabulary
-        documents = self.meta.get("documents", {})
+        found, documents = counts_of(self.meta), self.meta.get("documents", {})
         kept = documents["kept"] if "kept" in documents else sum(documents.values())
         return {**found, "documents": kept} if documents else found
 

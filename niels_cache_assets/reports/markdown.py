@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from niels_cache_assets.cli.console import SHORT_SHA256, file_size
+from niels_cache_assets.contents import contents
 from niels_cache_assets.reports import words
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.mixture import Mixture
+from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#+!|~&$:@.-]")
 
@@ -48,9 +49,9 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
     rows = []
     for item in report.items:
         recorded = report.history.of(item.state.directory)
-        sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else words.UNKNOWN
-        size = file_size(item.bytes) if item.meta else words.UNKNOWN
-        cells = [item.name, item.state.kind, words.status(item), *words.contents(item), size]
+        sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
+        size = file_size(item.bytes) if item.meta else UNKNOWN
+        cells = [item.name, item.state.kind, words.status(item), *contents(item.counts), size]
         rows.append(
             [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
         )

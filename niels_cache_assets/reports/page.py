@@ -14,10 +14,11 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from niels_cache_assets.cli.console import SHORT_SHA256, counted, file_size
+from niels_cache_assets.contents import contents
 from niels_cache_assets.reports import words
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
+from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
@@ -40,9 +41,11 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         drawings=drawings,
         now=now,
         words=words,
+        contents=contents,
         counted=counted,
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
+        UNKNOWN=UNKNOWN,
         data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from niels_cache_assets.reports.cache import Item
 from niels_cache_assets.reports.history import Recorded
-
-UNKNOWN = "-"
+from niels_cache_assets.wording import UNKNOWN, share_of
 
 _UNITS = (("year", 365.25 * 86_400), ("month", 30.44 * 86_400), ("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0))
 
@@ -26,19 +25,8 @@ def age(seconds: float | None, now: float) -> str:
 
 
 def share(part: float) -> str:
-    return "<0.01%" if 0 < part < 0.00005 else f"{part:.2%}"
-
-
-def contents(item: Item) -> tuple[str, str]:
-    """What train and val hold, or what an item holds that has no splits."""
-    counts = item.counts
-    for unit in ("examples", "tokens"):
-        if f"train_{unit}" in counts:
-            val = counts.get(f"val_{unit}")
-            return f"{counts[f'train_{unit}']:,} {unit}", UNKNOWN if val is None else f"{val:,} {unit}"
-    if "vocab_size" in counts:
-        return f"{counts['vocab_size']:,} pieces", UNKNOWN
-    return (f"{counts['documents']:,} documents", UNKNOWN) if "documents" in counts else (UNKNOWN, UNKNOWN)
+    """Of a mixture, where a hundredth of a percent may be many tokens."""
+    return share_of(part, digits=2)
 
 
 def status(item: Item) -> str:

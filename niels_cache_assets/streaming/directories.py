@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal, sync_directory
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
-from niels_cache_assets.streaming.space import bytes_below, naming, refusal, shown
+from niels_cache_assets.streaming.space import bytes_below, naming, refusal
+from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     META_NAME,
@@ -116,7 +117,7 @@ def atomic_directory(
     except OSError as error:
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else _what_stands(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
-        kept = f"; {shown(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
+        kept = f"; {file_size(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_BYTES
 
@@ -51,9 +52,9 @@ def pretrain_need(*, train_tokens: int | None, val_tokens: int | None, text_byte
     if budget is not None and (of_text is None or budget <= of_text):
         certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MOST_BYTES_PER_TOKEN
         return Need(bytes=budget * TOKEN_BYTES, why=f"{budget:,} tokens", certain=certain, fewer=True)
-    return (
-        None if of_text is None else Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes or 0)} of text", certain=False)
-    )
+    if text_bytes is None or of_text is None:
+        return None
+    return Need(bytes=of_text * TOKEN_BYTES, why=f"the tokens of {file_size(text_bytes)} of text", certain=False)
 
 
 def sft_need(text_bytes: int | None) -> Need | None:
@@ -62,7 +63,7 @@ def sft_need(text_bytes: int | None) -> Need | None:
         return None
     tokens = text_bytes // _BYTES_PER_TOKEN
     return Need(
-        bytes=2 * tokens * TOKEN_BYTES, why=f"the tokens of {shown(text_bytes)} of text, twice while they are dealt out,", certain=False
+        bytes=2 * tokens * TOKEN_BYTES, why=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,", certain=False
     )
 
 
@@ -70,7 +71,7 @@ def corpus_need(text_bytes: int | None) -> Need | None:
     """Of a corpus, whose documents are compressed; signatures, as many as there are documents, are not known."""
     if text_bytes is None:
         return None
-    return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {shown(text_bytes)} of text, compressed,", certain=False)
+    return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
 
 
 def file_bytes(patterns: Sequence[str] | None) -> int | None:
@@ -99,7 +100,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
     have = free + bytes_below(partial_directory(target))
     if need.bytes <= have:
         return
-    about = f"{need.why} take about {shown(need.bytes)}, and {shown(have)} are free"
+    about = f"{need.why} take about {file_size(need.bytes)}, and {file_size(have)} are free"
     if need.certain:
         fewer = ", or ask for fewer tokens" if need.fewer else ""
         raise NielsCacheError(f"{target}: {about}; {_ADVICE[errno.ENOSPC]}{fewer}")
@@ -115,7 +116,7 @@ def telling(need: Need | None) -> Iterator[None]:
         cause = error.__cause__
         if need is None or not isinstance(cause, OSError) or cause.errno not in _FULL:
             raise
-        raise NielsCacheError(f"{error}; {need.why} take about {shown(need.bytes)} in all") from cause
+        raise NielsCacheError(f"{error}; {need.why} take about {file_size(need.bytes)} in all") from cause
 
 
 def refusal(error: OSError, target: Path) -> str:
@@ -123,7 +124,7 @@ def refusal(error: OSError, target: Path) -> str:
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        reason = f"{reason} ({', '.join([*getattr(error, '__notes__', []), f'{shown(_free_bytes(where))} are free there'])})"
+        reason = f"{reason} ({', '.join([*getattr(error, '__notes__', []), f'{file_size(_free_bytes(where))} are free there'])})"
     advice = _ADVICE.get(error.errno or 0)
     return f"{where}: {reason}; {advice}" if advice else f"{where}: {reason}"
 
@@ -140,18 +141,8 @@ def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         if writes is not None:
-            error.add_note(f"writing {shown(writes)} more failed")
+            error.add_note(f"writing {file_size(writes)} more failed")
         raise
-
-
-def shown(count: int) -> str:
-    """Bytes as people read them."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 def _free_bytes(target: Path) -> int:

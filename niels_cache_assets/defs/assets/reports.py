@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from niels_cache_assets.cli.console import file_size
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.corpus_metadata import table
 from niels_cache_assets.defs.history import history_of
@@ -24,6 +23,7 @@ from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.reports.page import page_path, render_page, write_page
+from niels_cache_assets.wording import file_size
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 

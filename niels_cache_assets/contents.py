@@ -1,0 +1,41 @@
+"""What a finished folder holds, told from its meta.json: counts, bytes, hash; and the cells that tables have of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from niels_cache_assets.wording import UNKNOWN, counted
+from niels_cache_runtime.meta import Meta
+
+_COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
+
+
+def counts_of(meta: Meta) -> dict[str, int]:
+    """Those that it has; none of a data set that is switched off."""
+    if not meta.get("built", True):
+        return {}
+    return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may be of no known vocabulary
+
+
+def contents(counts: Mapping[str, int]) -> tuple[str, str]:
+    """Cells for train and val, from all that is counted of a folder; what has no splits stands in the first."""
+    for unit in ("example", "token"):
+        if f"train_{unit}s" in counts:
+            val = counts.get(f"val_{unit}s")
+            return counted(counts[f"train_{unit}s"], unit), UNKNOWN if val is None else f"{val:,}"
+    for key, unit in (("vocab_size", "piece"), ("documents", "document")):
+        if key in counts:
+            return counted(counts[key], unit), UNKNOWN
+    return UNKNOWN, UNKNOWN
+
+
+def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
+    """Size of all files of a table of them, as a meta.json has it."""
+    return sum(entry["bytes"] for entry in files.values())
+
+
+def content_hash(meta: Meta) -> str | None:
+    """sha256 of what it holds: of the model for a tokenizer, of tokens and offsets, documents or drop lists else; an index has none."""
+    found = meta.get("sha256", meta.get("content_sha256"))
+    return str(found) if found and meta.get("built", True) else None
