@@ -154,7 +154,7 @@ def test_everything_that_watches_is_off_until_someone_turns_it_on(project: Proje
 
 def test_where_there_is_nothing_to_watch_the_sensors_say_so(project: Project) -> None:
     hub, notes = upstream_revision_sensor(project.registry), notes_folder_sensor(project.registry)
-    assert Watch(project, hub).tick() == "There is nothing to ask: no data set here is read from the hub at its newest commit."
+    assert Watch(project, hub).tick() == "There is nothing to look at: no data set here is read from the hub at its newest commit."
     assert Watch(project, notes).tick() == "There is nothing to look at: no data set here is a folder of notes."
 
 

@@ -23,6 +23,7 @@ from niels_cache_assets.sources.base import Source
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 
@@ -40,19 +41,7 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
-    @dg.sensor(
-        name=UPSTREAM_SENSOR,
-        asset_selection=requestable(registry),
-        minimum_interval_seconds=registry.dagster.upstream_seconds,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Asks the hub for the newest commit of every data set that is read from there and not pinned. One that has moved shows "
-        "as unsynced" + (", and is built again." if builds else "; with upstream_builds = true in [dagster] it is built again as well."),
-    )
-    def look_at_the_hub(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
-        if not names:
-            return dg.SensorResult(skip_reason="There is nothing to ask: no data set here is read from the hub at its newest commit.")
-        look = _Look(context, registry, cache_root)
-        state = json.loads(context.cursor or "{}")
+    def ask(look: _Look, state: dict[str, Any]) -> dg.SensorResult:
         wanted = {name: version for name, version in state.get("wanted", {}).items() if name in names}
         first = names.index(state["next"]) if state.get("next") in names else 0
         began, count = clock(), 0
@@ -65,17 +54,25 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
                 if version is None:
                     continue
                 look.observe(name)
-                built = built_versions(context.instance, registry, name)
+                built = look.built(name)
                 if wanted.get(name) != version:
                     wanted.pop(name, None)  # it has left the state that was asked for
                 if builds and built and built != {version} and name not in wanted and look.request(name, occasion=look.left(name)):
                     wanted[name] = version
         following = names[(first + count) % len(names)]
         later = f" ({following} is next)" if count < len(names) else ""
-        whole = f"Asked the hub for {_counted(count, 'data set')} of {len(names)}{later}"
+        whole = f"Asked the hub for {counted(count, 'data set')} of {len(names)}{later}"
         return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has moved")
 
-    return look_at_the_hub
+    return _sensor(
+        UPSTREAM_SENSOR,
+        registry,
+        ask if names else None,
+        of="read from the hub at its newest commit",
+        seconds=registry.dagster.upstream_seconds,
+        description="Asks the hub for the newest commit of every data set that is read from there and not pinned. One that has moved shows "
+        "as unsynced" + (", and is built again." if builds else "; with upstream_builds = true in [dagster] it is built again as well."),
+    )
 
 
 def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
@@ -83,26 +80,14 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
 
-    @dg.sensor(
-        name=NOTES_SENSOR,
-        asset_selection=requestable(registry),
-        minimum_interval_seconds=registry.dagster.notes_seconds,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description=f"Looks at the folders of notes, and builds a data set when its folder has changed and then been quiet for {quiet} "
-        "seconds (notes_quiet_seconds in [dagster]).",
-    )
-    def look_at_the_folders(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
-        if not names:
-            return dg.SensorResult(skip_reason="There is nothing to look at: no data set here is a folder of notes.")
-        look = _Look(context, registry, cache_root)
-        before: dict[str, Any] = json.loads(context.cursor or "{}")
+    def compare(look: _Look, before: dict[str, Any]) -> dg.SensorResult:
         waiting: dict[str, Any] = {}
         for name in names:
             version = look.at(name)
             if version is None:
                 waiting |= {name: before[name]} if name in before else {}
                 continue
-            if built_versions(context.instance, registry, name) == {version}:
+            if look.built(name) == {version}:
                 continue
             now, seen = clock(), before.get(name, {})
             if seen.get("version") != version:
@@ -116,9 +101,17 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
                 look.observe(name)
                 seen = {**seen, "asked": True}
             waiting[name] = seen
-        return look.result(waiting, f"Looked at {_counted(len(names), 'folder')} of notes", quiet="nothing has changed")
+        return look.result(waiting, f"Looked at {counted(len(names), 'folder')} of notes", quiet="nothing has changed")
 
-    return look_at_the_folders
+    return _sensor(
+        NOTES_SENSOR,
+        registry,
+        compare if names else None,
+        of="a folder of notes",
+        seconds=registry.dagster.notes_seconds,
+        description=f"Looks at the folders of notes, and builds a data set when its folder has changed and then been quiet for {quiet} "
+        "seconds (notes_quiet_seconds in [dagster]).",
+    )
 
 
 def _watchable(registry: Registry) -> list[str]:
@@ -132,10 +125,6 @@ def _asks_the_hub(registry: Registry, source: Source) -> bool:
         return source.follows_the_hub
     members = [registry.pretrain[name] for name in getattr(source, "members", {}) if name in registry.pretrain]
     return any(_asks_the_hub(registry, member) for member in members)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class _Look:
@@ -157,6 +146,10 @@ class _Look:
             self._said.append(f"{name} could not be looked at: {error}")
             return None
         return version_of(self._seen[name])
+
+    def built(self, name: str) -> set[str | None]:
+        """As `built_versions` has it."""
+        return built_versions(self._context.instance, self._registry, name)
 
     def observe(self, name: str) -> None:
         """Record what was seen, if it is not what was recorded last."""
@@ -198,3 +191,29 @@ class _Look:
             cursor=json.dumps(cursor),
             skip_reason=None if self._requests else f"{whole}: {'; '.join(self._said) or quiet}.",
         )
+
+
+def _sensor(
+    name: str,
+    registry: Registry,
+    tick: Callable[[_Look, dict[str, Any]], dg.SensorResult] | None,
+    *,
+    of: str,
+    seconds: int,
+    description: str,
+) -> dg.SensorDefinition:
+    """`tick`: given the look and the cursor; None where there is nothing to look at. `of`: what it looks at is."""
+
+    @dg.sensor(
+        name=name,
+        asset_selection=requestable(registry),
+        minimum_interval_seconds=seconds,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description=description,
+    )
+    def sensor(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
+        if tick is None:
+            return dg.SensorResult(skip_reason=f"There is nothing to look at: no data set here is {of}.")
+        return tick(_Look(context, registry, cache_root), json.loads(context.cursor or "{}"))
+
+    return sensor
