@@ -17,7 +17,7 @@ from tests.dagster_tools import Project
 
 # key: (group, kinds, code version, partitions, dependencies, checks)
 ASSETS = {
-    "tokenizer": ("tokenizer", {"sentencepiece", "file"}, "1", None, [], ["special_tokens_are_one_id_each", "text_survives_a_round_trip"]),
+    "tokenizer": ("tokenizer", {"file"}, "1", None, [], ["special_tokens_are_one_id_each", "text_survives_a_round_trip"]),
     "upstream/pretrain": ("upstream", {"huggingface", "file"}, None, ["notes", "books"], [], []),
     "upstream/sft": ("upstream", {"huggingface", "file"}, None, ["chats"], [], []),
     "pretrain/train_shards": ("pretrain", {"numpy"}, "2", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),

@@ -31,7 +31,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
         key=TOKENIZER,
         group_name="tokenizer",
-        kinds={"sentencepiece", "file"},
+        kinds={"file"},
         code_version=CODE_VERSION,
         description=_DESCRIPTION,
     )
