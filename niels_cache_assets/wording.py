@@ -33,3 +33,9 @@ def abbreviated(number: float) -> str:
             return f"{number:.1f}{unit}" if unit else f"{number:.0f}"
         number /= 1000
     return f"{number:.1f}G"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

@@ -322,7 +322,7 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest
     listener.finished(result("notes"))  # type: ignore[arg-type]
     assert capsys.readouterr().err.splitlines() == [
         "notes: started",
-        "notes: 20%, 100 documents, 10.0M tokens",
+        "notes: 20%, 100 documents, 10.0M tokens, 1.0M tokens/s, 0:40 left",
         "notes: 40%, 200 documents, 20.0M tokens, 1.0M tokens/s, 0:30 left",
         "notes: built in 1.5 s",
     ]

@@ -276,6 +276,10 @@ def test_progress_counts_what_was_read_and_what_stays(tmp_path: Path, registry: 
     assert [report.documents for report in reports] == sorted(report.documents for report in reports)
     assert (reports[-1].documents, reports[-1].kept) == (outcome.meta["documents"]["read"], outcome.meta["documents"]["kept"])
     assert reports[-1].characters == outcome.meta["characters"]["before"]
+    shares = [report.share for report in reports if report.share is not None]
+    assert len(shares) > 1
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] <= 1
 
 
 def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:

@@ -8,10 +8,12 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.excerpt import fenced
 from niels_cache_assets.defs.metadata import _state
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.pipeline import BuildOutcome
+from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_runtime.formats import META_NAME, dataset_dir
@@ -217,7 +219,7 @@ def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always() -> Non
     class Sink(ProgressSink):
         calls = 0
 
-        def progressed(self, name: str, progress: Progress) -> None:
+        def progressed(self, name: str, progress: HowFar) -> None:
             self.calls += 1
 
     context, sink, now = _Context(), Sink(), [0.0]
@@ -235,7 +237,32 @@ def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always() -> Non
         "share": 0.6,
         "eta_seconds": 40,
     }
-    assert context.lines[0] == "notes: 10,000 tokens, 1,000 tokens/s, 60%, 40 s left"
+    assert context.lines[0] == "notes: 60%, 10 documents, 10.0k tokens, 1.0k tokens/s, 0:40 left"
+
+
+def test_a_long_cleaning_is_observed_on_its_corpus_with_speed_share_and_time_left() -> None:
+    context, now = _Context(), [0.0]
+    reporter = BuildReporter(
+        context,  # type: ignore[arg-type]
+        ProgressSink(),
+        name="corpus/notes",
+        observed=dg.AssetKey(["corpus", "documents"]),
+        partition="notes",
+        clock=lambda: now[0],
+    )
+    for second in (0, 5, 10):
+        now[0] = float(second)
+        reporter.progress(CorpusProgress(documents=10 * second, kept=9 * second, characters=2000 * second, share=second / 50))
+    assert [(event.asset_key.to_user_string(), event.partition) for event in context.events] == [("corpus/documents", "notes")]
+    assert {name: value.value for name, value in context.events[0].metadata.items()} == {
+        "documents": 100,
+        "kept": 90,
+        "characters": 20_000,
+        "characters_per_second": 2000,
+        "share": 0.2,
+        "eta_seconds": 40,
+    }
+    assert context.lines == ["corpus/notes: 20%, 100 documents, 90 kept, 20.0k characters, 2.0k characters/s, 0:40 left"]
 
 
 def test_the_speed_of_a_build_that_was_resumed_is_of_its_last_run(tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ import dagster as dg
 import pytest
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
-from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs import abandoned
 from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, end_abandoned_runs, launcher_identity
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
+from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,17 +36,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.progress: dict[str, Progress] = {}
-        self.corpora: dict[str, CorpusProgress] = {}
+        self.progress: dict[str, HowFar] = {}
 
     def started(self, name: str, family: LaunchFamily) -> None:
         self.told.append(f"started {name} ({family})")
 
-    def progressed(self, name: str, progress: Progress) -> None:
+    def progressed(self, name: str, progress: HowFar) -> None:
         self.progress[name] = progress
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None:
-        self.corpora[name] = progress
 
     def logged(self, name: str, message: str) -> None:
         self.told.append(f"{name}: {message}")

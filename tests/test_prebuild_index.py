@@ -252,7 +252,7 @@ def test_the_settings_take_the_splits_that_the_runtime_takes(folder: Path) -> No
 
 
 def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    times = iter([0.0, 3.0, 10.5, 10.5, 15.0, 21.0, 21.0])
+    times = iter([0.0, 3.0, 10.5, 15.0, 21.0])
     with array_progress(lambda: next(times)) as progress:
         for done in range(4):
             progress("sample_index", done * 1000, 5000)

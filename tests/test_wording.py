@@ -3,7 +3,7 @@
 import pytest
 
 from niels_cache_assets.contents import contents, counts_of
-from niels_cache_assets.wording import abbreviated, counted, file_size, share_of
+from niels_cache_assets.wording import abbreviated, counted, duration, file_size, share_of
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (1_234, "1,234 tokens")])
@@ -23,6 +23,11 @@ def test_bytes_are_shown_as_people_read_them(number: int, text: str) -> None:
 )
 def test_abbreviated_numbers(number: float, text: str) -> None:
     assert abbreviated(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:01"), (67, "1:07"), (3723, "1:02:03")])
+def test_durations_are_as_on_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ class Progress:
     tokens: int
     share: float | None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """All but the share."""
+        return {"documents": self.documents, "tokens": self.tokens}
+
 
 OnProgress = Callable[[Progress], None]
 

@@ -19,7 +19,7 @@ from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.progress import Throttle
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -82,12 +82,10 @@ def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnAr
     """Called with the array that is being built, entries done and in all: a bar on a terminal, else a line every ten seconds."""
     console = diagnostics()
     if not console.is_terminal:
-        printed = clock()
+        throttle = Throttle(clock())
 
         def print_line(array: str, done: int, total: int) -> None:
-            nonlocal printed
-            if clock() - printed >= PROGRESS_SECONDS:
-                printed = clock()
+            if throttle.is_due(clock()):
                 console.print(f"{array}: {done:,} of {total:,}", soft_wrap=True)
 
         yield print_line

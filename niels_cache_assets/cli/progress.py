@@ -13,13 +13,9 @@ from rich.text import Text
 
 from niels_cache_assets.cli.console import is_quiet, warnings
 from niels_cache_assets.cli.memory import memory_now
-from niels_cache_assets.defaults import PROGRESS_SECONDS
-from niels_cache_assets.progress import Pace
-from niels_cache_assets.wording import abbreviated
+from niels_cache_assets.progress import HowFar, Pace, Throttle, describe
 
 if TYPE_CHECKING:
-    from niels_cache_assets import build_cache
-    from niels_cache_assets.corpus.prepare import CorpusProgress
     from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
 
 _WARNING = "WARNING"
@@ -39,28 +35,6 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
     listener = BarListener(console)
     with listener.bars:
         yield listener
-
-
-def describe(progress: build_cache.Progress, pace: Pace, now: float) -> str:
-    """`1,234 documents, 5.6M tokens, 1.2M tokens/s, 0:42 left`; the last where the share is known."""
-    rate, seconds_left = pace.estimate(progress, now)
-    parts = [f"{progress.documents:,} documents", f"{abbreviated(progress.tokens)} tokens"]
-    if rate is not None:
-        parts.append(f"{abbreviated(rate)} tokens/s")
-    if seconds_left is not None:
-        parts.append(f"{_duration(seconds_left)} left")
-    return ", ".join(parts)
-
-
-def describe_corpus(progress: CorpusProgress) -> str:
-    """`1,234 documents, 1,100 kept, 5.6M characters`."""
-    return f"{progress.documents:,} documents, {progress.kept:,} kept, {abbreviated(progress.characters)} characters"
-
-
-def _duration(seconds: float) -> str:
-    """0:07, 12:34, 1:02:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def outcome_line(result: LaunchResult) -> str:
@@ -101,17 +75,13 @@ class BarListener:
     def started(self, name: str, family: str) -> None:
         self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
 
-    def progressed(self, name: str, progress: build_cache.Progress) -> None:
+    def progressed(self, name: str, progress: HowFar) -> None:
         task, pace = self._tasks[name]
-        detail = describe(progress, pace, self._clock())
+        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar has it
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
             self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None:
-        task, _ = self._tasks[name]
-        self.bars.update(task, detail=describe_corpus(progress))
 
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
@@ -132,9 +102,7 @@ class QuietListener:
 
     def started(self, name: str, family: str) -> None: ...
 
-    def progressed(self, name: str, progress: build_cache.Progress) -> None: ...
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None: ...
+    def progressed(self, name: str, progress: HowFar) -> None: ...
 
     def logged(self, name: str, message: str) -> None:
         if message.startswith(_WARNING):
@@ -150,35 +118,24 @@ class LineListener:
         self._console = console
         self._clock = clock
         self._paces: dict[str, Pace] = {}
-        self._printed: dict[str, float] = {}
+        self._throttles: dict[str, Throttle] = {}
 
     def started(self, name: str, family: str) -> None:
         self._paces[name] = Pace()
-        self._printed[name] = self._clock()
+        self._throttles[name] = Throttle(self._clock())
         self._print(name, "started")
 
-    def progressed(self, name: str, progress: build_cache.Progress) -> None:
+    def progressed(self, name: str, progress: HowFar) -> None:
         now = self._clock()
-        if self._is_time(name, now):
-            share = "" if progress.share is None else f"{progress.share:.0%}, "
-            self._print(name, share + describe(progress, self._paces[name], now))
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None:
-        if self._is_time(name, self._clock()):
-            self._print(name, describe_corpus(progress))
+        estimate = self._paces[name].estimate(progress, now)
+        if self._throttles[name].is_due(now):
+            self._print(name, describe(progress, estimate, with_share=True))
 
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
     def finished(self, result: LaunchResult) -> None:
         self._print(result.name, outcome_line(result))
-
-    def _is_time(self, name: str, now: float) -> bool:
-        """For another line about it."""
-        if now - self._printed[name] < PROGRESS_SECONDS:
-            return False
-        self._printed[name] = now
-        return True
 
     def _print(self, name: str, message: str) -> None:
         self._console.print(f"{name}: {message}", soft_wrap=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from niels_cache_assets.cli.console import diagnostics
-from niels_cache_assets.defaults import PROGRESS_SECONDS
+from niels_cache_assets.progress import Throttle
 from niels_cache_assets.wording import file_size
 
 OnProgress = Callable[[int, int], None]
@@ -20,12 +20,10 @@ def transfer_progress(doing: str, clock: Callable[[], float] = time.monotonic) -
     """Called with bytes done and bytes in all; `doing` is what the line says, such as `exporting notes`."""
     console = diagnostics()
     if not console.is_terminal:
-        printed = clock()
+        throttle = Throttle(clock())
 
         def print_line(done: int, total: int) -> None:
-            nonlocal printed
-            if clock() - printed >= PROGRESS_SECONDS:
-                printed = clock()
+            if throttle.is_due(clock()):
                 console.print(f"{doing}: {done / max(total, 1):.0%}, {file_size(done)} of {file_size(total)}", soft_wrap=True)
 
         yield print_line

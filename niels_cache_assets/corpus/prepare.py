@@ -40,11 +40,17 @@ State = Literal["built", "cache_hit", "disabled"]
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """How far a corpus is; how many documents a source has is not known before it ends."""
+    """How far a corpus is. `share` (0 to 1): of the bytes of the source's files, or of the number of remote ones; None where not known."""
 
     documents: int  # given by the source so far
     kept: int
     characters: int  # of all that were given
+    share: float | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All but the share."""
+        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +184,8 @@ def _write(
                     share, documents = reached.share, counts.before.documents
                     journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
                 if progress is not None:
-                    progress(CorpusProgress(counts.before.documents, counts.after.documents, counts.before.characters))
+                    before, after = counts.before, counts.after
+                    progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
             dropped_by_source = counts.dropped_by_source + context.report.dropped
             if not writer.documents:
                 raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source))

@@ -12,9 +12,7 @@ from typing import Any, Literal, Protocol
 
 import dagster as dg
 
-from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
-from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
@@ -37,6 +35,7 @@ from niels_cache_assets.defs.metadata import STATE
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.progress import HowFar
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
@@ -74,9 +73,7 @@ class LaunchListener(Protocol):
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 
-    def progressed(self, name: str, progress: Progress) -> None: ...
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None: ...
+    def progressed(self, name: str, progress: HowFar) -> None: ...
 
     def logged(self, name: str, message: str) -> None: ...
 
@@ -136,11 +133,8 @@ class _ListenerSink(ProgressSink):
     def __init__(self, listener: LaunchListener) -> None:
         self._listener = listener
 
-    def progressed(self, name: str, progress: Progress) -> None:
+    def progressed(self, name: str, progress: HowFar) -> None:
         self._listener.progressed(name, progress)
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None:
-        self._listener.prepared(name, progress)
 
     def logged(self, name: str, message: str) -> None:
         self._listener.logged(name, message)

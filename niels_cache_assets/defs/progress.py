@@ -8,10 +8,7 @@ from collections.abc import Callable, Mapping
 
 import dagster as dg
 
-from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.corpus.prepare import CorpusProgress
-from niels_cache_assets.defaults import PROGRESS_SECONDS
-from niels_cache_assets.progress import Estimate, Pace
+from niels_cache_assets.progress import Estimate, HowFar, Pace, Throttle, describe
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
 
@@ -19,11 +16,8 @@ _WARNING = "WARNING: "  # how the plain code marks a log line that deserves atte
 class ProgressSink:
     """Resource: who else is told while a build runs in this process. This one tells nobody."""
 
-    def progressed(self, name: str, progress: Progress) -> None:
+    def progressed(self, name: str, progress: HowFar) -> None:
         """After every chunk of a build, many times a second."""
-
-    def prepared(self, name: str, progress: CorpusProgress) -> None:
-        """After every chunk of a corpus."""
 
     def logged(self, name: str, message: str) -> None:
         """A line of the log, a warning's included."""
@@ -52,7 +46,7 @@ class BuildReporter:
         self._partition = partition or name
         self._clock = clock
         self._pace = Pace()
-        self._last_report: float | None = None  # or when the first chunk came
+        self._throttle: Throttle | None = None  # from when the first chunk came
 
     def log(self, message: str) -> None:
         if message.startswith(_WARNING):
@@ -64,44 +58,33 @@ class BuildReporter:
     def warn(self, message: str) -> None:
         self.log(_WARNING + message)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: HowFar) -> None:
         self._sink.progressed(self._name, progress)
         now = self._clock()
         estimate = self._pace.estimate(progress, now)
-        if self._is_time(now):
-            self._report(progress, estimate)
-
-    def prepared(self, progress: CorpusProgress) -> None:
-        self._sink.prepared(self._name, progress)
-        if self._is_time(self._clock()):
-            self._context.log.info(f"{self._name}: {progress.documents:,} documents, {progress.kept:,} kept")
-            self._observe({"documents": progress.documents, "kept": progress.kept, "characters": progress.characters})
+        if self._is_due(now):
+            self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
+            self._observe(_figures(progress, estimate))
 
     def indexing(self, array: str, done: int, total: int) -> None:
-        if self._is_time(self._clock()):
+        if self._is_due(self._clock()):
             self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
             self._observe({"entries": done, "of": total})
 
-    def _is_time(self, now: float) -> bool:
-        """Ten seconds after the first call, and after the last one that was told so."""
-        if self._last_report is not None and now - self._last_report < PROGRESS_SECONDS:
-            return False
-        first, self._last_report = self._last_report is None, now
-        return not first
-
-    def _report(self, progress: Progress, estimate: Estimate) -> None:
-        rate = estimate.tokens_per_second or 0.0
-        metadata: dict[str, int | float] = {"tokens": progress.tokens, "documents": progress.documents, "tokens_per_second": round(rate)}
-        line = f"{self._name}: {progress.tokens:,} tokens, {rate:,.0f} tokens/s"
-        if progress.share:
-            metadata["share"] = round(progress.share, 4)
-            line += f", {progress.share:.0%}"
-        if estimate.seconds_left is not None:
-            metadata["eta_seconds"] = round(estimate.seconds_left)
-            line += f", {estimate.seconds_left:,.0f} s left"
-        self._context.log.info(line)
-        self._observe(metadata)
+    def _is_due(self, now: float) -> bool:
+        self._throttle = self._throttle or Throttle(now)
+        return self._throttle.is_due(now)
 
     def _observe(self, metadata: Mapping[str, int | float]) -> None:
         if self._observed is not None:
             self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._partition, metadata=metadata))
+
+
+def _figures(progress: HowFar, estimate: Estimate) -> dict[str, int | float]:
+    """What `describe` says, as numbers that the UI plots."""
+    found: dict[str, int | float] = {**progress.counts, f"{[*progress.counts][-1]}_per_second": round(estimate.per_second or 0.0)}
+    if progress.share is not None:
+        found["share"] = round(progress.share, 4)
+    if estimate.seconds_left is not None:
+        found["eta_seconds"] = round(estimate.seconds_left)
+    return found

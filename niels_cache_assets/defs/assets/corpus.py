@@ -115,7 +115,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
                 root=cache_root.path,
                 force=config.force,
                 processes=registry.build.threads,
-                progress=reporter.prepared,
+                progress=reporter.progress,
                 log=reporter.log,
             )
             outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
