@@ -4,11 +4,13 @@ import base64
 import json
 import struct
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Message
@@ -142,6 +144,22 @@ def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
         width, height = struct.unpack(">II", png[16:24])
         assert width > 300
         assert height > 100
+
+
+@pytest.mark.parametrize(("turns", "last"), [({2: 5, 20: 1}, "20+"), ({2: 5, 12: 1}, "12")])
+def test_the_bar_of_long_conversations_says_that_it_holds_all_longer_ones(
+    turns: dict[int, int], last: str, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("niels_cache_assets.plots.caches.as_png", lambda figure: drawn.append(figure) or b"")
+    found = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
+    assert found.conversations is not None
+    cache_plots(replace(found, conversations=replace(found.conversations, turns=Counter(turns))), "sft", dropped={})
+    (axes,) = (axes for figure in drawn for axes in figure.axes if axes.get_xlabel() == "turns")
+    least, most = axes.get_xlim()
+    labels = [tick.get_text() for tick in axes.get_xticklabels() if least <= tick.get_position()[0] <= most]
+    assert len(labels) > 3
+    assert labels[-1] == last
 
 
 def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path) -> None:

@@ -130,9 +130,10 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     turns = list(range(min(conversations.turns, default=1), most + 1))
     left.bar(turns, [conversations.turns[turn] for turn in turns], width=BAR, color=BLUE)
     left.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # few bars stay bars
     if most == MAX_TURNS:
-        left.xaxis.set_major_formatter(FuncFormatter(lambda turn, _: f"{turn:.0f}{'+' if turn == MAX_TURNS else ''}"))
+        ticks = [1, *range(5, MAX_TURNS + 1, 5)]
+        left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
+    left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # few bars stay bars
     label_axis(left, "turns")
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)
