@@ -20,9 +20,9 @@ from rich.console import Console
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.decoding import as_text
 from niels_cache_assets.cli.loader_states import read_loader_state
 from niels_cache_assets.cli.origins import Cache, print_row, row_of
+from niels_cache_assets.decoding import as_text
 from niels_cache_assets.documents import Conversation, Document
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer

@@ -214,7 +214,7 @@ def test_build_all_prepares_before_it_builds_and_a_second_time_finds_everything(
         ("books", "built"),
         ("mix", "built"),
     ]
-    assert recorder.corpora["corpus/letters"].kept == 23
+    assert recorder.progress["corpus/letters"].counts["kept"] == 23
     assert results["corpus/letters"].message is None
     assert results["mix"].meta is not None
     observed = observe_revision(project.registry, "mix", root=project.root).metadata[REVISION].value

@@ -64,6 +64,13 @@ def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
+def test_nothing_that_is_of_use_without_the_command_line_imports_it() -> None:
+    commands = ROOT / "niels_cache_assets" / "cli"
+    others = [path for path in ASSETS if commands not in path.parents]
+    assert 5 <= len(others) < len(ASSETS)
+    assert [path.name for path in others if "niels_cache_assets.cli" in path.read_text(encoding="utf-8")] == []
+
+
 def test_only_the_definitions_import_dagster() -> None:
     assert len(ASSETS) >= 5
     package = ROOT / "niels_cache_assets"

@@ -8,7 +8,6 @@
     listing.py       list        status.py      status     showing.py  show            verifying.py  verify
     sampling.py      sample
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
-    decoding.py      tokens as text, for sample and trace
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
     exporting.py     export      importing.py   import     transfers.py   bars of bytes
     prebuilding.py   prebuild-index

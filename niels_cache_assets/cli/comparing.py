@@ -19,9 +19,9 @@ from niels_cache_assets.cli.cleaning import sources_of
 from niels_cache_assets.cli.comparing_options import ACTIONS
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_place, find_places, open_registry
-from niels_cache_assets.cli.decoding import open_tokenizer
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.decoding import open_tokenizer
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenization import SentencePieceTokenizer

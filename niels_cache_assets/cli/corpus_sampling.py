@@ -7,10 +7,10 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
-from niels_cache_assets.cli.decoding import spell_controls
 from niels_cache_assets.cli.pairs import excerpt
 from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
 from niels_cache_assets.corpus.sampling import sample_corpus
+from niels_cache_assets.decoding import spell_controls
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted

@@ -17,7 +17,6 @@ from rich.console import Console
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.corpora import find_corpus, find_drop_list, find_drop_lists, require_same_corpus
-from niels_cache_assets.cli.decoding import spell_controls
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.pairs import print_pair
@@ -25,6 +24,7 @@ from niels_cache_assets.cli.parquet_rows import column, rows_at
 from niels_cache_assets.cli.seeds import draw_seed, seeded_choice
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.reading import document_files
+from niels_cache_assets.decoding import spell_controls
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from niels_cache_assets.cli.console import new_table
-from niels_cache_assets.cli.decoding import as_text, open_tokenizer, spell_controls
+from niels_cache_assets.decoding import as_text, open_tokenizer, spell_controls
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, Split, documents_name, examples_name, tokenizer_dir, tokens_name

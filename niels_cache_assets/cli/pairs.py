@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from niels_cache_assets.cli.decoding import spell_controls
+from niels_cache_assets.decoding import spell_controls
 
 SIDE_BY_SIDE_COLUMNS = 90  # narrower than that, a column of text is no pleasure to read
 CONTEXT_WORDS = 12  # shown of what both share before they first differ

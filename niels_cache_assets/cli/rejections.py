@@ -12,13 +12,13 @@ from rich.console import Console
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.corpora import find_corpus
-from niels_cache_assets.cli.decoding import spell_controls
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.pairs import excerpt
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
 from niels_cache_assets.corpus.reading import open_documents
 from niels_cache_assets.corpus.report import documents_given
+from niels_cache_assets.decoding import spell_controls
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError

@@ -20,10 +20,10 @@ from rich.text import Text
 from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
 from niels_cache_assets.cli.corpus_sampling import print_sample
-from niels_cache_assets.cli.decoding import as_text, open_tokenizer
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.seeds import draw_seed
+from niels_cache_assets.decoding import as_text, open_tokenizer
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer

@@ -15,12 +15,11 @@ from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT, disjoint_result, disjoint_spec
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
-
-MAX_TABLE_ROWS = 100
 
 CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS: dict[Kind, str] = {
@@ -62,7 +61,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
 
 
 def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, switched_off: bool) -> dg.AssetCheckResult:
-    rows = [dg.TableRecord({"file": finding.path, "problem": finding.problem}) for finding in findings[:MAX_TABLE_ROWS]]
+    rows = [{"file": finding.path, "problem": finding.problem} for finding in findings]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     note = "switched off: there is nothing to verify" if switched_off else None
     return dg.AssetCheckResult(
@@ -72,6 +71,6 @@ def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, switc
         description=f"{findings[0].path}: {findings[0].problem}{more}" if findings else note,
         metadata={
             "findings": len(findings),
-            "problems": dg.MetadataValue.table(rows, schema=dg.TableSchema([dg.TableColumn("file"), dg.TableColumn("problem")])),
+            "problems": table(rows, file="string", problem="string"),
         },
     )

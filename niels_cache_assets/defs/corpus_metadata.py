@@ -16,8 +16,9 @@ from niels_cache_assets.corpus.prepare import CorpusOutcome
 from niels_cache_assets.corpus.reading import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.excerpt import fenced
-from niels_cache_assets.defs.metadata import MAX_TABLE_ROWS, STATE, Metadata, files_table
+from niels_cache_assets.defs.metadata import Metadata, files_table, state_of
 from niels_cache_assets.defs.pictures import pictures
+from niels_cache_assets.defs.tables import table
 
 EXAMPLES_PER_REASON = 5
 EXCERPT_CHARACTERS = 200
@@ -28,7 +29,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
     """Of corpus/documents. Raises NielsCacheError for files that cannot be read."""
     meta = outcome.meta
     metadata: Metadata = {
-        **_state(outcome),
+        **state_of(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
         "dagster/row_count": meta["documents"]["kept"],
         "documents_read": meta["documents"]["read"],
@@ -61,7 +62,7 @@ def duplicates_metadata(outcome: DuplicatesOutcome) -> Metadata:
     """Of corpus/duplicates."""
     meta = outcome.meta
     if outcome.state == "disabled":
-        return {**_state(outcome), "note": 'no data set has prepare = [..., "dedup"]'}
+        return {**state_of(outcome), "note": 'no data set has prepare = [..., "dedup"]'}
     found = meta["datasets"]
     rows = [
         {
@@ -75,7 +76,7 @@ def duplicates_metadata(outcome: DuplicatesOutcome) -> Metadata:
     ]
     pairs = [{"data_set": name, **pair} for name, counts in found.items() for pair in counts["pairs"]]
     return {
-        **_state(outcome),
+        **state_of(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
         "documents": sum(counts["documents"] for counts in found.values()),
         "exact": sum(counts["exact"] for counts in found.values()),
@@ -114,7 +115,7 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
     report = outcome.report
     funnel = [{key: stage[key] for key in ("stage", "documents", "bytes", "estimated_tokens")} for stage in report["funnel"]]
     metadata: Metadata = {
-        **_state(outcome),
+        **state_of(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
         "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
         "documents": report["documents"]["kept"],
@@ -145,18 +146,6 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
 def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     """`reasons` as report.json has them."""
     return table(reasons, reason="string", stage="string", documents="int", share="float")
-
-
-def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
-    """The first rows of a table with these columns and types; the files have it whole."""
-    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]], schema=schema)
-
-
-def _state(outcome: CorpusOutcome | DuplicatesOutcome | ReportOutcome) -> Metadata:
-    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
-    warning = getattr(outcome, "warning", None)
-    return metadata | ({"warning": warning} if warning else {})
 
 
 def _rejected_examples(path: Path) -> dg.TableMetadataValue:

@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.defs.corpus_metadata import table
 from niels_cache_assets.defs.keys import META_KEYS
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.pipeline import load_tokenizer
 from niels_cache_assets.registry import Registry

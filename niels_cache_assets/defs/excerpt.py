@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.cli.decoding import as_text
+from niels_cache_assets.decoding import as_text
 from niels_cache_assets.samples import Sample, pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError

@@ -4,24 +4,35 @@ From meta.json, the seconds of this run, and a pass over what was built (samples
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 
 from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.defs.excerpt import fenced, samples
 from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE_NAME, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256
 
-MAX_TABLE_ROWS = 100
 STATE = "state"  # built, cache_hit or disabled
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
+
+
+class Outcome(Protocol):
+    """Of a build of any kind."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
 
 _ITEMS: dict[Family, str] = {"pretrain": "documents", "sft": "examples"}
 
@@ -95,14 +106,10 @@ def dataset_metadata(
 def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
     """`draw`: plots too."""
     meta = outcome.meta
-    ids = [
-        dg.TableRecord({"role": role, "piece": piece, "id": meta["special_token_ids"][role]})
-        for role, piece in meta["special_tokens"].items()
-    ]
+    ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
     metadata: Metadata = {
         **tokenizer_measured(outcome, draw=draw),
-        STATE: outcome.state,
-        "cache_hit": outcome.state == "cache_hit",
+        **state_of(outcome),
         "dagster/uri": outcome.model.absolute().as_uri(),
         "sha256": meta["sha256"],
         "meta_sha256": meta["meta_sha256"],
@@ -110,36 +117,41 @@ def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
         "vocab_size": meta["vocab_size"],
         "model_type": meta["model_type"],
         "bytes": total_bytes(meta["files"]),
-        "special_tokens": dg.MetadataValue.table(ids),
-        "seconds": round(outcome.seconds, 2),
+        "special_tokens": table(ids, role="string", piece="string", id="int"),
     }
     if "imported" in meta:
         return metadata | {"imported": meta["imported"]}
     trained_on = meta["trained_on"]
-    sources = [dg.TableRecord({"data_set": name, "bytes": size}) for name, size in trained_on["sources"].items()]
-    return metadata | {"trained_on": dg.MetadataValue.table(sources), "training_text_sha256": trained_on["sha256"]}
+    sources = [{"data_set": name, "bytes": size} for name, size in trained_on["sources"].items()]
+    return metadata | {"trained_on": table(sources, data_set="string", bytes="int"), "training_text_sha256": trained_on["sha256"]}
 
 
 def files_table(files: FileEntries) -> dg.TableMetadataValue:
     """Path, bytes and sha256; a long list is cut, and meta.json has it whole."""
-    rows = [dg.TableRecord({"path": path, "bytes": entry["bytes"], "sha256": entry["sha256"]}) for path, entry in sorted(files.items())]
-    columns = [dg.TableColumn("path"), dg.TableColumn("bytes", "int"), dg.TableColumn("sha256")]
-    return dg.MetadataValue.table(rows[:MAX_TABLE_ROWS], schema=dg.TableSchema(columns))
+    rows = [{"path": path, "bytes": entry["bytes"], "sha256": entry["sha256"]} for path, entry in sorted(files.items())]
+    return table(rows, path="string", bytes="int", sha256="string")
 
 
 def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:
-    rows = [dg.TableRecord({"reason": reason, "count": count}) for reason, count in sorted(dropped.items())]
-    return dg.MetadataValue.table(rows, schema=dg.TableSchema([dg.TableColumn("reason"), dg.TableColumn("count", "int")]))
+    rows = [{"reason": reason, "count": count} for reason, count in sorted(dropped.items())]
+    return table(rows, reason="string", count="int")
+
+
+def state_of(outcome: Outcome) -> Metadata:
+    """What every asset says first of a run: what it did, and how long that took."""
+    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
+    warning = getattr(outcome, "warning", None)
+    return metadata | ({"warning": warning} if warning else {})
 
 
 def _state(outcome: BuildOutcome) -> Metadata:
-    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
+    metadata = state_of(outcome)
     if outcome.state == "built":  # what a hit took says nothing of the build
         tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed_tokens  # of this run, as its seconds are
         metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
     if outcome.state == "disabled":
         metadata["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
-    return metadata | ({"warning": outcome.warning} if outcome.warning else {})
+    return metadata
 
 
 def _items(meta: Meta, family: Family) -> dict[Split, int]:

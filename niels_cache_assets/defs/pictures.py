@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import dagster as dg
 
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import characters_per_token, split_words
@@ -54,12 +55,12 @@ def tokenizer_measured(outcome: TokenizerOutcome, *, draw: bool) -> dict[str, ob
     ratios, words = characters_per_token(outcome.model.parent.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
     if ratios:
-        rows = [dg.TableRecord({"data_set": name, "characters_per_token": ratio}) for name, ratio in ratios.items()]
-        found["characters_per_token_by_source"] = dg.MetadataValue.table(rows)
+        rows = [{"data_set": name, "characters_per_token": ratio} for name, ratio in ratios.items()]
+        found["characters_per_token_by_source"] = table(rows, data_set="string", characters_per_token="float")
         found["characters_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
     if words:
-        cut = [dg.TableRecord({"word": word, "pieces": len(pieces), "cut": " | ".join(pieces)}) for word, pieces in words.items()]
-        found["longest_words"] = dg.MetadataValue.table(cut)
+        cut = [{"word": word, "pieces": len(pieces), "cut": " | ".join(pieces)} for word, pieces in words.items()]
+        found["longest_words"] = table(cut, word="string", pieces="int", cut="string")
     if draw:
         from niels_cache_assets.plots.tokenizers import tokenizer_plots  # a second or more: matplotlib
 

@@ -7,6 +7,7 @@ import dagster as dg
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import load_tokenizer
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -58,13 +59,13 @@ def _special_tokens(tokenizer: SentencePieceTokenizer) -> dg.AssetCheckResult:
         problems.append(f"two special tokens share an id: {ids}")
     if tokenizer.vocab_size > MAX_VOCAB_SIZE:
         problems.append(f"{tokenizer.vocab_size:,} ids do not fit uint16")
-    rows = [dg.TableRecord({"role": role, "id": ids[role], "piece": tokenizer.special_tokens[role]}) for role in ids]
+    rows = [{"role": role, "id": ids[role], "piece": tokenizer.special_tokens[role]} for role in ids]
     return dg.AssetCheckResult(
         check_name=SPECIAL_TOKENS,
         asset_key=TOKENIZER,
         passed=not problems,
         description="; ".join(problems) or None,
-        metadata={"special_tokens": dg.MetadataValue.table(rows), "vocab_size": tokenizer.vocab_size},
+        metadata={"special_tokens": table(rows, role="string", id="int", piece="string"), "vocab_size": tokenizer.vocab_size},
     )
 
 
@@ -76,7 +77,7 @@ def _special_ids_in(piece: str, tokenizer: SentencePieceTokenizer) -> list[int]:
 
 def _round_trip(tokenizer: SentencePieceTokenizer, *, imported: bool) -> dg.AssetCheckResult:
     losses = round_trip_losses(tokenizer)
-    rows = [dg.TableRecord({"text": repr(loss.text), "decoded": repr(loss.decoded)}) for loss in losses]
+    rows = [{"text": repr(loss.text), "decoded": repr(loss.decoded)} for loss in losses]
     return dg.AssetCheckResult(
         check_name=ROUND_TRIP,
         asset_key=TOKENIZER,
@@ -86,6 +87,6 @@ def _round_trip(tokenizer: SentencePieceTokenizer, *, imported: bool) -> dg.Asse
         metadata={
             "texts": len(ROUND_TRIP_TEXTS),
             "changed": len(losses),
-            "losses": dg.MetadataValue.table(rows, schema=dg.TableSchema([dg.TableColumn("text"), dg.TableColumn("decoded")])),
+            "losses": table(rows, text="string", decoded="string"),
         },
     )

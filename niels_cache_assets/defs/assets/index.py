@@ -8,11 +8,11 @@ partitions of an asset, so changed settings of one blend show all of them as uns
 import dagster as dg
 
 from niels_cache_assets.defs.assets.failure import readable_failures
-from niels_cache_assets.defs.corpus_metadata import table
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata import STATE, Metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import dagster as dg
 
 from niels_cache_assets.defs.assets.failure import readable_failures
-from niels_cache_assets.defs.corpus_metadata import table
 from niels_cache_assets.defs.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata import Metadata
 from niels_cache_assets.defs.pictures import picture
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import table
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items

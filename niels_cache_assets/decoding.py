@@ -1,4 +1,4 @@
-"""Tokens as text for a terminal: special tokens as short labels (<|asst|>), control characters spelled out.
+"""Tokens as text to be read: special tokens as short labels (<|asst|>), control characters spelled out.
 
 Text is not trusted: control characters could drive a terminal.
 """
