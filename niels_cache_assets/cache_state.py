@@ -17,6 +17,7 @@ from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
@@ -25,7 +26,7 @@ from niels_cache_runtime.opening import check_sizes, listed_files, open_one_buil
 Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
-    "built",  # there, with no settings to compare it with: the tokenizer, and what another configuration built
+    "built",  # there, with no settings to compare it with: what another configuration built
     "missing",
     "disabled",
     "switched off",  # with a cache of the time before
@@ -92,7 +93,7 @@ def all_states(registry: Registry, *, root: Path) -> list[CacheState]:
     there of another configuration.
     """
     corpora = [*registry.prepared(), *_unlisted(root / "corpus", registry.prepared())]
-    states = [tokenizer_state(root), *(corpus_state(registry, name, root=root) for name in corpora)]
+    states = [tokenizer_state(registry, root=root), *(corpus_state(registry, name, root=root) for name in corpora)]
     if registry.prepared("dedup") or (duplicates_dir(root) / META_NAME).exists():
         states.append(duplicates_state(registry, root=root))
     for family in FAMILIES:
@@ -109,10 +110,21 @@ def cache_state(registry: Registry, name: str, *, root: Path) -> CacheState:
     return _state(name, family, directory, lambda: _judge(registry, name, directory))
 
 
-def tokenizer_state(root: Path) -> CacheState:
-    """Of the tokenizer; whether its settings have changed is not looked at."""
+def tokenizer_state(registry: Registry, *, root: Path) -> CacheState:
+    """Of the tokenizer."""
     directory = tokenizer_dir(root)
-    return _state("tokenizer", "tokenizer", directory, lambda: _judge_presence(directory, _TOKENIZER_KEYS))
+
+    def judge() -> Judgement:
+        judged = _judge_presence(directory, (*_TOKENIZER_KEYS, "fingerprint"))
+        return _judge_settings(require_same) if judged[0] == "built" else judged
+
+    def require_same() -> None:
+        if read_meta(str(directory / META_NAME))["fingerprint"] != tokenizer_fingerprint(registry):
+            raise NielsCacheError(
+                "build it again: [tokenizer] or the seed has changed since; with another model every cache is built again"
+            )
+
+    return _state("tokenizer", "tokenizer", directory, judge)
 
 
 def corpus_state(registry: Registry, name: str, *, root: Path) -> CacheState:

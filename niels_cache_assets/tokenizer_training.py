@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.registry import Registry, TokenizerSettings
+from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_assets.sources.network import patient
 from niels_cache_assets.streaming.directories import atomic_directory
@@ -82,7 +82,7 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
     settings = registry.tokenizer
     directory = tokenizer_dir(root)
     model = directory / TOKENIZER_MODEL_NAME
-    fingerprint = _fingerprint(settings, registry.build.seed)
+    fingerprint = tokenizer_fingerprint(registry)
     old = None if force else _intact_meta(directory)
     if old is not None and old["fingerprint"] == fingerprint:
         return TokenizerOutcome(state="cache_hit", meta=old, model=model, seconds=time.monotonic() - started)
@@ -103,6 +103,17 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
         add_file(made, TOKENIZER_MODEL_NAME, files)
         write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
     return TokenizerOutcome(state="built", meta=read_meta(str(directory / META_NAME)), model=model, seconds=time.monotonic() - started)
+
+
+def tokenizer_fingerprint(registry: Registry) -> str:
+    """sha256 over everything that its settings say of the tokenizer. Raises NielsCacheError where the model to import is not there."""
+    settings = registry.tokenizer
+    if settings.model is not None:
+        _require_readable(settings.model)
+        identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
+    else:
+        identity = {**settings.model_dump(mode="json", exclude={"model"}), "seed": registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
+    return fingerprint_of({**identity, "code_version": CODE_VERSION})
 
 
 def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
@@ -141,15 +152,6 @@ def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: st
         "fingerprint": fingerprint,
         **origin,
     }
-
-
-def _fingerprint(settings: TokenizerSettings, seed: int) -> str:
-    if settings.model is not None:
-        _require_readable(settings.model)
-        identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
-    else:
-        identity = {**settings.model_dump(mode="json", exclude={"model"}), "seed": seed, "threads": TOKENIZER_TRAIN_THREADS}
-    return fingerprint_of({**identity, "code_version": CODE_VERSION})
 
 
 def _require_readable(model: str) -> None:

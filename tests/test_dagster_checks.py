@@ -161,7 +161,7 @@ def test_a_damaged_tokenizer_is_told_from_a_damaged_data_set(project: Project) -
     meta = read_meta(str(path))
     write_meta(str(path), {key: value for key, value in meta.items() if key != "sha256"})
     state = cache_state(project.registry, "notes", root=project.root)
-    assert (state.state, tokenizer_state(project.root).state) == ("no tokenizer", "unreadable")
+    assert (state.state, tokenizer_state(project.registry, root=project.root).state) == ("no tokenizer", "unreadable")
     assert state.advice.startswith("build the tokenizer first")
     path.write_text("{")
     assert cache_state(project.registry, "notes", root=project.root).state == "no tokenizer"

@@ -185,6 +185,13 @@ def test_a_new_revision_of_the_same_documents_is_in_sync_when_its_corpus_was_loo
     assert stale(built) == set()
 
 
+def test_changed_settings_of_the_tokenizer_mark_it_before_it_is_trained(built: Project) -> None:
+    edit(built, "vocab_size = 330", "vocab_size = 340")
+    assert stale(built) == {"tokenizer"}
+    edit(built, "vocab_size = 340", "vocab_size = 330")
+    assert stale(built) == set()
+
+
 def test_a_tokenizer_trained_to_the_same_bytes_makes_nothing_stale_and_to_others_exactly_the_caches(built: Project) -> None:
     assert stale(built) == set()
     trained = built.build_tokenizer(force=True)

@@ -205,6 +205,23 @@ def test_a_changed_threshold_makes_duplicates_stale_and_what_is_read_through_the
     assert "other settings" in rows["corpus/books"]["advice"]
 
 
+def test_changed_settings_of_the_tokenizer_make_it_stale_and_a_lost_model_to_import_too(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(project)
+    toml = project / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace(f'model = "{project / "spm.model"}"', "vocab_size = 500"))
+    code, rows = as_json(capsys)
+    assert (code, {name for name, row in rows.items() if row["condition"] == "stale"}) == (1, {"tokenizer"})
+    assert "[tokenizer] or the seed has changed since" in rows["tokenizer"]["advice"]
+    configure(project)
+    assert as_json(capsys)[0] == 0
+    (project / "spm.model").unlink()
+    _, rows = as_json(capsys)
+    assert (rows["tokenizer"]["condition"], rows["notes"]["condition"]) == ("stale", "complete")
+    assert "spm.model: no such tokenizer model" in rows["tokenizer"]["advice"]
+
+
 def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_good_cache(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

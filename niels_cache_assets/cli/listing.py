@@ -70,7 +70,7 @@ def _meta(place: Place, judged: CacheState) -> Meta:
 
 def _judge(place: Place, registry: Registry, root: Path) -> CacheState:
     if place.kind == "tokenizer":
-        return tokenizer_state(root)
+        return tokenizer_state(registry, root=root)
     if place.name in registry.datasets(place.kind):
         return cache_state(registry, place.name, root=root)
     return unlisted_state(place.kind, place.name, root=root)

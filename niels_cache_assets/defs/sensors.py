@@ -170,7 +170,7 @@ class _Look:
 
     def request(self, name: str, *, occasion: str) -> bool:
         """Ask for a build of what was seen. False, which is told, where it could only fail."""
-        if tokenizer_state(self._root).state == "missing":
+        if tokenizer_state(self._registry, root=self._root).state == "missing":
             self.say(name, "is to be built, and there is no tokenizer yet: materialize that first")
             return False
         definitions = self._context.repository_def

@@ -12,7 +12,8 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import in_turn
-from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer
+from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer, tokenizer_fingerprint
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import tokenizer_dir
 
 _DESCRIPTION = """The SentencePiece model of all caches below the root: imported (`[tokenizer] model`), or trained on the data sets.
@@ -32,7 +33,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
         key=TOKENIZER,
         group_name="tokenizer",
         kinds={"file"},
-        code_version=CODE_VERSION,
+        code_version=_code_version(registry),
         description=_DESCRIPTION,
     )
     def tokenizer(
@@ -49,3 +50,11 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["sha256"]))
 
     return tokenizer
+
+
+def _code_version(registry: Registry) -> str:
+    """With the settings, so that changed ones show as unsynced."""
+    try:
+        return f"{CODE_VERSION}-{tokenizer_fingerprint(registry)[:8]}"
+    except NielsCacheError:  # the model to import is not there: a run says so, and Dagster has to load
+        return CODE_VERSION
