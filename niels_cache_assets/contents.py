@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_assets.wording import UNKNOWN, counted
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.meta import Meta, content_sha256
 
 _COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
 
@@ -36,6 +36,8 @@ def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def content_hash(meta: Meta) -> str | None:
-    """sha256 of what it holds: of the model for a tokenizer, of tokens and offsets, documents or drop lists else; an index has none."""
+    """sha256 of what it holds: of the model for a tokenizer, of tokens and offsets, documents, drop lists or arrays else."""
     found = meta.get("sha256", meta.get("content_sha256"))
+    if str(meta.get("kind")).startswith("index/"):  # its meta.json lists its files alone
+        found = content_sha256(meta["files"])
     return str(found) if found and meta.get("built", True) else None

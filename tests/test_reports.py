@@ -37,6 +37,7 @@ from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.blend import Blend
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
+from niels_cache_runtime.meta import content_sha256
 from tests.small_project import STAGES, SmallProject, small_project
 
 T = 16  # of the blend
@@ -207,12 +208,48 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
             continue
         assert item.state.condition == "complete"
         assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
-        assert (item.sha256 is None) == item.name.startswith("index/")
+        assert item.sha256 is not None
+    uses = {words.uses(items[name]): items[name] for name in indices}
+    assert set(uses) == {"letters of blend mix", "notes of blend mix", "blend mix"}
+    blend = uses["blend mix"]
+    assert blend.meta["kind"] == "index/blend"
+    assert blend.sha256 == content_sha256(blend.meta["files"])
+    assert len({index.sha256 for index in uses.values()}) == len(indices), "each of its own files"
     assert items["tokenizer"].sha256 == hashlib.sha256((project.root / "tokenizer/spm.model").read_bytes()).hexdigest()
     assert items["letters"].sha256 == read_meta(str(project.root / "pretrain/letters/meta.json"))["content_sha256"]
     assert (report.complete, len(report.wanted)) == (len(items) - 2, len(items))
     assert {notice.name for notice in report.notices} == {"python_docs", "python_help"}
     assert report.total("train_examples", "sft") == items["chats"].counts["train_examples"] > 0
+
+
+def test_an_index_is_called_by_every_blend_that_it_is_for_and_by_none_where_its_blend_is_gone(project: SmallProject) -> None:
+    def said(blends: dict[str, BlendSettings]) -> list[str]:
+        items = find_items(replace(project.registry, blend=blends), root=project.root)
+        return sorted(words.uses(item) for item in items if item.state.kind == "index")
+
+    mix = project.registry.blend["mix"]
+    other = mix.model_copy(update={"num_samples": 101})  # asks for as many letters, rounded up
+    assert said({"mix": mix, "other": other}) == ["blend mix", "letters of blend mix, letters of blend other", "notes of blend mix"]
+    assert said({"mix": mix.model_copy(update={"seed": 1})}) == ["of no configured blend"] * 3
+    assert len(list((project.root / "index").glob("*/meta.json"))) == 3, "nothing was built to find that out"
+
+
+def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) -> None:
+    check = Check(name="whole", outcome="passed", said="switched off: there is nothing to verify", when=NOW)
+    report = reported(project)
+    history = History(
+        source="here", folders={item.state.directory.absolute(): Recorded(built=NOW, checks=(check,)) for item in report.items}
+    )
+    items = tuple(replace(item, state=replace(item.state, state="disabled")) if item.name == "chats" else item for item in report.items)
+    report = replace(report, items=items, history=history)
+    assert report.outcomes == {"passed": len(items) - 1}
+    said = {item.name: words.checks(report.recorded(item)) for item in items}
+    assert (said["chats"], said["letters"]) == ("-", "1 of 1")
+    (chats,) = (item for item in report.as_json()["items"] if item["name"] == "chats")
+    assert (chats["checks"], chats["built"]) == ((), NOW)
+    (row,) = (line for line in cache_markdown(report, now=NOW).splitlines() if line.startswith("| chats "))
+    assert row.endswith(r"| \- |")
+    assert check.said not in Page(render_page(replace(report, items=(next(i for i in items if i.name == "chats"),)), NONE, now=NOW)).text
 
 
 def test_a_report_can_be_written_as_json(project: SmallProject) -> None:

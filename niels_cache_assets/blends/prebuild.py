@@ -9,7 +9,8 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -45,6 +46,11 @@ class BlendPlan:
     seed: int = MEGATRON_SEED
     split: str = ALL_TRAIN
     part: Part = "train"
+
+    @property
+    def index_labels(self) -> tuple[str, ...]:
+        """Of its indices, in the order in which they are built."""
+        return (*self.labels, "blend")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,17 +188,38 @@ def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = No
         plan.paths,
         plan.weights,
         index_cache=IndexCache(index_folder(root)),
-        num_samples=plan.num_samples,
-        sequence_length=plan.sequence_length,
-        seed=plan.seed,
-        split=plan.split,
-        part=plan.part,
         progress=tell,
+        **_settings(plan),
         **_compiled(plan),
     )
-    labels = [*plan.labels, "blend"]
-    indices = tuple(_index(label, directory) for label, directory in zip(labels, directories, strict=False))
+    indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
     return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
+
+
+def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
+    """Hash to label of the indices of a plan, as far as the first that is not built yet. Builds nothing.
+
+    Costs what `open_blend` does of finished indices: the lengths of all documents are hashed.
+    """
+    from niels_cache_runtime.megatron.blended import open_blend  # torch
+    from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+
+    asked: list[str] = []
+
+    class Finished(IndexCache):
+        def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
+            directory = self.directory(kind, parameters)
+            asked.append(directory.name)
+            return open_arrays(directory)
+
+    with suppress(NielsCacheError):  # of an index, or a data set, that is not there
+        open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **_settings(plan))
+    return dict(zip(asked, plan.index_labels, strict=False))
+
+
+def _settings(plan: BlendPlan) -> dict[str, Any]:
+    """Arguments of `open_blend`."""
+    return {name: getattr(plan, name) for name in ("num_samples", "sequence_length", "seed", "split", "part")}
 
 
 def _is_long(plan: BlendPlan) -> bool:

@@ -1,7 +1,7 @@
 """`reports/cache`: everything that is built below a cache root, with what Dagster recorded of it and what a run would read.
 
-Costs what cache_state.py and mixture.py do: small reads, no file is hashed, upstream is not asked. How it is shown is for markdown.py and
-page.py.
+Costs what cache_state.py and mixture.py do, and `find_indices` for each blend where there are indices; no file is hashed, upstream is not
+asked. How it is shown is for markdown.py and page.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.cache_state import CacheState, all_states, index_state
 from niels_cache_assets.contents import content_hash, counts_of, total_bytes
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.reports.history import Check, History
+from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, built_names
@@ -23,19 +24,33 @@ from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
 
-CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "2"  # bumped by hand when a report changes for the same caches and settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What an index is for. label: of the data set that it numbers the samples of, or "blend"."""
+
+    blend: str
+    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One folder of the cache, there or to be built. meta: its meta.json, empty where there is none that can be read."""
+    """One folder of the cache, there or to be built. meta: its meta.json, empty where there is none that can be read. uses: of an index."""
 
     state: CacheState
     meta: Meta
+    uses: tuple[Use, ...] = ()
 
     @property
     def name(self) -> str:
         return self.state.name
+
+    @property
+    def is_wanted(self) -> bool:
+        """Neither switched off nor lacking a setting."""
+        return self.state.condition != "off"
 
     @property
     def is_built(self) -> bool:
@@ -95,11 +110,16 @@ class CacheReport:
     @property
     def wanted(self) -> list[Item]:
         """All but what is switched off or lacks a setting."""
-        return [item for item in self.items if item.state.condition != "off"]
+        return [item for item in self.items if item.is_wanted]
 
     @property
     def complete(self) -> int:
         return sum(item.state.condition == "complete" for item in self.items)
+
+    def recorded(self, item: Item) -> Recorded:
+        """Without checks of what is off: they pass, and nothing was verified."""
+        found = self.history.of(item.state.directory)
+        return found if item.is_wanted else replace(found, checks=())
 
     def total(self, count: str, family: Family) -> int:
         """Of `train_tokens`, `val_examples` ... over all data sets of the family."""
@@ -107,8 +127,8 @@ class CacheReport:
 
     @property
     def checks(self) -> list[Check]:
-        """Those of every folder, then those of whole families."""
-        return [*(check for item in self.items for check in self.history.of(item.state.directory).checks), *self.history.checks]
+        """Those of every folder that is wanted, then those of whole families."""
+        return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -126,7 +146,7 @@ class CacheReport:
         return found
 
     def _of_item(self, item: Item) -> list[str]:
-        recorded = self.history.of(item.state.directory)
+        recorded = self.recorded(item)
         texts = [f"{item.state.condition} ({item.state.state}): {item.state.advice}"] if item.state.needs_build else []
         texts += [f"{check.name}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")]
         newest = recorded.upstream.newest
@@ -149,7 +169,7 @@ class CacheReport:
         }
 
     def _item_json(self, item: Item) -> dict[str, Any]:
-        state, recorded = item.state, self.history.of(item.state.directory)
+        state = item.state
         return {
             "name": item.name,
             "kind": state.kind,
@@ -163,14 +183,20 @@ class CacheReport:
             "sha256": item.sha256,
             "meta_sha256": item.meta.get("meta_sha256"),
             "revision": item.revision,
-            **asdict(recorded),
+            "uses": [asdict(use) for use in item.uses],
+            **asdict(self.recorded(item)),
         }
 
 
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
-    states = [*all_states(registry, root=root), *(index_state(root / "index" / name) for name in built_names(root / "index"))]
-    return [_item(state) for state in states]
+    indices = built_names(index_folder(root))
+    found = {blend: find_indices(plan_of(registry, blend, root=root), root=root) for blend in registry.blend} if indices else {}
+    items = [_item(state) for state in all_states(registry, root=root)]
+    for name in indices:
+        uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
+        items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
+    return items
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:

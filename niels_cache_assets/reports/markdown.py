@@ -48,10 +48,10 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
     lines += [] if report.notices else ["Nothing needs attention."]
     rows = []
     for item in report.items:
-        recorded = report.history.of(item.state.directory)
+        recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [item.name, item.state.kind, words.status(item), *contents(item.counts), size]
+        cells = [f"{item.name} {words.uses(item)}", item.state.kind, words.status(item), *contents(item.counts), size]
         rows.append(
             [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
         )

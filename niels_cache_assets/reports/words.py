@@ -36,6 +36,12 @@ def status(item: Item) -> str:
     return state.condition if plain else f"{state.condition}: {state.state}"
 
 
+def uses(item: Item) -> str:
+    """Of an index: `letters of blend mix`, `blend mix`. Empty for what is none."""
+    said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in item.uses)
+    return said or ("of no configured blend" if item.state.kind == "index" else "")
+
+
 def checks(recorded: Recorded) -> str:
     """`4 of 4`: those that passed."""
     passed = sum(check.outcome == "passed" for check in recorded.checks)
