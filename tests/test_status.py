@@ -130,6 +130,13 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
     assert files(project) == before, "nothing is written, no lock either"
 
 
+def test_what_is_off_is_not_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(project / "cache/pretrain/notes")
+    conditions = [row["condition"] for row in as_json(capsys)[1].values()]
+    assert (conditions.count("off"), conditions.count("complete"), conditions.count("missing")) == (3, 4, 1)
+    assert "\n1 of 5 are not complete: " in run(capsys)[1]
+
+
 def test_names_choose_and_a_data_set_stands_for_its_corpus_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(as_json(capsys, "books")[1]) == ["corpus/books", "books"]
     assert list(as_json(capsys, "corpus/books", "tokenizer")[1]) == ["tokenizer", "corpus/books"]

@@ -135,10 +135,11 @@ def _print(rows: list[Row], root: Path) -> None:
     console = output()
     console.print(table)
     behind = [row for row in rows if not row.is_fine]
+    wanted = sum(row.judged.condition != "off" for row in rows)
     if not behind:
         said = "everything is complete"
     elif all(row.work.writer for row in behind):
-        said = f"{len(behind)} of {len(rows)} are being built"
+        said = f"{len(behind)} of {wanted} are being built"
     else:
-        said = f"{len(behind)} of {len(rows)} are not complete: {PROGRAM} build-all builds what can be built"
+        said = f"{len(behind)} of {wanted} are not complete: {PROGRAM} build-all builds what can be built"
     console.print(f"\n{said}; caches in {root}", soft_wrap=True)
