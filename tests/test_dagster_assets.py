@@ -62,7 +62,7 @@ def test_metadata_shows_counts_files_and_how_the_text_reads(project: Project) ->
         path: entry["sha256"] for path, entry in meta["files"].items() if path.startswith("train")
     }
     column = train["dagster/column_schema"].columns[0]
-    assert (column.name, column.type, column.constraints.other) == ("token", "uint16-le", ["< 400"])
+    assert (column.name, column.type, column.constraints.other) == ("token", "uint16", ["< 400"])
     assert sentences(1)[0] in train["samples"].replace("\n", "")
     assert max(map(len, train["samples"].splitlines())) <= 110
     assert "<|eot|>" in train["samples"]

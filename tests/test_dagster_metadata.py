@@ -9,6 +9,8 @@ from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.pictures import shares
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.pipeline import BuildOutcome
+from niels_cache_assets.registry import cache_root
+from niels_cache_runtime.formats import FAMILIES
 from tests.dagster_tools import Project, checks, materializations, metadata, rows
 from tests.tiny import sentences
 
@@ -47,6 +49,20 @@ def test_a_materialization_begins_with_what_one_looks_at(project: Project) -> No
     events = materializations(project.build("notes"))
     assert next(iter(metadata(events["pretrain/train_shards"]))) == "samples"
     assert "plots" not in metadata(events["pretrain/meta_json"]), "switched off in this project"
+
+
+def test_what_is_copied_from_a_description_opens_what_was_built(project: Project) -> None:
+    project.build("notes")
+    project.build("chats", family="sft")
+    ran = []
+    for spec in project.defs.resolve_all_asset_specs():
+        if spec.group_name in ("tokenizer", *FAMILIES):
+            code = (spec.description or "").split("```python\n")[1].removesuffix("```")
+            assert f'"{cache_root(project.registry)}/' in code
+            name = {"pretrain": "notes", "sft": "chats"}.get(spec.group_name, "")
+            exec(code.replace(str(cache_root(project.registry)), str(project.root)).replace("<data set>", name).replace("1024", "64"), {})
+            ran.append(spec.key.path[-1])
+    assert sorted(ran) == ["meta_json", "meta_json", "tokenizer", "train_pair", "train_shards", "val_pair", "val_shards"]
 
 
 def test_what_upstream_has_moved_on_from_is_in_the_table_with_both_revisions(project: Project) -> None:

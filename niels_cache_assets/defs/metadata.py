@@ -15,7 +15,7 @@ from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
-from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE_NAME, Family, Split
+from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256
 
 STATE = "state"  # built, cache_hit or disabled
@@ -193,7 +193,7 @@ def _snippet(outcome: BuildOutcome) -> str:
 def _schema(meta: Meta, family: Family) -> dg.TableSchema:
     below = dg.TableColumnConstraints(nullable=False, other=[f"< {meta['vocab_size']}"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
-    columns = [dg.TableColumn("token", TOKEN_DTYPE_NAME, description=what, constraints=below)]
+    columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
     if family == "sft":
         columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
     return dg.TableSchema(columns)

@@ -19,7 +19,8 @@ from niels_cache_runtime.formats import tokenizer_dir
 _DESCRIPTION = """The SentencePiece model of all caches below the root: imported (`[tokenizer] model`), or trained on the data sets.
 
 `tokenizer/spm.model` and `tokenizer/meta.json`. The data version is the model's sha256: training again to the same bytes makes
-nothing stale, another model makes every cache stale. A trained one is kept until its settings change, or `force`.
+nothing stale, another model makes every cache stale. A trained one is kept until its settings change, or `force`: no arrow leads here
+from upstream, or one more note would make every cache stale.
 
 ```python
 from niels_cache_assets.tokenization import SentencePieceTokenizer
