@@ -309,7 +309,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_cancels_the_run_within_two_seconds_and_leaves_nothing_half_written(
+def test_an_interrupt_cancels_the_run_within_two_seconds_and_leaves_nothing_that_looks_finished(
     project: Project, instance: dg.DagsterInstance, tiny_model: Path
 ) -> None:
     child = subprocess.Popen(
@@ -331,7 +331,8 @@ def test_an_interrupt_cancels_the_run_within_two_seconds_and_leaves_nothing_half
         ("build_pretrain", "CANCELED"),
         ("build_tokenizer", "SUCCESS"),
     ]
-    assert [path.name for path in (project.root / "pretrain").iterdir()] == [".notes.lock"]
+    left = {path.name for path in (project.root / "pretrain").iterdir()}
+    assert left <= {".notes.lock", ".notes.partial"}  # where counting took long, what was counted is kept for the next build
 
 
 def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(
