@@ -100,10 +100,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if not argv:
         top.print_help()
         return None
-    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+    if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
+        _refuse_first(argv, top, commands)
+    if not argv[0].startswith("-") and argv[0] not in commands:
         _refuse("no command", argv[0], commands)
-    if argv and argv[0].startswith("-") and argv[0] not in top._option_string_actions:
-        raise NielsCacheError(f"{argv[0]}: options come after the command, for example {PROGRAM} build-all {argv[0]} ...")
     arguments, unknown = top.parse_known_args(argv)
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
@@ -111,6 +111,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}")
         _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
+
+
+def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:
+    """An option before the command: one that has to follow it, or a misspelt one."""
+    option = argv[0].partition("=")[0]
+    name = next((word for word in argv if word in commands), None)
+    if any(option in parser._option_string_actions for parser in commands.values()):
+        raise NielsCacheError(f"{argv[0]}: options come after the command: {PROGRAM} {name or 'COMMAND'} {argv[0]} ...")
+    _refuse("no option", option, [*top._option_string_actions, *(commands[name]._option_string_actions if name else ())])
 
 
 def _refuse(problem: str, given: str, choices: Any) -> NoReturn:
