@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -83,6 +83,22 @@ class TokenizerSettings(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """Whence tables come, for messages, and where their relative paths start. `options`: what on the command line said a key instead."""
+
+    where: str
+    base_dir: str = "."
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, label: str, key: str) -> str:
+        """What to blame for a key; without one, for keys of that table that do not go together."""
+        for said, option in self.options.items():
+            if said in (label, f"{label}.{key}") or (not key and said.startswith(f"{label}.")):
+                return option
+        return self.where
+
+
+@dataclass(frozen=True, kw_only=True)
 class Registry:
     """Everything configured. `origin` names the file (or profile) that messages should point at."""
 
@@ -135,30 +151,33 @@ class Registry:
         return self.datasets(self.family_of(name))[name]
 
 
-def load_registry(*, profile: str | None = None, config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Registry:
+def load_registry(
+    *,
+    profile: str | None = None,
+    config: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Registry:
     """Read the profile and the user's file, apply `overrides` (nested tables; paths in them are relative to the working directory).
 
     `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key, else "default". `config`: the argument,
     else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it is named by one of these.
-    Raises NielsCacheError naming file, table, key and the nearest valid choice.
+    Raises NielsCacheError naming file, table, key and the nearest valid choice; of keys of `options` ("build.seed"), what said them.
     """
-    profile = profile or os.environ.get(PROFILE_VARIABLE)
+    chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named = config or os.environ.get(CONFIG_VARIABLE)
-    user: Tables = {}
-    origin = None
-    if named:
-        user, origin = _read_toml(Path(named)), named
-    elif profile != "quickstart" and Path(CONFIG_NAME).exists():
-        user, origin = _read_toml(Path(CONFIG_NAME)), CONFIG_NAME
-    profile = str(profile or user.get("profile") or PROFILES[0])
+    file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
+    remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
+    user = _read_toml(Path(file), remedy) if file else {}
+    wanted = str(chosen or user.get("profile") or PROFILES[0])
     user.pop("profile", None)
-    if profile not in PROFILES:
-        refuse_choice(origin or "the profile", "no profile", profile, PROFILES)
-    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{profile}.toml").read_text(encoding="utf-8"))
-    where = origin or f"profile {profile}"
-    base_dir = str(Path(origin).parent) if origin else "."
-    tables = _merge(_merge(shipped, user, where), _absolute_paths(dict(overrides or {})), "the command line")
-    return _typed(tables, where=where, base_dir=base_dir, profile=profile)
+    if wanted not in PROFILES:
+        refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
+    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{wanted}.toml").read_text(encoding="utf-8"))
+    base_dir = str(Path(file).parent) if file else "."
+    origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
+    tables = _merge(_merge(shipped, user, origin.where), _absolute_paths(dict(overrides or {})), "command line")
+    return _typed(tables, origin, profile=wanted)
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -166,7 +185,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
-    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, "run configuration", "run", ".")
+    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
@@ -192,11 +211,11 @@ def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) 
     raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
 
 
-def _read_toml(path: Path) -> Tables:
+def _read_toml(path: Path, remedy: str) -> Tables:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; correct --config or {CONFIG_VARIABLE}") from error
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
     except RecursionError as error:
@@ -236,7 +255,8 @@ def _absolute_paths(tables: Tables) -> Tables:
     return {section: resolve(section, table) for section, table in tables.items()}
 
 
-def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Registry:
+def _typed(tables: Tables, origin: _Origin, *, profile: str) -> Registry:
+    where = origin.where
     typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
         for name, table in tables.get(family, {}).items():
@@ -251,33 +271,38 @@ def _typed(tables: Tables, *, where: str, base_dir: str, profile: str) -> Regist
             if not isinstance(table, dict) or not isinstance(table.get("source"), str):
                 raise NielsCacheError(f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}")
             if table["source"] not in _SOURCES[family]:
-                refuse_choice(where, f"[{label}] has an unknown source", table["source"], _SOURCES[family])
-            typed[family][name] = _validate(_SOURCES[family][table["source"]], table, where, label, base_dir)
+                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], _SOURCES[family])
+            typed[family][name] = _validate(_SOURCES[family][table["source"]], table, origin, label)
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
     registry = Registry(
-        build=_validate(BuildSettings, tables.get("build", {}), where, "build", base_dir),
-        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), where, "tokenizer", base_dir),
-        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), where, "cleaning", base_dir),
-        dedup=_validate(DedupSettings, tables.get("dedup", {}), where, "dedup", base_dir),
+        build=_validate(BuildSettings, tables.get("build", {}), origin, "build"),
+        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), origin, "tokenizer"),
+        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), origin, "cleaning"),
+        dedup=_validate(DedupSettings, tables.get("dedup", {}), origin, "dedup"),
         pretrain=typed["pretrain"],
         sft=typed["sft"],
-        blend=_blends(tables.get("blend", {}), typed["pretrain"], where, base_dir),
-        reports=_validate(ReportsSettings, tables.get("reports", {}), where, "reports", base_dir),
-        dagster=_validate(DagsterSettings, tables.get("dagster", {}), where, "dagster", base_dir),
+        blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
+        reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
+        dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         origin=where,
         profile=profile,
     )
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
-            refuse_choice(where, "[tokenizer] train_on names an unknown data set", name, [*registry.pretrain, *registry.sft])
+            refuse_choice(
+                origin.of("tokenizer", "train_on"),
+                "[tokenizer] train_on names an unknown data set",
+                name,
+                [*registry.pretrain, *registry.sft],
+            )
     for name in registry.dedup.priority:
         if name not in registry.pretrain:
-            refuse_choice(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
+            refuse_choice(origin.of("dedup", "priority"), "[dedup] priority names an unknown data set", name, registry.pretrain)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
-        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, where, f"pretrain.{name}.cleaning", base_dir)
+        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
     return registry
 
@@ -294,30 +319,31 @@ def _refuse_dedup_twice(registry: Registry, name: str) -> None:
             )
 
 
-def _blends(tables: Tables, members: Iterable[str], where: str, base_dir: str) -> dict[str, BlendSettings]:
+def _blends(tables: Tables, members: Iterable[str], origin: _Origin) -> dict[str, BlendSettings]:
     blends = {}
     for name, table in tables.items():
         if not is_valid_name(name) or not isinstance(table, dict):
-            raise NielsCacheError(f"{where}: [blend.{ascii(name)[1:-1]:.80}] must be a table, its name of letters, digits, _ - .")
-        blends[name] = _validate(BlendSettings, table, where, f"blend.{name}", base_dir)
+            raise NielsCacheError(f"{origin.where}: [blend.{ascii(name)[1:-1]:.80}] must be a table, its name of letters, digits, _ - .")
+        blends[name] = _validate(BlendSettings, table, origin, f"blend.{name}")
         for member in blends[name].weights:
             if member not in members:
-                refuse_choice(where, f"[blend.{name}] has a weight for an unknown pretrain data set", member, members)
+                refuse_choice(origin.where, f"[blend.{name}] has a weight for an unknown pretrain data set", member, members)
     return blends
 
 
-def _validate(model: type[Model], table: Mapping[str, Any], where: str, label: str, base_dir: str) -> Model:
+def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, label: str) -> Model:
     try:
-        return model.model_validate(table, context={"base_dir": base_dir})
+        return model.model_validate(table, context={"base_dir": origin.base_dir})
     except ValidationError as error:
-        raise NielsCacheError(_explain(error, model, where, label)) from error
+        raise NielsCacheError(_explain(error, model, origin, label)) from error
 
 
-def _explain(error: ValidationError, model: type[BaseModel], where: str, label: str) -> str:
+def _explain(error: ValidationError, model: type[BaseModel], origin: _Origin, label: str) -> str:
     """The first problem in one line: file, table, key, what is wrong, nearest choice."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt key explains a missing one
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
+    where = origin.of(label, key.partition(".")[0])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, list(model.model_fields), n=1)

@@ -152,6 +152,15 @@ def test_an_unknown_data_set_gets_the_nearest_name() -> None:
         load_registry().family_of("wikitxt")
 
 
+def test_a_wrong_profile_is_blamed_on_what_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write('profile = "quick"\n')
+    for blamed in ("niels_cache.toml", "NIELS_CACHE_PROFILE", "--profile"):  # each wins over those before it
+        if blamed.startswith("NIELS"):
+            monkeypatch.setenv(blamed, "quick")
+        with pytest.raises(NielsCacheError, match=f"^{blamed}: no profile 'quick'; did you mean 'quickstart'"):
+            load_registry(profile="quick" if blamed == "--profile" else None)
+
+
 def test_a_missing_configuration_file_is_named() -> None:
     with pytest.raises(NielsCacheError, match=r"nowhere\.toml"):
         load_registry(config="nowhere.toml")

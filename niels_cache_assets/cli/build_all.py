@@ -23,8 +23,8 @@ from niels_cache_runtime.errors import NielsCacheError
 def run(arguments: argparse.Namespace) -> int:
     """Build, print the table, and return 1 if any data set failed."""
     configured, _ = open_registry(arguments)
-    overrides = collect_overrides(arguments, configured)
-    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides)
+    said = collect_overrides(arguments, configured)
+    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
     _require_writable(root)

@@ -10,7 +10,7 @@ import argparse
 import datetime
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets import defaults
@@ -20,9 +20,22 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
 
-Overrides = dict[str, dict[str, Any]]
-
 WHERE = "command line"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Nested tables, and for each of their keys ("build.seed") which option said it: what `load_registry` wants to know."""
+
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+
+    def put(self, table: tuple[str, ...], key: str, value: Any, option: str) -> None:
+        target: dict[str, Any] = self.tables
+        for part in table:
+            target = target.setdefault(part, {})
+        target[key] = value
+        self.options[".".join((*table, key))] = f"{WHERE}: {option}"
 
 
 def whole_number(text: str) -> int:
@@ -140,18 +153,18 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
 
     Raises NielsCacheError for a flag of a data set that this configuration does not have, and for a --set without a table, key and value.
     """
-    overrides: Overrides = {}
+    overrides = Overrides()
     for flag in FLAGS:
         value = getattr(arguments, flag.dest)
         if value is None:
             continue
         if flag.key == "special_tokens":
             value = _four_tokens(dict(value))
-        _put(overrides, _table_path(flag, registry), flag.key, value)
-    if "gutenberg" in overrides.get("pretrain", {}):
-        overrides["pretrain"]["gutenberg"].setdefault("enabled", True)
+        overrides.put(_table_path(flag, registry), flag.key, value, flag.option)
+        if flag.option == "--gutenberg-dir":
+            overrides.put(("pretrain", "gutenberg"), "enabled", True, flag.option)
     for path, value in _parse_settings(arguments.settings, registry):
-        _put(overrides, path[:-1], path[-1], value)
+        overrides.put(path[:-1], path[-1], value, "--set")
     _spread(overrides, SHUFFLE_BUFFER, arguments, [name for name, source in registry.pretrain.items() if source.shuffle_buffer])
     _spread(overrides, SFT_VAL_FRAC, arguments, registry.sft)
     return overrides
@@ -216,11 +229,5 @@ def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, nam
             f"{WHERE}: {flag.option} has no {family} data set to apply to; set it for one: --set {family}.NAME.{flag.key}={value}"
         )
     for name in names:
-        overrides.setdefault(family, {}).setdefault(name, {}).setdefault(flag.key, value)
-
-
-def _put(overrides: Overrides, table: tuple[str, ...], key: str, value: Any) -> None:
-    target: dict[str, Any] = overrides
-    for part in table:
-        target = target.setdefault(part, {})
-    target[key] = value
+        if f"{family}.{name}.{flag.key}" not in overrides.options:
+            overrides.put((family, name), flag.key, value, flag.option)

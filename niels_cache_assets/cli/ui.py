@@ -28,10 +28,10 @@ class _Stopped(BaseException):
 
 def run(arguments: argparse.Namespace) -> int:
     with _listen(arguments.host, arguments.port) as listener:
+        load_registry(profile=arguments.profile, config=arguments.config)  # what is wrong in it, before anything starts
         for variable, value in ((PROFILE_VARIABLE, arguments.profile), (CONFIG_VARIABLE, arguments.config)):
             if value is not None:
                 os.environ[variable] = value  # for the processes that load the definitions
-        load_registry()  # what is wrong in the configuration, before anything starts
         name = "[::1]" if listener.family == socket.AF_INET6 else arguments.host
         address = f"http://{name}:{listener.getsockname()[1]}"
         console = output()
