@@ -49,6 +49,10 @@ def completed(folder: Path, line: str) -> list[str]:
     [
         ("niels-cache sta", ["status"]),
         ("niels-cache sample my", ["my_notes"]),
+        ("niels-cache sample tok", []),
+        ("niels-cache show tok", ["tokenizer"]),
+        ("niels-cache import megatron x --name my", []),
+        ("niels-cache clean a.txt --text-field my", []),
         ("niels-cache build-all --only tokenizer wikit", ["wikitext"]),
         ("niels-cache sample --profile quickstart python", ["python_docs", "python_help"]),
         ("niels-cache sample my_notes --split ", ["train", "val"]),

@@ -160,8 +160,8 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
     [
         (("nanogtp", "notes", "--out", "data"), "export has no format 'nanogtp'; did you mean 'nanogpt'?"),
         (("nanogpt", "note", "--out", "data"), "no data set 'note'; did you mean 'notes'?"),
-        (("nanogpt", "chats", "--out", "data"), "chats: is an SFT data set; only pretrain data sets are exported"),
-        (("nanogpt", "tokenizer", "--out", "data"), "tokenizer: is the tokenizer; only pretrain data sets are exported"),
+        (("nanogpt", "chats", "--out", "data"), "chats: is an SFT data set; choose a pretrain data set"),
+        (("nanogpt", "tokenizer", "--out", "data"), "tokenizer: is the tokenizer; choose a pretrain data set"),
         (("nanogpt", "off", "--out", "data"), "was never built"),
         (("nanogpt", "notes", "--out", "data", "--split", "tran"), "--split: no split 'tran'; did you mean 'train'?"),
         (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: is for megatron; nanogpt has no such choice"),

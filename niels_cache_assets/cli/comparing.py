@@ -25,9 +25,10 @@ from niels_cache_assets.decoding import open_tokenizer
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import characters_per_token
 from niels_cache_assets.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
+from niels_cache_runtime.formats import FAMILIES, TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
 from niels_cache_runtime.meta import sha256_file
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.opening import open_meta
@@ -50,7 +51,7 @@ class Compared:
 
     @property
     def characters_per_token(self) -> list[float | None]:
-        return [self.characters / tokens if tokens else None for tokens in self.tokens]
+        return [characters_per_token(self.characters, tokens) for tokens in self.tokens]
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "characters_per_token": self.characters_per_token}
@@ -104,7 +105,7 @@ def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Sources by name, each with the beginning of its text."""
     if arguments.only is not None:
-        places = [find_place(registry, root, name) for name in arguments.only]
+        places = [find_place(registry, root, name, kinds=FAMILIES) for name in arguments.only]
     else:
         places = [place for place in find_places(registry, root).values() if place.exists]
     for place in places:

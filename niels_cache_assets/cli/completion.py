@@ -7,15 +7,19 @@ shell has to read once.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn, get_args
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from niels_cache_assets.cli.completion_options import SHELLS
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.parser import build_parsers
-from niels_cache_runtime.formats import SPLITS, Family
+from niels_cache_runtime.formats import SPLITS
+
+if TYPE_CHECKING:
+    from niels_cache_assets.registry import Registry
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +51,7 @@ def values_of(command: str, action: argparse.Action) -> Any:
     """What may stand there: a function that argcomplete calls; None where files are offered."""
     metavar = str(action.metavar)
     if metavar == "NAME":
-        return _blend_names if command == "prebuild-index" else _data_set_names
+        return partial(_names, _NAMES.get(f"{command} {action.dest}", _data_sets))
     choices = _CHOICES.get(f"{command} {metavar}", _CHOICES.get(metavar))
     if choices is None and metavar in ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL"):
         return None
@@ -69,17 +73,34 @@ _CHOICES: dict[str, Sequence[str]] = {
 }
 
 
-def _data_set_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    registry = _registry(parsed_args)
-    return ["tokenizer", *(name for family in get_args(Family) for name in registry.datasets(family))]
+def _data_sets(registry: Registry) -> Iterable[str]:
+    return [*registry.pretrain, *registry.sft]
 
 
-def _blend_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return list(_registry(parsed_args).blend)
+def _caches(registry: Registry) -> Iterable[str]:
+    return ["tokenizer", *_data_sets(registry)]
 
 
-def _registry(parsed_args: argparse.Namespace) -> Any:
+def _pretrain(registry: Registry) -> Iterable[str]:
+    return registry.pretrain
+
+
+_NAMES: dict[str, Callable[[Registry], Iterable[str]]] = {
+    "build-all only": _caches,
+    "show name": _caches,
+    "status names": _caches,
+    "verify names": _caches,
+    "clean like": _pretrain,
+    "duplicates name": _pretrain,
+    "export name": _pretrain,
+    "rejected name": _pretrain,
+    "import name": lambda registry: (),  # a new one
+    "prebuild-index name": lambda registry: registry.blend,
+}
+
+
+def _names(of: Callable[[Registry], Iterable[str]], *, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Raises NielsCacheError for a configuration that is wrong, of which argcomplete makes no suggestion at all."""
     from niels_cache_assets.registry import load_registry
 
-    return load_registry(profile=getattr(parsed_args, "profile", None), config=getattr(parsed_args, "config", None))
+    return list(of(load_registry(profile=getattr(parsed_args, "profile", None), config=getattr(parsed_args, "config", None))))

@@ -16,6 +16,8 @@ Kind = Literal["tokenizer", "pretrain", "sft"]
 
 TOKENIZER = "tokenizer"
 
+_WORDS: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain data set", "sft": "an SFT data set"}
+
 
 class Place(NamedTuple):
     """Where a cache lies, or would lie."""
@@ -36,6 +38,8 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     """The configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
+    if root.exists() and not root.is_dir():
+        raise NielsCacheError(f"{root}: is no folder; choose another --cache-dir")
     explain(f"settings: {settings_origin(registry)}; caches in {root.absolute()}")
     return registry, root
 
@@ -57,11 +61,16 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
     return found
 
 
-def find_place(registry: Registry, root: Path, name: str) -> Place:
-    """The cache of that name, which must be there. Raises NielsCacheError with the nearest name or with how to build it."""
+def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
+    """The cache of that name, which must be there and of these kinds.
+
+    Raises NielsCacheError with the nearest such name, with the kinds that it may be of, or with how to build it.
+    """
     places = find_places(registry, root)
     if name not in places:
-        refuse_choice(str(root), "no data set", name, places)
+        refuse_choice(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
+    if places[name].kind not in kinds:
+        raise NielsCacheError(f"{name}: is {_WORDS[places[name].kind]}; choose {' or '.join(_WORDS[kind] for kind in kinds)}")
     if not places[name].exists:
         reason = registry.unconfigured().get(name)
         advice = f"it needs {reason}" if reason else f"build it: niels-cache build-all --only {name}"

@@ -18,7 +18,7 @@ def _add_clean_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="REASON", help="examples of this reason only")
     parser.add_argument("--limit", metavar="N", type=whole_number, help="read the first N documents only")
     parser.add_argument(
-        "--text-field", metavar="NAME", help="field of the text, of .jsonl and .parquet (default: text, else the first string)"
+        "--text-field", metavar="FIELD", help="field of the text, of .jsonl and .parquet (default: text, else the first string)"
     )
     parser.add_argument("--like", metavar="NAME", help="thresholds of this data set, where it has some of its own")
     parser.add_argument(

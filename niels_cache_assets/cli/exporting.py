@@ -29,9 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, and unless that is all, write. Returns 1 where the plan was good and writing failed."""
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
-    place = find_place(registry, root, arguments.name)
-    if place.kind != "pretrain":
-        raise NielsCacheError(f"{arguments.name}: is {_kind(place.kind)}; only pretrain data sets are exported")
+    place = find_place(registry, root, arguments.name, kinds=("pretrain",))
     plan = plan_export(place.name, place.directory, settings)
     _refuse_inside_caches(plan.folder, root)
     if not arguments.dry_run:
@@ -80,10 +78,6 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
     for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):
         if folder.resolve().is_relative_to(caches.resolve()):
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which holds caches alone; choose another place")
-
-
-def _kind(kind: str) -> str:
-    return "the tokenizer" if kind == "tokenizer" else "an SFT data set"
 
 
 def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:

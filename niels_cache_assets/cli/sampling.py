@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from niels_cache_assets.cli.console import output, print_json
-from niels_cache_assets.cli.context import TOKENIZER, Place, find_place, open_registry
+from niels_cache_assets.cli.context import Place, find_place, open_registry
 from niels_cache_assets.cli.corpus_sampling import print_sample
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
@@ -30,6 +30,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
+    FAMILIES,
     SPLITS,
     TOKEN_BYTES,
     Family,
@@ -64,9 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
         print_sample(arguments, registry, root, seed=seed)
         return DONE
-    place = find_place(registry, root, arguments.name)
-    if place.kind == TOKENIZER:
-        raise NielsCacheError(f"{TOKENIZER}: has nothing to sample; niels-cache show {TOKENIZER} says what it is")
+    place = find_place(registry, root, arguments.name, kinds=FAMILIES)
     meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
     tokenizer = open_tokenizer(root) if meta and meta["tokenizer_sha256"] else None
     generator = torch.Generator().manual_seed(seed)
