@@ -12,6 +12,7 @@ from niels_cache_assets.cli.parser import COMMANDS, build_parsers
 
 TARGET = Path(__file__).with_suffix(".md")
 
+WITHOUT_JSON = " and ".join(f"`{command.name}`" for commands in COMMANDS.values() for command in commands if not command.has_json)
 INTRODUCTION = f"""\
 # The command line
 
@@ -20,7 +21,8 @@ INTRODUCTION = f"""\
 `{PROGRAM}` alone lists the commands, `{PROGRAM} COMMAND --help` explains one. Results go to stdout; progress, warnings and errors to
 stderr, an error as one line that says what to do.
 
-* `--json` prints what a command found as one JSON document on stdout, in ASCII; the exit code is the same. Progress stays on stderr.
+* `--json` prints what a command found or wrote as one JSON document on stdout, in ASCII; the exit code is the same. Progress stays on
+  stderr. Without it are {WITHOUT_JSON} alone.
 * On a terminal there are tables, colours and bars; elsewhere plain lines. `NO_COLOR` turns colours off.
 * `--quiet` leaves results, warnings and errors; `--verbose` adds which settings are used, time and memory, and where an error arose.
 * A typo in a command, an option, a data set or a key is refused with the nearest choice.

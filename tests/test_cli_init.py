@@ -1,5 +1,6 @@
 """`init`: a file that loads, with what was asked for in it, from flags or from answers."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.registry import load_registry
+from niels_cache_assets.sources.files import find_files
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     assert main(["init", *wishes, *more]) == exit_codes.DONE
     text = (project / "configs/mine.toml").read_text()
     tables = tomllib.loads(text)
-    assert tables["pretrain"]["my_text"]["files"] == ["../my books/*.txt"]
+    assert tables["pretrain"]["my_text"]["files"] == ["../my books/**/*.txt"]
     assert tables["pretrain"]["c4"]["dataset"] == "allenai/c4"
     assert tables["build"]["cache_dir"] == "../kept"
     registry = load_registry(config="configs/mine.toml")
@@ -64,14 +66,57 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     assert load_registry(config="configs/all.toml").pretrain["my_text"].prepare, "what is offered in comments is valid"
 
 
+def files_of(name: str) -> list[str]:
+    """What a build would read for that data set, by name and in order."""
+    source = load_registry(config="niels_cache.toml").pretrain[name]
+    return [file.name for file in find_files(source.model_dump()["files"])]
+
+
+def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else(project: Path) -> None:
+    folder = project / "few [1]"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt.gz", "r.jsonl", "w.xml-p1p20.bz2"):
+        (folder / name).write_bytes(b"")
+    assert main(["init", "--files", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
+    assert files_of("my_text") == ["few [1]/a.txt", "few [1]/b.txt.gz", "my books/vol.0.txt"]
+    (folder / "below").mkdir()
+    for name in ("c.txt", "below/d.txt", "below/s.jsonl", "w.xml-p21p30.bz2", "e.png"):
+        (folder / name).write_bytes(b"")
+    texts = ["few [1]/a.txt", "few [1]/b.txt.gz", "few [1]/below/d.txt", "few [1]/c.txt", "my books/vol.0.txt"]
+    assert files_of("my_text") == texts
+    assert files_of("my_jsonl") == ["few [1]/below/s.jsonl", "few [1]/r.jsonl"]
+    assert files_of("my_wikipedia") == ["few [1]/w.xml-p1p20.bz2", "few [1]/w.xml-p21p30.bz2"]
+
+
+def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(project: Path) -> None:
+    (project / "my books" / "again").symlink_to(".")
+    assert main(["init", "--files", "my books"]) == exit_codes.DONE
+    assert files_of("my_text") == [f"vol.{number}.txt" for number in range(5)]
+
+
+def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
+    assert main(["init", "--json"]) == exit_codes.DONE
+    assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
+    assert (
+        main(["init", "--json", "--out", "my.toml", "--files", "rows.jsonl", "--only-mine", "--profile", "quickstart"]) == exit_codes.DONE
+    )
+    written = json.loads(capsys.readouterr().out)
+    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": ["my_text"], "cache_dir": str(project / "cache/quickstart")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--files", "none.txt"], "none.txt: no such file"),
         (["--files", "picture.png"], "its name does not say what it holds"),
-        (["--notes", "none"], "none: is not there"),
+        (["--notes", "none"], "none: is not there; correct --notes"),
+        (["--notes", "rows.jsonl"], "rows.jsonl: is no folder; --notes takes a folder"),
+        (["--chats", "my books"], "my books: is a folder; --chats takes files"),
+        (["--tokenizer", "my books"], "my books: is a folder; --tokenizer takes files"),
         (["--hub", "c4"], "write OWNER/NAME"),
-        (["--profile", "quick"], "did you mean 'quickstart'?"),
+        (["--profile", "quick"], "error: --profile: no profile 'quick'; did you mean 'quickstart'?"),
         (["--vocab-size", "70_000"], "niels_cache.toml: [tokenizer] vocab_size = 70000"),
         (["--out", "no/such/folder.toml"], "choose another place with --out"),
     ],

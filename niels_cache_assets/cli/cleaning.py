@@ -47,7 +47,7 @@ KINDS = {
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
-_DUMP_PART = re.compile(r"(?<=\.xml)-p\d+p\d+$")  # of a dump in parts: .xml-p1p41242.bz2
+_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* is all of them
 EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
 
@@ -86,7 +86,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     for path in paths:
         if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
             raise NielsCacheError(f"{path}: no such file or folder")
-        for file in _files_in(path) if os.path.isdir(path) else [path]:
+        for file in files_in(path) if os.path.isdir(path) else [path]:
             kind = _kind_of(file)
             if kind is None:
                 raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
@@ -99,7 +99,8 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     ]
 
 
-def _files_in(folder: str) -> list[str]:
+def files_in(folder: str) -> list[str]:
+    """Those below it whose kind is known; none is an error."""
     files = [file.url for file in walk_folder(folder, ("",)) if _kind_of(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
@@ -129,7 +130,8 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
             refuse_choice(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
         own = registry.pretrain[arguments.like].cleaning or {}
     overrides = {"cleaning": {**own, **changes}}
-    return load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides).cleaning
+    options = {f"cleaning.{key}": f"{WHERE}: --set" for key in changes}
+    return load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides, options=options).cleaning
 
 
 def _clean(

@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from niels_cache_assets.cli.console import PROGRAM, is_quiet, output
+from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.new_config import Wishes, render
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.registry import CONFIG_NAME, PROFILES, load_registry, refuse_choice
+from niels_cache_assets.registry import CONFIG_NAME, PROFILES, Registry, load_registry
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,13 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
         raise NielsCacheError(f"{target}: is there already; edit it, replace it with --force, or write another with --out")
-    if arguments.profile not in (None, *PROFILES):
-        refuse_choice(f"{WHERE}: --profile", "no profile", arguments.profile, PROFILES)
     wishes = _given(arguments)
-    if wishes == Wishes(folder=wishes.folder) and sys.stdin.isatty() and sys.stdout.isatty():
+    if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
         wishes = _asked(wishes.folder)
-    _write(target, render(wishes))
-    if not is_quiet():
+    registry = _write(target, render(wishes))
+    if arguments.json:
+        built = [name for family in FAMILIES for name in registry.partition_keys(family) if registry.source(name).enabled]
+        print_json({"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir})
+    elif not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
         console.print(f"{target} written. What to do next", style="bold", soft_wrap=True)
@@ -97,18 +98,19 @@ def _paths(question: str) -> list[str]:
         print(f"  {', '.join(missing)}: not there")
 
 
-def _write(target: Path, text: str) -> None:
-    """In one step, once the text is a configuration that loads: beside its place, since paths are relative to it."""
+def _write(target: Path, text: str) -> Registry:
+    """In one step, once the text is a configuration that loads, and is returned: beside its place, since paths are relative to it."""
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
             file.write(text)
             file.flush()
             try:
-                load_registry(config=file.name)
+                registry = load_registry(config=file.name)
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
         partial = target.with_name(f".{target.name}.partial")
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, target)
+        return registry
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error

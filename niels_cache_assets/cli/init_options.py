@@ -50,4 +50,5 @@ terminal, it asks. What is written is checked as `build-all` would.""",
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
     add_options=_add_options,
     has_caches=False,
+    has_json=True,
 )

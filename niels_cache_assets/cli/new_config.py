@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.cli.cleaning import sources_of
+from niels_cache_assets.cli.cleaning import files_in, sources_of
 from niels_cache_assets.registry import PROFILES, is_valid_name, load_registry
 from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_runtime.errors import NielsCacheError
@@ -59,7 +61,7 @@ profile = {_toml(wishes.profile)}  # what this file adds to: {" or ".join(PROFIL
                 yield f"[{family}.{name}]\nenabled = false"
     yield from _pretrain(wishes, taken)
     if wishes.chats:
-        files = [_existing(path, wishes) for path in wishes.chats]
+        files = [_existing(path, wishes, option="--chats", folder=False) for path in wishes.chats]
         yield f"""\
 [sft.{_name("chats", taken)}]  # lines of {{"messages": [{{"role": "user", "content": ...}}, {{"role": "assistant", ...}}]}}
 source = "chat_jsonl"
@@ -80,7 +82,8 @@ files = {_toml(files)}
 
 def _tokenizer(wishes: Wishes, usual: int) -> str:
     if wishes.tokenizer is not None:
-        return f"[tokenizer]\nmodel = {_toml(_existing(wishes.tokenizer, wishes))}  # used as it is, instead of training one"
+        model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
+        return f"[tokenizer]\nmodel = {_toml(model)}  # used as it is, instead of training one"
     size = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
     return f"""\
 [tokenizer]
@@ -93,17 +96,20 @@ def _pretrain(wishes: Wishes, taken: set[str]) -> Iterator[str]:
 # val_frac = 0.005  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
     if wishes.files:
-        sources = sources_of([str(Path(path).expanduser()) for path in wishes.files])
+        given = [str(Path(path).expanduser()) for path in wishes.files]
+        sources = sources_of(list(chain.from_iterable(_patterns(path) if os.path.isdir(path) else [path] for path in given)))
         for source in sources:
             kind = source.source
             name = _name(f"my_{kind}" if len(sources) > 1 else "my_text", taken)
-            yield f"[pretrain.{name}]\nsource = {_toml(kind)}\nfiles = {_toml(_patterns(getattr(source, 'files', []), wishes))}\n{hints}"
+            files = [_path(path, wishes) for path in getattr(source, "files", [])]
+            yield f"[pretrain.{name}]\nsource = {_toml(kind)}\nfiles = {_toml(files)}\n{hints}"
     if wishes.notes:
         name = _name("my_notes", taken)
-        yield f'[pretrain.{name}]\nsource = "markdown_folder"\npath = {_toml(_existing(wishes.notes, wishes))}\n{hints}'
+        path = _existing(wishes.notes, wishes, option="--notes", folder=True)
+        yield f'[pretrain.{name}]\nsource = "markdown_folder"\npath = {_toml(path)}\n{hints}'
     if wishes.roam:
         table = "[pretrain.roam]" if wishes.profile == "default" else f'[pretrain.{_name("roam", taken)}]\nsource = "roam"'
-        yield f"{table}\npath = {_toml(_existing(wishes.roam, wishes))}\n{hints}"
+        yield f"{table}\npath = {_toml(_existing(wishes.roam, wishes, option='--roam'))}\n{hints}"
     for dataset in wishes.hub:
         owner_name, _, config = dataset.partition(":")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
@@ -121,19 +127,24 @@ val_tokens = 100_000
 # pinned_revision = "main"  # a commit, to have the same text for ever"""
 
 
-def _patterns(files: Iterable[str], wishes: Wishes) -> list[str]:
-    """Files, or a pattern for those of one folder that end alike."""
-    by_kind: dict[tuple[str, str], list[str]] = {}
-    for file in files:
-        path = Path(file)
-        ending = path.suffixes[-2:] if path.suffix in COMPRESSIONS else path.suffixes[-1:]
-        by_kind.setdefault((str(path.parent), "".join(ending)), []).append(file)
+def _patterns(folder: str) -> list[str]:
+    """One for all files below it that end alike, so that what is put there later is read, too.
+
+    Where links make other files of that than walking does, which enters every real folder once: one for each folder.
+    """
     found: list[str] = []
-    for (folder, suffix), members in by_kind.items():
-        pattern = os.path.join(folder, f"*{suffix}")
-        whole = len(members) > 3 and sorted(map(str, Path(folder).glob(f"*{suffix}"))) == sorted(members)
-        found += [pattern] if whole else members
-    return [_path(path, wishes) for path in found]
+    by_ending: dict[str, list[str]] = {}
+    for file in files_in(folder):
+        path = Path(file)
+        ending = "".join(path.suffixes[-2:] if path.suffix.lower() in COMPRESSIONS else path.suffixes[-1:])
+        by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
+    for ending, files in by_ending.items():
+        pattern = os.path.join(glob.escape(folder), "**", f"*{ending}")
+        if len(glob.glob(pattern, recursive=True)) == len(files):
+            found.append(pattern)
+        else:
+            found += dict.fromkeys(os.path.join(glob.escape(os.path.dirname(file)), f"*{ending}") for file in files)
+    return found
 
 
 def _name(wanted: str, taken: set[str]) -> str:
@@ -144,9 +155,14 @@ def _name(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def _existing(path: str, wishes: Wishes) -> str:
-    if "://" not in path and not Path(path).expanduser().exists():
-        raise NielsCacheError(f"{path}: is not there; correct the path")
+def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = None) -> str:
+    """For the file, once it is there and a folder or none, where that matters."""
+    if "://" not in path:
+        found = Path(path).expanduser()
+        if not found.exists():
+            raise NielsCacheError(f"{path}: is not there; correct {option}")
+        if folder not in (None, found.is_dir()):
+            raise NielsCacheError(f"{path}: is {'no' if folder else 'a'} folder; {option} takes {'a folder' if folder else 'files'}")
     return _path(path, wishes)
 
 
