@@ -1,22 +1,23 @@
 """How well a tokenizer fits its texts: characters per token of each source, and the long words that it cuts.
 
-Measured when a tokenizer is trained, on the beginning of each source's part of the sample, which is gone afterwards; the figures are kept
-in its meta.json. Cost: a tenth of a second for each source. An imported tokenizer has no sample: what was built with it counts then.
+Measured when a tokenizer is trained, on the beginning of each source's text as it is read then; the figures are kept in its meta.json.
+Whole texts, not the sample's lines: a newline is a token of its own, and the sample has none. Cost: a tenth of a second for each source,
+and its beginning in memory. An imported tokenizer was trained elsewhere: what was built with it counts then.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS, built_names, dataset_dir
+from niels_cache_runtime.formats import META_NAME, SPLITS, Split, built_names, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
-MEASURED_BYTES = 1 << 18  # of each source
+MEASURED_CHARACTERS = 1 << 18  # of each source
 LONGEST_WORDS = 9
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -24,24 +25,47 @@ _LONGEST = 32  # letters; longer runs are seldom words
 _LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
 
 
-def measure_sample(sample: Path, sources: Mapping[str, int], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """Keys of meta.json's `trained_on`. `sources`: bytes of each in the sample, in order.
+def characters_per_token(characters: int, tokens: int) -> float | None:
+    """Of whole texts: newlines and blanks are characters of it, and special tokens such as EOT do not count. None without text."""
+    return characters / tokens if tokens else None
 
-    `characters_per_token`: of each source that has any text. `longest_words`: the longest of all that was read.
+
+def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
+    """Of the documents of a pretrain cache, without the EOT of each; rounded. None where its meta.json does not count characters (sft)."""
+    if "characters" not in meta:
+        return None
+    tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
+    return _rounded(characters_per_token(sum(meta["characters"][split] for split in splits), tokens))
+
+
+def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
+    """The texts as they are; the first MEASURED_CHARACTERS of them go into `beginning`, which `measure_texts` takes."""
+    room = MEASURED_CHARACTERS
+    for text in texts:
+        if room > 0:
+            beginning.append(text[:room])
+            room -= len(text)
+        yield text
+
+
+def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """Keys of meta.json's `trained_on`, from texts by source.
+
+    `characters_per_token`: of each source that has any text. `longest_words`: the longest of all.
     """
     ratios: dict[str, float] = {}
     words: set[str] = set()
-    with open(sample, "rb") as file:
-        place = 0
-        for name, size in sources.items():
-            file.seek(place)
-            lines = file.read(min(size, MEASURED_BYTES)).decode(errors="ignore").splitlines()
-            place += size
-            tokens = sum(len(ids) for ids in tokenizer.encode_unchecked(lines))
-            if tokens:
-                ratios[name] = round(sum(map(len, lines)) / tokens, 3)
-            words.update(word for line in lines for word in _WORD.findall(line) if _is_a_word(word))
+    for name, texts in beginnings.items():
+        tokens = sum(len(ids) for ids in tokenizer.encode_unchecked(texts))
+        ratio = _rounded(characters_per_token(sum(map(len, texts)), tokens))
+        if ratio is not None:
+            ratios[name] = ratio
+        words.update(word for text in texts for word in _WORD.findall(text) if _is_a_word(word))
     return {"characters_per_token": ratios, "longest_words": sorted(words, key=lambda word: (-len(word), word))[:LONGEST_WORDS]}
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 3)
 
 
 def _is_a_word(found: str) -> bool:
@@ -49,17 +73,17 @@ def _is_a_word(found: str) -> bool:
     return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
 
 
-def characters_per_token(root: Path, meta: Meta) -> dict[str, float]:
-    """By source: of the sample, and for what was not in it, of the pretrain caches below `root` that this tokenizer made."""
+def by_source(root: Path, meta: Meta) -> dict[str, float]:
+    """Characters per token: of the texts it was trained on, and of other sources of their pretrain caches that this tokenizer made."""
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
             built = read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME))
         except NielsCacheError:  # the checks' to report
             continue
-        tokens = sum(built.get(f"{split}_tokens", 0) for split in SPLITS)
-        if built.get("tokenizer_sha256") == meta["sha256"] and tokens and "characters" in built:
-            found.setdefault(name, round(sum(built["characters"][split] for split in SPLITS) / tokens, 3))
+        ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] else None
+        if ratio is not None:
+            found.setdefault(name, ratio)
     return found
 
 

@@ -29,7 +29,7 @@ from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.writers import Files, add_file
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import measure_sample
+from niels_cache_assets.tokenizer_measures import measure_texts, noting
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
@@ -86,6 +86,7 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
     old = None if force else _intact_meta(directory)
     if old is not None and old["fingerprint"] == fingerprint:
         return TokenizerOutcome(state="cache_hit", meta=old, model=model, seconds=time.monotonic() - started)
+    beginnings: dict[str, list[str]] = {}
     with atomic_directory(directory) as partial:
         made = partial / TOKENIZER_MODEL_NAME
         if settings.model is not None:
@@ -93,12 +94,10 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
             _require_readable(settings.model)
             copyfile(settings.model, made)
         else:
-            origin = {"trained_on": _train(registry, partial, log)}
+            origin = {"trained_on": _train(registry, partial, beginnings, log)}
         tokenizer = SentencePieceTokenizer(str(made), special_tokens=settings.special_tokens)
         if settings.model is None:
-            sample = partial / _SAMPLE_NAME
-            origin["trained_on"] |= measure_sample(sample, origin["trained_on"]["sources"], tokenizer)
-            sample.unlink()
+            origin["trained_on"] |= measure_texts(beginnings, tokenizer)
         files: Files = {}
         add_file(made, TOKENIZER_MODEL_NAME, files)
         write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
@@ -168,11 +167,11 @@ def _intact_meta(directory: Path) -> Meta | None:
     return meta if intact else None
 
 
-def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
-    """Spool the sample, train in a child process, and return what it was trained on. The sample stays, to be measured."""
+def _train(registry: Registry, partial: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
+    """Spool the sample, train in a child process, and return what it was trained on. `beginnings`: filled with those of the sources."""
     settings = registry.tokenizer
     sample = partial / _SAMPLE_NAME
-    trained_on = _spool_sample(registry, sample, log)
+    trained_on = _spool_sample(registry, sample, beginnings, log)
     log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
     spec = {
         "sample": str(sample),
@@ -183,10 +182,11 @@ def _train(registry: Registry, partial: Path, log: Log) -> dict[str, Any]:
         "user_defined_symbols": list(settings.special_tokens.values()),
     }
     _run_child(spec)
+    sample.unlink()
     return trained_on
 
 
-def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
+def _spool_sample(registry: Registry, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
     """Write the first `sample_bytes` of every source, one line of text a line; sources that cannot be reached are said and recorded."""
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
@@ -203,7 +203,7 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
             try:
                 revisions[name] = source.revision(registry.pretrain)
                 context = StreamContext(seed=registry.build.seed, revision=revisions[name], log=log, siblings=registry.pretrain)
-                for line in _lines(_texts(source, context)):
+                for line in _lines(noting(_texts(source, context), beginnings.setdefault(name, []))):
                     data = line.encode() + b"\n"
                     file.write(data)
                     digest.update(data)
@@ -226,21 +226,26 @@ def _spool_sample(registry: Registry, sample: Path, log: Log) -> dict[str, Any]:
 
 
 def _texts(source: Any, context: StreamContext) -> Iterator[str]:
-    """Every text of a source as the builders will encode it."""
+    """Every text of a source as the builders will encode it, half a surrogate pair as `?`."""
+    for text in _raw_texts(source, context):
+        yield normalize_newlines(text).encode(errors="replace").decode()
+
+
+def _raw_texts(source: Any, context: StreamContext) -> Iterator[str]:
     if isinstance(source, PretrainSource):
         for batch in source.documents(context):
             for document in batch:
-                yield normalize_newlines(document.text)
+                yield document.text
     else:
         for batch in source.conversations(context):
             for conversation in batch:
                 for message in conversation.messages:
-                    yield normalize_newlines(message["content"])
+                    yield message["content"]
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        for line in text.encode(errors="replace").decode().split("\n"):
+        for line in text.split("\n"):
             if line:
                 yield from split_long_line(line)
 

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cli import main
 from niels_cache_assets.documents import Message
 from niels_cache_assets.plots import measures as measuring
 from niels_cache_assets.plots.caches import cache_plots
@@ -128,7 +129,10 @@ def test_turns_targets_and_what_a_row_cuts_are_counted(chats: Path, tokenizer: S
     assert found.cut == sum(len(example) > CONTEXT + 1 for example in examples) == 1
     texts = [tokenizer.decode([token for token in example.tolist() if token not in ids.values()]) for example in examples]
     share = found.characters_per_token(tokenizer.piece_bytes(), ids.values())
-    assert share == pytest.approx(sum(map(len, texts)) / found.tokens, rel=0.05), "but for the blank before each message"
+    text_tokens = sum(token not in ids.values() for example in examples for token in example.tolist())
+    assert text_tokens < found.tokens
+    blanks = sum(token in ids.values() and token != ids["eot"] for example in examples for token in example.tolist())
+    assert share == pytest.approx((sum(map(len, texts)) + blanks) / text_tokens, rel=0.01), "each message with the blank before it"
 
 
 def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
@@ -200,17 +204,27 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, 
     assert any(line.startswith("  <|usr|>") for line in lines)
 
 
-def test_a_trained_tokenizer_shows_how_it_fits_its_sources(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_cache_do(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, tiny_model)
+    project.write_notes([f"{text}\n\n    and an indented line\n" for text in sentences(60)])
     project.configure(tokenizer='vocab_size = 330\ntrain_on = ["notes", "books"]')
     toml = project.folder / "niels_cache.toml"
     toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
     found = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
-    model = SentencePieceTokenizer(str(project.root / "tokenizer/spm.model"))
-    lines = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
+    model = str(project.root / "tokenizer/spm.model")
+    texts = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
     ratios = {row["data_set"]: row["characters_per_token"] for row in rows(found["characters_per_token_by_source"])}
     assert ratios.keys() == {"notes", "books"}
-    assert ratios["notes"] == round(sum(map(len, lines)) / sum(len(model.encode(line)) for line in lines), 3)
+    tokenizer = SentencePieceTokenizer(model)
+    assert ratios["notes"] == round(sum(map(len, texts)) / sum(len(tokenizer.encode(text)) for text in texts), 3)
+    assert main(["tokenizer", "compare", model, model, "--files", str(project.folder / "notes.jsonl"), "--json"]) == 0
+    (compared,) = (row for row in json.loads(capsys.readouterr().out)["sources"] if row["source"] == "files")
+    assert ratios["notes"] == round(compared["characters_per_token"][0], 3)
+    built = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
+    assert ratios["notes"] == built["characters_per_token"]
     words = rows(found["longest_words"])
     assert words
     for row in words:

@@ -14,6 +14,7 @@ from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measure
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256
@@ -165,11 +166,8 @@ def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
 
 
 def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
-    """EOT counts as a token. Nothing where meta.json does not count characters (sft)."""
-    tokens = _tokens(meta, splits)
-    if "characters" not in meta or not tokens:
-        return {}
-    return {"characters_per_token": round(sum(meta["characters"][split] for split in splits) / tokens, 3)}
+    ratio = of_cache(meta, splits)
+    return {} if ratio is None else {"characters_per_token": ratio}
 
 
 def _snippet(outcome: BuildOutcome) -> str:

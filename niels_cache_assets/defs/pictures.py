@@ -8,7 +8,7 @@ import dagster as dg
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import characters_per_token, split_words
+from niels_cache_assets.tokenizer_measures import by_source, split_words
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS
@@ -52,7 +52,7 @@ def measured(outcome: BuildOutcome, tokenizer: SentencePieceTokenizer, *, draw: 
 def tokenizer_measured(outcome: TokenizerOutcome, *, draw: bool) -> dict[str, object]:
     """Characters per token by source, the long words that are cut, and plots of them and of the pieces."""
     tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
-    ratios, words = characters_per_token(outcome.model.parent.parent, outcome.meta), split_words(outcome.meta, tokenizer)
+    ratios, words = by_source(outcome.model.parent.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
     if ratios:
         rows = [{"data_set": name, "characters_per_token": ratio} for name, ratio in ratios.items()]

@@ -69,10 +69,11 @@ class CacheMeasures:
         return int(np.count_nonzero(self.token_counts))
 
     def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
-        """Given the UTF-8 bytes of every id. Special tokens count as tokens and have no characters."""
+        """Given the UTF-8 bytes of every id. As of a text: special tokens do not count. The blank before each message does."""
         characters = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes], dtype=np.int64)
-        characters[list(special_ids)] = 0
-        return float(self.token_counts @ characters / max(1, self.counted))
+        of_text = self.token_counts.copy()
+        of_text[list(special_ids)] = 0
+        return float(of_text @ characters / max(1, of_text.sum()))
 
 
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:

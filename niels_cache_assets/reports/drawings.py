@@ -91,13 +91,13 @@ def _plots(registry: Registry, item: Item, root: Path) -> dict[str, bytes]:
     if kind == "tokenizer":
         from niels_cache_assets.plots.tokenizers import tokenizer_plots
         from niels_cache_assets.tokenization import SentencePieceTokenizer
-        from niels_cache_assets.tokenizer_measures import characters_per_token, split_words
+        from niels_cache_assets.tokenizer_measures import by_source, split_words
         from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME
 
         tokenizer = SentencePieceTokenizer(str(directory / TOKENIZER_MODEL_NAME), special_tokens=meta["special_tokens"])
         return tokenizer_plots(
             piece_bytes=tokenizer.piece_bytes(),
-            characters_per_token=characters_per_token(root, meta),
+            characters_per_token=by_source(root, meta),
             words=split_words(meta, tokenizer),
         )
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():
