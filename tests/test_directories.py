@@ -421,3 +421,33 @@ def _leads_to(descriptor: str, path: Path) -> bool:
         return os.path.samefile(f"/proc/self/fd/{descriptor}", path)
     except OSError:
         return False
+
+
+def test_a_build_that_was_overtaken_looks_again_at_what_is_there(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    told: list[str] = []
+    tried: list[bool] = []
+
+    def attempt() -> str:
+        tried.append(target.exists())
+        if target.exists():
+            return "found"
+        if len(tried) == 1:  # another process is quicker, between this look and this one's lock
+            assert children.run(build, target, "other") == 0
+        build(target, "own")
+        return "built"
+
+    assert in_turn(target, attempt, wait=False, log=told.append) == "found"
+    assert (tried, (target / "meta.json").read_text()) == ([False, True], "other")
+    assert told == [f"another build of {target} has just ended; looking at what it made"]
+
+
+def test_an_attempt_may_build_twice(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+
+    def attempt() -> None:
+        for content in ("one", "two"):
+            build(target, content)
+
+    in_turn(target, attempt, wait=False, log=lambda message: None)
+    assert (target / "meta.json").read_text() == "two"

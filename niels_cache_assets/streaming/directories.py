@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,9 @@ from niels_cache_runtime.opening import listed_files
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
+_found: ContextVar[tuple[Path, tuple[int, int] | None] | None] = ContextVar(
+    "found", default=None
+)  # by an attempt, in the place of a target
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
 
@@ -96,6 +100,7 @@ def atomic_directory(
         _refuse_foreign_directory(target, is_ours)
         _make_parents(target)
         with writer_lock(target):
+            _require_not_overtaken(target)
             try:
                 _clear_leftovers(target, resumable=resumable)
                 partial.mkdir(exist_ok=True)
@@ -133,12 +138,49 @@ def _what_stands(target: Path) -> str:
 
 
 def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
-    """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there."""
+    """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there.
+
+    Where another build has replaced `target` between the beginning of the attempt and its lock, it is made again: it may find a hit.
+    """
     try:
         sweep_leftovers(target)
     except NielsCacheError as error:  # a read-only cache may be a hit all the same; a build that this is in the way of says so itself
         log(str(error))
-    return when_free(attempt, wait=wait, log=log)
+    real = _real(target)
+
+    def attempt_afresh() -> Result:
+        while True:
+            token = _found.set((real, _place(real)))
+            try:
+                return attempt()
+            except _Overtaken:
+                log(f"another build of {target} has just ended; looking at what it made")
+            finally:
+                _found.reset(token)
+
+    return when_free(attempt_afresh, wait=wait, log=log)
+
+
+class _Overtaken(NielsCacheError):
+    """`in_turn` catches it."""
+
+
+def _require_not_overtaken(target: Path) -> None:
+    """Under the lock: what an attempt of `in_turn` has decided upon must still be what is there."""
+    found = _found.get()
+    if found is not None and found[0] == target:
+        _found.set(None)  # what is placed next is its own
+        if found[1] != _place(target):
+            raise _Overtaken(f"{target}: another build has just taken its place")
+
+
+def _place(target: Path) -> tuple[int, int] | None:
+    """Changes when another directory takes the place of `target`."""
+    try:
+        found = target.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
