@@ -110,7 +110,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         "a table",
         ("tokenizer",),
         "Of a trained one, its sample: `sources` (bytes of each), `revisions`, `skipped` (what could not be read), `bytes`, `sha256`; and "
-        "how it fits: `characters_per_token` by source, `longest_words`",
+        "how it fits: `characters_per_token` by source (newlines count, EOT does not), `longest_words`",
     ),
     MetaKey("imported", "text", ("tokenizer",), "Of an imported one: the name of its file"),
     # Corpus and duplicates

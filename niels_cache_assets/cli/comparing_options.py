@@ -28,8 +28,9 @@ COMMAND = Command(
     summary="compare tokenizers: characters per token by source",
     description="""\
 Compare tokenizers by what they make of the same text: characters per token, by source; more is
-better, the same text being shorter. The text is that of the data sets that are built, as their tokens
-spell it (nothing is downloaded), and that of --files.""",
+better, the same text being shorter. Newlines and blanks are characters of it; special tokens such as
+EOT are not counted, here and wherever else this figure stands. The text is that of the data sets that
+are built, as their tokens spell it (nothing is downloaded), and that of --files.""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k

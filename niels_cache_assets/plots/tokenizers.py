@@ -52,7 +52,7 @@ def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
     rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))
     figure = new_figure(7.2, 0.9 + 0.34 * len(rows))
     axes = figure.subplots()
-    set_title(axes, "characters per token, by source")
+    set_title(axes, "characters per token, by source (newlines count, EOT does not)")
     values = [value for _, value in rows]
     axes.barh(range(len(rows)), values, height=BAR, color=BLUE)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
