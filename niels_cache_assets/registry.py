@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from niels_cache_assets import defaults
 from niels_cache_assets.blends.settings import BlendSettings
@@ -38,6 +39,7 @@ PROFILES = ("default", "quickstart")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
+_MOST_PROBLEMS = 3  # of a table, told at once
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
 _NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
@@ -339,21 +341,21 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
 
 
 def _explain(error: ValidationError, model: type[BaseModel], origin: _Origin, label: str) -> str:
-    """The first problem in one line: file, table, key, what is wrong, nearest choice."""
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt key explains a missing one
-    first = problems[0]
-    key = ".".join(str(part) for part in first["loc"])
-    where = origin.of(label, key.partition(".")[0])
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
+    """The problems in one line: file, table, keys, what is wrong, nearest choice."""
+    problems = error.errors()
+    problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems  # a misspelt key explains a missing one
+    where = origin.of(label, str(problems[0]["loc"][0]) if problems[0]["loc"] else "")
+    told = [_explain_one(each, model) for each in problems[:_MOST_PROBLEMS]]
+    more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
+    return f"{where}: [{label}]{';'.join(told)}{more}"
+
+
+def _explain_one(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, list(model.model_fields), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}"
-        return f"{where}: [{label}] has an unknown key {key!r}; {hint}{more}"
-    if first["type"] == "missing":
-        return f"{where}: [{label}] needs the key {key!r}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    return (
-        f"{where}: [{label}] {key} = {first['input']!r}: {message[0].lower()}{message[1:]}{more}"
-        if key
-        else f"{where}: [{label}]: {message}{more}"
-    )
+        return f" has an unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}")
+    if problem["type"] == "missing":
+        return f" needs the key {key!r}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f" {key} = {problem['input']!r}: {message[0].lower()}{message[1:]}" if key else f": {message}"

@@ -95,7 +95,7 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
             copyfile(settings.model, made)
         else:
             origin = {"trained_on": _train(registry, partial, beginnings, log)}
-        tokenizer = SentencePieceTokenizer(str(made), special_tokens=settings.special_tokens)
+        tokenizer = SentencePieceTokenizer(settings.model or str(made), special_tokens=settings.special_tokens)
         if settings.model is None:
             origin["trained_on"] |= measure_texts(beginnings, tokenizer)
         files: Files = {}

@@ -197,7 +197,7 @@ def test_list_says_what_is_configured_and_what_is_built(built: Path, capsys: pyt
     assert re.search(r"sft +chat_jsonl +in sync +40 examples +0", rows["chats"])
     assert "needs path" in rows["roam"]
     assert "missing" in rows["python_docs"]
-    assert re.search(r"imported +built +400 pieces", rows["tokenizer"])
+    assert re.search(r"imported +in sync +400 pieces", rows["tokenizer"])
 
 
 def test_list_marks_what_is_damaged_and_what_has_another_tokenizer(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

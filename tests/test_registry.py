@@ -173,3 +173,13 @@ def test_run_settings_replace_keys_and_none_keeps_the_registrys() -> None:
     assert apply_run_settings(source, {"train_tokens": None}) is source
     with pytest.raises(NielsCacheError, match="train_tokens"):
         apply_run_settings(source, {"train_tokens": 0})
+
+
+def test_all_misspelt_keys_of_a_table_are_told_and_not_what_they_leave_missing() -> None:
+    write('[pretrain.mine]\nsource = "jsonl"\nfiels = ["x.jsonl"]\nval_farc = 0.1\n')
+    with pytest.raises(NielsCacheError) as told:
+        load_registry()
+    assert str(told.value) == (
+        "niels_cache.toml: [pretrain.mine] has an unknown key 'fiels'; did you mean 'files'?; "
+        "has an unknown key 'val_farc'; did you mean 'val_frac'?"
+    )

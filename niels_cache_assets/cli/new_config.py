@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets import defaults
 from niels_cache_assets.cli.cleaning import files_in, sources_of
 from niels_cache_assets.registry import PROFILES, is_valid_name, load_registry
 from niels_cache_assets.sources.compressed import COMPRESSIONS
@@ -92,8 +93,8 @@ def _tokenizer(wishes: Wishes, usual: int) -> str:
 
 
 def _pretrain(wishes: Wishes, taken: set[str]) -> Iterator[str]:
-    hints = """\
-# val_frac = 0.005  # share of the documents that goes to val
+    hints = f"""\
+# val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
     if wishes.files:
         given = [str(Path(path).expanduser()) for path in wishes.files]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
 from niels_cache_assets.contents import content_hash, contents, counts_of, total_bytes
-from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
 from niels_cache_runtime.formats import idx_name, tokens_name
 
@@ -107,8 +107,9 @@ def _options(arguments: argparse.Namespace) -> str:
 def _ui_command(arguments: argparse.Namespace) -> str:
     """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
+    by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
     variables = {
-        PROFILE_VARIABLE: arguments.profile,
+        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it where nothing else is configured
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
         HOME_VARIABLE: None if in_clone else os.environ.get(HOME_VARIABLE),  # the launcher has set it to the home it used

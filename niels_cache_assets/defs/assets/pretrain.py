@@ -24,6 +24,7 @@ _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards
 
 `pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
 (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
+Plots and checks are with `meta_json`.
 
 ```python
 import torch

@@ -15,7 +15,7 @@ _PAIR = """The {split} split of a data set of conversations: tokens and the star
 
 `sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
-over tokens and offsets.
+over tokens and offsets. Plots and checks are with `meta_json`.
 
 ```python
 import torch
