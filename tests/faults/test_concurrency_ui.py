@@ -61,7 +61,7 @@ def test_runs_terminated_at_random_moments_end_within_two_seconds_and_the_last_f
     generator = torch.Generator().manual_seed(0)
     with running_ui(tmp_path, tiny_model) as ui:
         assert ui.project.build_tokenizer().success
-        ui.project.write_notes(sentences(60) * 20_000)
+        ui.project.write_notes(sentences(60, words=200) * 2_000)  # soon counted, long encoded
         target = ui.project.root / "pretrain/notes"
         lasted: list[float] = []
         for number in range(TERMINATIONS):
