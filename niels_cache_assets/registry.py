@@ -55,10 +55,11 @@ class BuildSettings(BaseModel):
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
-    threads: int | None = Field(None, ge=1, description="Encoding threads; None uses every core. Never changes the bytes")
+    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; None uses every core. Never changes the bytes")
     network_patience: float = Field(
         defaults.NETWORK_PATIENCE,
         ge=0,
+        allow_inf_nan=False,
         strict=False,
         description="Seconds for which a request that fails is repeated before the build fails",
     )

@@ -48,6 +48,7 @@ def test_the_table_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "none.toml: cannot be read" in output
     assert "niels-cache init" in output
+    assert "DAGSTER_HOME" in output, "what does not depend on the configuration is looked at all the same"
     assert output.splitlines()[-1] == "1 problem"
 
 

@@ -1,11 +1,18 @@
 """niels_cache.toml by somebody who means ill, or by nobody: every value is refused in one line or makes a registry that can be asked."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niels_cache_assets.registry import Registry, is_valid_name, load_registry
+from niels_cache_assets.blends.settings import BlendSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dagster_settings import DagsterSettings
+from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.registry import BuildSettings, Registry, TokenizerSettings, is_valid_name, load_registry
+from niels_cache_assets.reports.settings import ReportsSettings
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime import NielsCacheError
 from tests.hostile import CASES, TEXTS, Draws, fuzz
 
@@ -47,64 +54,9 @@ _TABLES += [
     "pretrain.tokenizer",
     "sft.notes",
 ]
-_KEYS = [
-    "source",
-    "path",
-    "files",
-    "val_files",
-    "config",
-    "repo",
-    "revision",
-    "data_files",
-    "train_tokens",
-    "val_tokens",
-    "val_frac",
-    "members",
-]
-_KEYS += [
-    "shuffle_buffer",
-    "prepare",
-    "cleaning",
-    "decontaminate",
-    "enabled",
-    "weights",
-    "seed",
-    "cache_dir",
-    "shard_bytes",
-    "threads",
-    "model",
-]
-_KEYS += [
-    "special_tokens",
-    "train_on",
-    "vocab_size",
-    "skip",
-    "languages",
-    "threshold",
-    "bands",
-    "rows",
-    "priority",
-    "sequence_length",
-    "num_samples",
-    "max_epochs",
-    "steps",
-]
-_KEYS += ["split", "stopping_strategy", "text_column", "messages", "glob", "title", "language", "dump", "stages", "max_document_mib", "''"]
-_SOURCES = [
-    "text",
-    "jsonl",
-    "parquet",
-    "fineweb_edu",
-    "wikitext",
-    "roam",
-    "gutenberg",
-    "wikipedia",
-    "interleave",
-    "hub_text",
-    "chat",
-    "dolly15k",
-    "oasst1",
-]
+_SOURCES = {**PRETRAIN_SOURCES, **SFT_SOURCES}
+_SETTINGS = [BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings, BlendSettings, ReportsSettings, DagsterSettings]
+_KEYS = [*sorted({key for model in (*_SETTINGS, *_SOURCES.values()) for key in model.model_fields}), "title", "revision", "''"]
 
 
 def config(draws: Draws) -> str:
@@ -113,7 +65,7 @@ def config(draws: Draws) -> str:
     for table in draws.shuffled(_TABLES)[: draws.integer(0, 4)]:
         lines.append(f"[{table}]")
         if "." in table and draws.integer(0, 3):
-            lines.append(f"source = '{draws.of(_SOURCES)}'")
+            lines.append(f"source = '{draws.of([*_SOURCES, 'hub_text'])}'")
         for key in draws.shuffled(_KEYS)[: draws.integer(0, 4)]:
             lines.append(f"{key} = {draws.of(_VALUES)}")
     text = "\n".join(lines)
@@ -136,6 +88,9 @@ def ask(registry: Registry) -> None:
     registry.prepared()
     registry.blend_keys()
     registry.unconfigured()
+    tables = [registry.build, registry.tokenizer, registry.cleaning, registry.dedup, registry.reports, registry.dagster]
+    for table in [*tables, *registry.pretrain.values(), *registry.sft.values(), *registry.blend.values()]:
+        assert all(math.isfinite(value) for value in table.model_dump().values() if isinstance(value, float))
 
 
 @pytest.mark.parametrize("profile", ["default", "quickstart"])

@@ -18,6 +18,7 @@ import pytest
 
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub_errors import hub_errors
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
@@ -138,6 +139,16 @@ def error_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
     results = read_from(hub, *tables)
     hub.close()
     return {json.dumps(table): result for table, result in zip(tables, results, strict=True)}
+
+
+def test_a_token_with_a_stray_character_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret\u20ac")
+    with (
+        pytest.raises(NielsCacheError, match=r"HF_TOKEN.* holds characters that no token has; copy it again") as told,
+        hub_errors("me/data", None),
+    ):
+        "hf_secretsecret\u20ac".encode("ascii")
+    assert "secret" not in str(told.value)
 
 
 def test_a_hub_that_is_down_is_unavailable_and_not_an_error_of_the_user(hub: LoopbackHub) -> None:

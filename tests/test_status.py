@@ -19,7 +19,7 @@ from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.journal import Journal
-from niels_cache_assets.streaming.locks import writer_lock
+from niels_cache_assets.streaming.locks import lock_path, writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.formats import META_NAME
 from tests.corpora import articles
@@ -89,6 +89,12 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     code, output = run(capsys, "--json", *arguments)
     rows = json.loads(output)["data_sets"]
     return code, {row["name"]: row for row in rows}
+
+
+def leave_unfinished(target: Path, *, share: float | None) -> None:
+    partial = partial_directory(target)
+    partial.mkdir()
+    Journal.open(partial, fingerprint="f", log=print).record({"n": 3}, files={}, share=share, documents=1234)
 
 
 def line_of(output: str, name: str) -> str:
@@ -233,9 +239,7 @@ def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_go
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, share in (("notes", 0.43), ("books", None)):
-        partial = partial_directory(project / "cache/pretrain" / name)
-        partial.mkdir()
-        Journal.open(partial, fingerprint="f", log=print).record({"n": 3}, files={}, share=share, documents=1234)
+        leave_unfinished(project / "cache/pretrain" / name, share=share)
     shutil.rmtree(project / "cache/pretrain/notes")
     code, rows = as_json(capsys, "notes", "books")
     assert code == 1
@@ -277,8 +281,29 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
         code, output = run(capsys)
         assert line_of(output, "notes").startswith(f"notes pretrain missing, being built by process {os.getpid()} on ")
         assert line_of(output, "tokenizer").startswith("tokenizer complete, being built by process")
-        assert "1 of 8 are being built" in output
+        assert "1 of 5 are being built" in output
     assert as_json(capsys)[1]["notes"]["building"] is None
+
+
+def test_how_far_a_build_at_work_is_is_in_json_too_and_nobody_is_told_to_build_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = project / "cache/pretrain/notes"
+    shutil.rmtree(target)
+    leave_unfinished(target, share=0.43)
+    with writer_lock(target):
+        _, rows = as_json(capsys, "notes")
+        assert (rows["notes"]["building"]["share"], rows["notes"]["building"]["documents"]) == (0.43, 1234)
+        line = line_of(run(capsys, "notes")[1], "notes")
+    assert line.startswith("notes pretrain missing, being built (43%) by process ")
+    assert "build it" not in line
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_nobodys(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = lock_path(project / "cache/pretrain/notes")
+    lock.unlink(missing_ok=True)
+    os.mkfifo(lock)
+    assert as_json(capsys, "notes")[1]["notes"]["building"] is None
 
 
 def test_changed_bytes_of_the_same_size_are_found_with_full_only(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

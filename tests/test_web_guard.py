@@ -139,6 +139,11 @@ def test_a_link_opens_a_page_of_the_ui_and_no_page_shows_it_as_its_own(path: str
     assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
+def test_a_path_that_leads_upwards_is_refused_before_the_app_sees_it(server: Starlette) -> None:
+    refused = answer(WebGuard(server, port=PORT), Request(path="/logs/../../../etc/passwd", headers=(HOST,)))
+    assert (refused.status, b"leads upwards" in refused.body) == (403, True)
+
+
 @pytest.mark.parametrize("path", ["/graphql", "//graphql", "/GraphQL/", "/logs/1/stdout", "/download_debug/1", "/server_info", REPORT])
 def test_a_link_opens_nothing_but_pages(path: str, server: Starlette) -> None:
     request = Request(path=path, headers=(HOST, *LINK, ("accept", "text/html")))

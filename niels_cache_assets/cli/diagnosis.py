@@ -51,6 +51,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         registry = load_registry(profile=arguments.profile, config=arguments.config)
     except NielsCacheError as error:
         yield Finding(what="configuration", state="problem", found=str(error), mend=f"correct it, or {PROGRAM} init for a fresh one")
+        yield _dagster_home()
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)

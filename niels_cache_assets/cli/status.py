@@ -62,10 +62,10 @@ class Row:
     @property
     def reason(self) -> str:
         """Why it is not complete, who is at work, and what to do."""
-        reasons = [self.judged.advice] if self.judged.advice else []
         if self.work.writer is not None:
-            reasons.insert(0, f"by {self.work.writer}")
-        elif self.work.is_resumable and self.judged.condition == "complete":
+            return f"by {self.work.writer}"
+        reasons = [self.judged.advice] if self.judged.advice else []
+        if self.work.is_resumable and self.judged.condition == "complete":
             reasons.append("of other settings, other data or --force: the next build goes on with it only if that is what it is to make")
         elif self.work.is_resumable:
             reasons.append("the next build goes on where the last one ended, if settings and data are the same")
@@ -73,6 +73,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         judged, work = self.judged, self.work
+        how_far = {"share": work.share, "documents": work.documents}
         return {
             "name": judged.name,
             "kind": judged.kind,
@@ -80,8 +81,8 @@ class Row:
             "condition": judged.condition,
             "state": judged.state,
             "advice": judged.advice,
-            "building": asdict(work.writer) if work.writer else None,
-            "resumable": {"share": work.share, "documents": work.documents} if work.is_resumable and work.writer is None else None,
+            "building": {**asdict(work.writer), **how_far} if work.writer else None,
+            "resumable": how_far if work.is_resumable and work.writer is None else None,
         }
 
 

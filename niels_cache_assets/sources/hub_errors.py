@@ -44,7 +44,7 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
 
 def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_token
 
     chain = chain_of(error)
 
@@ -88,6 +88,8 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
     if any(map(is_no_object, chain)):
         return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
+    if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
+        return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds characters that no token has; copy it again")
     if answers:
         return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")

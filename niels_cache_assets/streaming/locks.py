@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 import textwrap
 import time
@@ -94,11 +95,17 @@ def writer_lock(target: Path) -> Iterator[None]:
 def writer_of(target: Path) -> Writer | None:
     """Who writes `target` now, None where nobody does; UNKNOWN where somebody does who has not said who."""
     try:
-        descriptor = os.open(lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(
+            lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )  # a pipe would wait for its writer
     except OSError:
         return None
     try:
-        return None if try_lock(descriptor, target, fcntl.LOCK_SH) else _owner(descriptor) or UNKNOWN
+        return (
+            None
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
+            else _owner(descriptor) or UNKNOWN
+        )
     finally:
         os.close(descriptor)
 
