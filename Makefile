@@ -10,7 +10,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PORT ?= 3000
 TEST_ARGS ?=
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -140,7 +140,7 @@ def test_what_is_off_is_not_counted(project: Path, capsys: pytest.CaptureFixture
     shutil.rmtree(project / "cache/pretrain/notes")
     conditions = [row["condition"] for row in as_json(capsys)[1].values()]
     assert (conditions.count("off"), conditions.count("complete"), conditions.count("missing")) == (3, 4, 1)
-    assert "\n1 of 5 are not complete: " in run(capsys)[1]
+    assert "\n1 of 5 is not complete: " in run(capsys)[1]
 
 
 def test_names_choose_and_a_data_set_stands_for_its_corpus_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +196,7 @@ def test_what_is_not_complete_says_why(
     assert advice in rows["notes"]["advice"]
     code, output = run(capsys, "notes")
     assert (code, f"notes pretrain {condition} " in line_of(output, "notes")) == (1, True)
-    assert "1 of 1 are not complete: niels-cache build-all builds what can be built" in output
+    assert "1 of 1 is not complete: niels-cache build-all builds what can be built" in output
 
 
 def test_a_changed_threshold_makes_duplicates_stale_and_what_is_read_through_them(
@@ -281,7 +281,7 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
         code, output = run(capsys)
         assert line_of(output, "notes").startswith(f"notes pretrain missing, being built by process {os.getpid()} on ")
         assert line_of(output, "tokenizer").startswith("tokenizer complete, being built by process")
-        assert "1 of 5 are being built" in output
+        assert "1 of 5 is being built" in output
     assert as_json(capsys)[1]["notes"]["building"] is None
 
 

@@ -137,10 +137,11 @@ def _print(rows: list[Row], root: Path) -> None:
     console.print(table)
     behind = [row for row in rows if not row.is_fine]
     wanted = sum(row.judged.condition != "off" for row in rows)
+    are = f"{len(behind)} of {wanted} {'is' if len(behind) == 1 else 'are'}"
     if not behind:
         said = "everything is complete"
     elif all(row.work.writer for row in behind):
-        said = f"{len(behind)} of {wanted} are being built"
+        said = f"{are} being built"
     else:
-        said = f"{len(behind)} of {wanted} are not complete: {PROGRAM} build-all builds what can be built"
+        said = f"{are} not complete: {PROGRAM} build-all builds what can be built"
     console.print(f"\n{said}; caches in {root}", soft_wrap=True)

@@ -119,7 +119,7 @@ def serve(listener, *, read_only, ready):
     asyncio.run(run())
 
 sys.modules["niels_cache_assets.defs.web"] = types.SimpleNamespace(serve=serve)
-ui.load_registry = lambda: None
+ui.load_registry = lambda **_: None
 ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, read_only=False))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
