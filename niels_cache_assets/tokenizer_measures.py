@@ -42,7 +42,7 @@ def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
     """The texts as they are; the first MEASURED_CHARACTERS of them go into `beginning`, which `measure_texts` takes."""
     room = MEASURED_CHARACTERS
     for text in texts:
-        if room > 0:
+        if room > 0 and text:
             beginning.append(text[:room])
             room -= len(text)
         yield text
