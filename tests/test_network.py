@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,31 +224,66 @@ def test_no_token_and_no_signature_is_in_anything_that_is_written_or_said(sessio
 
 
 def test_an_interrupt_ends_waiting_threads_of_the_libraries_too(tmp_path: Path) -> None:
+    with _parquet_hub(tmp_path) as hub:
+        hub.faults = Faults(itertools.chain([None] * 2, itertools.repeat("503")), matching=files_only)
+        with _reader(hub, "from niels_cache_assets.sources import network\nnetwork.FIRST_WAIT = 30.0") as reader:
+            assert reader.stdout is not None
+            assert "HTTP 503; asking again in" in reader.stdout.readline()
+            reader.send_signal(signal.SIGINT)
+            assert _last_words(reader) == "KeyboardInterrupt"
+
+
+def test_an_interrupt_while_a_library_starts_threads_ends_the_process(tmp_path: Path) -> None:
+    """Its pool has not noted the thread then, and would never tell it to end."""
+    interrupting = """
+        import concurrent.futures.thread, os, signal
+        work = concurrent.futures.thread._worker
+        def interrupting(*args):
+            os.kill(os.getpid(), signal.SIGINT)
+            work(*args)
+        concurrent.futures.thread._worker = interrupting
+    """
+    with _parquet_hub(tmp_path) as hub, _reader(hub, interrupting) as reader:
+        assert _last_words(reader) == "KeyboardInterrupt"
+
+
+@contextmanager
+def _parquet_hub(folder: Path) -> Iterator[LoopbackHub]:
     repository = {"README.md": card({"default": {"train": "data/*"}}), **{f"data/{name}": it for name, it in FORMATS["parquet"].items()}}
-    hub = LoopbackHub({"down/parquet": repository}, tmp_path / "hf_home")
-    hub.faults = Faults(itertools.chain([None] * 2, itertools.repeat("503")), matching=files_only)
+    hub = LoopbackHub({"down/parquet": repository}, folder / "hf_home")
+    try:
+        yield hub
+    finally:
+        hub.close()
+
+
+@contextmanager
+def _reader(hub: LoopbackHub, before: str) -> Iterator[subprocess.Popen[str]]:
+    """A plain process that streams the hub's data set through the library's threads, and is killed in the end if it still runs."""
     script = """
-        import sys
         from niels_cache_assets.sources import network
         from niels_cache_assets.sources.base import StreamContext
         from niels_cache_assets.sources.hub_text import Huggingface
-        network.FIRST_WAIT = 30.0
         source = Huggingface(dataset="down/parquet", shuffle_buffer=20)
         with network.patience(600, lambda message: print(message, flush=True)):
             for batch in source.documents(StreamContext(seed=1, revision=source.revision({}))):
                 pass
     """
+    command = [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(script)]
     env = {**hub.env, "NIELS_CACHE_NETWORK_PATIENCE": ""}
-    command = [sys.executable, "-c", textwrap.dedent(script)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        assert "HTTP 503; asking again in" in reader.stdout.readline()
-        begin = time.monotonic()
-        reader.send_signal(signal.SIGINT)
         try:
-            _, errors = reader.communicate(timeout=60)
+            yield reader
         finally:
-            reader.kill()  # one that hangs fails this test, and holds up no other
-    hub.close()
-    assert time.monotonic() - begin < 10, "it would wait for 15 s or more; 2 where nothing else runs"
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+            reader.kill()
+
+
+def _last_words(reader: subprocess.Popen[str]) -> str:
+    """Of a process that ends by itself: where it waits for the network, it does so for 15 s or more; 2 where nothing else runs."""
+    begin = time.monotonic()
+    try:
+        _, errors = reader.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        return "it hangs"
+    assert time.monotonic() - begin < 10
+    return errors.splitlines()[-1]
