@@ -29,7 +29,7 @@ def project(tmp_path: Path, tiny_model: Path) -> Project:
 def test_the_funnel_ends_with_what_stays_and_every_step_is_a_reason(project: Project) -> None:
     report = corpus_report(project.registry, "letters", root=project.root)
     stages = {stage["stage"]: stage["documents"] for stage in report["funnel"]}
-    assert stages == {"read": 23, "cleaned": 23, "without exact duplicates": 21, "without near duplicates": LETTERS}
+    assert stages == {"read": 23, "checked": 23, "without exact duplicates": 21, "without near duplicates": LETTERS}
     assert report["documents"] == {"given": 23, "kept": LETTERS}
     assert sum(report["splits"].values()) == LETTERS
     assert [(row["reason"], row["stage"], row["documents"]) for row in report["reasons"]] == [

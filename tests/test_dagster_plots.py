@@ -196,7 +196,7 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, 
     assert 1 < whole["characters_per_token"] < 10
     scope: dict[str, object] = {}
     exec(whole["open_it"].removeprefix("```python\n").removesuffix("```"), scope)
-    assert scope["x"].shape == (8, 1024)  # type: ignore[attr-defined]
+    assert scope["x"].shape == (4, 256)  # type: ignore[attr-defined]
     lines = metadata(events["sft/train_pair"])["samples"].splitlines()
     said = [line for line in lines if line.startswith("+ ")]
     assert said

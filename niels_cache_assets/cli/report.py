@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,14 @@ from rich.text import Text
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
 from niels_cache_assets.contents import content_hash, contents, counts_of, total_bytes
 from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+from niels_cache_assets.training_code import training_code
 from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
-from niels_cache_runtime.formats import idx_name, tokens_name
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult
 
 STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 HOME_VARIABLE = "DAGSTER_HOME"
-_WINDOW = 256  # T of the example, or less where a split has less
 
 
 def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
@@ -88,7 +87,10 @@ def print_next_steps(console: Console, results: Sequence[LaunchResult], argument
     ):
         console.print(f"  {command}  # {purpose}", soft_wrap=True)
     console.print("\nTrain from it:\n", style="bold")
-    console.print(_snippet(example), soft_wrap=True)
+    assert example.directory is not None
+    assert example.meta is not None
+    code = training_code(example.directory, "pretrain" if example.family == "pretrain" else "sft", example.meta)
+    console.print(textwrap.indent(code, "  "), soft_wrap=True)
 
 
 def _program() -> str:
@@ -116,32 +118,3 @@ def _ui_command(arguments: argparse.Namespace) -> str:
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
     return environment + ("make ui" if in_clone else f"{_program()} ui")
-
-
-def _snippet(result: LaunchResult) -> str:
-    """A sampler that runs as printed."""
-    assert result.meta is not None
-    assert result.directory is not None
-    draw = "generator=torch.Generator().manual_seed(0))"
-    if result.family == "pretrain":
-        window = max(1, min(_WINDOW, result.meta["train_tokens"] - 1, result.meta["shard_bytes"] // 2 - 1))
-        return f"""\
-  import torch
-  from niels_cache_runtime import PretrainTokenStreamDataset
-
-  data = PretrainTokenStreamDataset({_quoted(result.directory / "train")}, T={window}, device="cpu")
-  x, y = data.get_batch(B=4, {draw}"""
-    eot = result.meta["special_token_ids"]["eot"]
-    return f"""\
-  import torch
-  from niels_cache_runtime import SFTExampleDataset
-
-  folder = {_quoted(result.directory)}
-  tokens, idx = f"{{folder}}/{tokens_name("train")}", f"{{folder}}/{idx_name("train")}"
-  data = SFTExampleDataset(tokens, idx, T={_WINDOW}, device="cpu", eot_id={eot})
-  x, y, y_masked = data.get_batch(B=4, {draw}"""
-
-
-def _quoted(path: Path) -> str:
-    """A Python string in double quotes, like the rest of the snippet."""
-    return json.dumps(str(path), ensure_ascii=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.corpus.layout import corpus_dir
-from niels_cache_assets.corpus.report import estimated_tokens
+from niels_cache_assets.corpus.report import funnel
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.formats import META_NAME, SPLITS
@@ -78,29 +78,17 @@ def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -
     directory, meta = find_corpus(registry, root, name)
     console.print()
     _print_title(console, f"{name}  (corpus, {directory / META_NAME})")
-    _section(console, None, _funnel(meta, duplicates_of(root, name, meta)))
+    _section(console, None, _funnel_table(funnel(meta, duplicates_of(root, name, meta))))
     _print_dropped(console, meta["dropped"])
     _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
     _print_files(console, meta)
 
 
-def _funnel(meta: Meta, duplicates: Meta | None) -> Table:
-    """Documents, bytes and estimated tokens after each stage; those of deduplication where it was done."""
+def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     numbers = ("documents", "size", "tokens, about")
-    table = new_table("after", *numbers, right=frozenset(numbers))
-
-    def add(stage: str, documents: int, size: int, characters: int) -> None:
-        table.add_row(stage, f"{documents:,}", file_size(size), f"{estimated_tokens(characters):,}")
-
-    documents, size, characters = meta["documents"]["kept"], meta["bytes"]["after"], meta["characters"]["after"]
-    add("reading", meta["documents"]["read"], meta["bytes"]["before"], meta["characters"]["before"])
-    add("cleaning" if "clean" in meta["prepare"] else "checking", documents, size, characters)
-    if duplicates is not None:
-        for kind in ("exact", "near"):
-            documents -= duplicates[kind]
-            size -= duplicates["bytes"][kind]
-            characters -= duplicates["characters"][kind]
-            add(f"{kind} duplicates", documents, size, characters)
+    table = new_table("stage", *numbers, right=frozenset(numbers))
+    for stage in stages:
+        table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
     return table
 
 

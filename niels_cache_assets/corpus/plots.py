@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
 
+from niels_cache_assets.plots.reasons import reasons_plot
 from niels_cache_assets.plots.style import (
     BAR,
     BLUE,
@@ -23,8 +24,6 @@ from niels_cache_assets.plots.style import (
     short,
 )
 from niels_cache_assets.wording import share_of
-
-MAX_REASONS = 15
 
 _STAGE_COLORS = {"source": GRAY, "cleaning": BLUE, "duplicates": ORANGE}
 
@@ -52,27 +51,8 @@ def _funnel(report: dict[str, Any]) -> bytes:
 
 
 def _reasons(report: dict[str, Any]) -> bytes:
-    """One bar per reason, coloured by who dropped; the rarest are summed up."""
-    reasons = report["reasons"]
-    shown = [(row["reason"], row["documents"], row["share"], _STAGE_COLORS[row["stage"]]) for row in reasons[:MAX_REASONS]]
-    if rest := reasons[MAX_REASONS:]:
-        total = sum(row["documents"] for row in rest)
-        shown.append((f"{len(rest)} more", total, sum(row["share"] for row in rest), GRAY))
-    figure = new_figure(7.2, 1.1 + 0.3 * max(1, len(shown)))
-    axes = figure.subplots()
-    set_title(axes, f"dropped, by reason (of {report['documents']['given']:,} documents)")
-    values = [count for _, count, _, _ in shown]
-    axes.barh(range(len(shown)), values, height=BAR, color=[color for *_, color in shown])
-    axes.set_yticks(range(len(shown)), [reason for reason, *_ in shown])
-    axes.invert_yaxis()
-    label_bars(axes, values, [f"{count:,}  {share_of(share)}" for _, count, share, _ in shown])
-    if not shown:
-        say(axes, "nothing was dropped")
-    stages = {row["stage"] for row in reasons}
-    if len(stages) > 1:
-        handles = [axes.barh(0, 0, color=color, label=stage) for stage, color in _STAGE_COLORS.items() if stage in stages]
-        axes.legend(handles=handles, frameon=False, loc="lower right", fontsize=8, labelcolor=INK)
-    return as_png(figure)
+    reasons = [(row["reason"], row["documents"], row["stage"]) for row in report["reasons"]]
+    return reasons_plot(reasons, report["documents"]["given"], "documents", _STAGE_COLORS)
 
 
 def _lengths(report: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
 
-CODE_VERSION = "1"  # bumped by hand when a report or a plot changes for the same corpus
+CODE_VERSION = "2"  # bumped by hand when a report or a plot changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # of English in vocabularies of 16,000 to 50,000 pieces; the cache itself says what it really is
 
 _S_CURVE_STEPS = 100
@@ -79,7 +79,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "drop_sha256": prepared.drop_sha256,
         "documents": {"given": documents_given(meta), "kept": prepared.kept},
         "splits": kept_per_split(prepared),
-        "funnel": _funnel(meta, found["datasets"][name] if found else None),
+        "funnel": funnel(meta, found["datasets"][name] if found else None),
         "reasons": reasons(meta, prepared.dropped),
         "lengths": _lengths(meta["lengths"]),
         "languages": dict(meta["languages"]),
@@ -129,10 +129,16 @@ def estimated_tokens(characters: int) -> int:
     return round(characters / CHARACTERS_PER_TOKEN)
 
 
-def _funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What is left after each stage; `duplicates`: what the drop lists say of this data set, None where it is not deduplicated."""
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
-        ("cleaned", meta["documents"]["kept"], meta["characters"]["after"], meta["bytes"]["after"]),
+        (
+            "cleaned" if "clean" in meta["prepare"] else "checked",
+            meta["documents"]["kept"],
+            meta["characters"]["after"],
+            meta["bytes"]["after"],
+        ),
     ]
     if duplicates is not None:
         for kind in ("exact", "near"):

@@ -8,7 +8,6 @@ those that are of it are followed back to the one that built it, 1,000 at most.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 from dagster._core.event_api import PartitionKeyFilter  # how the storage is asked for the checks of a partition: nothing public does
@@ -19,7 +18,7 @@ from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import KEPT, META_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.metadata import STATE
-from niels_cache_assets.defs.recorded import asset_of
+from niels_cache_assets.defs.recorded import asset_of, metadata_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import Item
 from niels_cache_assets.reports.history import Check, History, Outcome, Recorded, Upstream
@@ -97,7 +96,7 @@ class _Reader:
             for record in page.records:
                 if _is_of(record, folder, meta_sha256):
                     oldest = record.timestamp
-                    if _metadata(record).get(STATE) == "built":
+                    if metadata_of(record).get(STATE) == "built":
                         return oldest
             if not page.has_more:
                 break
@@ -137,15 +136,10 @@ class _Reader:
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
     """Whether what was recorded lies, or lay, below this folder, and is that of this meta.json, where both say."""
-    metadata = _metadata(record)
+    metadata = metadata_of(record)
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
     recorded = metadata.get("meta_sha256")
     return (uri == here or uri.startswith(f"{here}/")) and (None in (recorded, meta_sha256) or recorded == meta_sha256)
-
-
-def _metadata(record: dg.EventLogRecord) -> dict[str, Any]:
-    event = record.asset_materialization
-    return {} if event is None else {name: value.value for name, value in event.metadata.items()}
 
 
 def _check(result: AssetCheckExecutionRecord) -> Check:

@@ -16,6 +16,7 @@ from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
+from niels_cache_assets.training_code import training_code
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256
 
@@ -87,7 +88,7 @@ def dataset_metadata(
     if not meta["built"] or tokenizer is None:
         return recorded
     counted = {
-        "open_it": dg.MetadataValue.md(fenced(_snippet(outcome), "python")),
+        "open_it": dg.MetadataValue.md(fenced(training_code(outcome.directory.absolute(), outcome.family, meta), "python")),
         "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
@@ -168,24 +169,6 @@ def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
 def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
     ratio = of_cache(meta, splits)
     return {} if ratio is None else {"characters_per_token": ratio}
-
-
-def _snippet(outcome: BuildOutcome) -> str:
-    """What opens this very cache for training, to be copied."""
-    folder = outcome.directory.absolute().as_posix()
-    if outcome.family == "pretrain":
-        return (
-            "import torch\nfrom niels_cache_runtime import PretrainTokenStreamDataset\n"
-            f'data = PretrainTokenStreamDataset({f"{folder}/train"!r}, T=1024, device="cpu")\n'
-            "x, y = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))"
-        )
-    return (
-        "import torch\nfrom niels_cache_runtime import SFTExampleDataset\n"
-        f"folder = {folder!r}\n"
-        'data = SFTExampleDataset(f"{folder}/train_tokens.bin", f"{folder}/train_idx.npy", T=1024, device="cpu", '
-        f"eot_id={outcome.meta['special_token_ids']['eot']})\n"
-        "x, y, y_masked = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))"
-    )
 
 
 def _schema(meta: Meta, family: Family) -> dg.TableSchema:

@@ -68,11 +68,14 @@ def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str 
     """Of the newest build at this place; of the newest anywhere where none was here, for a cache that was moved."""
     found: dict[bool, str] = {}
     for record in records:
-        event = record.asset_materialization
-        if event is None:
-            continue
-        metadata: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
+        metadata = metadata_of(record)
         if isinstance(metadata.get("meta_sha256"), str):
             here = str(metadata.get("dagster/uri", "")).startswith(folder.absolute().as_uri())
             found.setdefault(here, metadata["meta_sha256"])
     return found.get(True, found.get(False))
+
+
+def metadata_of(record: dg.EventLogRecord) -> dict[str, Any]:
+    """Of a materialization, as plain values; empty where the record is of something else."""
+    event = record.asset_materialization
+    return {} if event is None else {name: value.value for name, value in event.metadata.items()}

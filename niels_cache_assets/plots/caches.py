@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
+from niels_cache_assets.plots.reasons import reasons_plot
 from niels_cache_assets.plots.style import (
     BAR,
     BLUE,
@@ -22,7 +23,6 @@ from niels_cache_assets.plots.style import (
     ORANGE,
     as_png,
     label_axis,
-    label_bars,
     new_figure,
     say,
     set_title,
@@ -34,7 +34,6 @@ from niels_cache_runtime.formats import Family
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_REASONS = 12
 _RANKS_DRAWN = 400
 
 
@@ -103,22 +102,8 @@ def _frequency(measures: CacheMeasures) -> bytes:
 
 
 def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
-    """One bar per reason, as the share of all that came; the rarest are summed up."""
-    total = kept + sum(dropped.values())
-    shown = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    if rest := shown[MAX_REASONS:]:
-        shown = [*shown[:MAX_REASONS], (f"{len(rest)} more", sum(count for _, count in rest))]
-    figure = new_figure(7.2, 1.1 + 0.3 * max(1, len(shown)))
-    axes = figure.subplots()
-    set_title(axes, f"dropped, by reason (of {total:,} {noun})")
-    values = [count for _, count in shown]
-    axes.barh(range(len(shown)), values, height=BAR, color=BLUE)
-    axes.set_yticks(range(len(shown)), [reason for reason, _ in shown])
-    axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
-    label_bars(axes, values, [f"{count:,}  {share_of(count / total)}" for count in values])
-    if not shown:
-        say(axes, "nothing was dropped")
-    return as_png(figure)
+    reasons = [(reason, count, "") for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    return reasons_plot(reasons, kept + sum(dropped.values()), noun, {"": BLUE})
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
