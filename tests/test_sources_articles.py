@@ -120,6 +120,15 @@ def test_a_folder_that_is_not_there_is_an_error_and_roam_without_a_path_is_no_pa
     assert Roam(path="x").missing_setting() is None
 
 
+def test_a_folder_without_a_file_to_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "notes.txte").write_text("not read")
+    for source, endings in ((MarkdownFolder, ".md"), (Roam, ".md or .json"), (Gutenberg, ".txt")):
+        for use in (lambda source: source.revision({}), read):
+            with pytest.raises(NielsCacheError) as error:
+                use(source(path=str(tmp_path)))
+            assert str(error.value) == f"path = {str(tmp_path)!r} holds no file that ends in {endings}; set it to the folder that holds them"
+
+
 def deep_block(levels: int) -> dict[str, Any]:
     block: dict[str, Any] = {"string": "bottom"}
     for _ in range(levels):

@@ -272,7 +272,7 @@ def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_
 
 def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:
     peaks = []
-    for pages in (300, 3000):
+    for pages in (600, 3000):
         files = file(tmp_path, f"w{pages}.xml", dump(page(number, "Some oaks grow. " * 400) for number in range(pages)))
         stream = Wikipedia(files=files).unconverted(StreamContext(seed=1))
         tracemalloc.start()

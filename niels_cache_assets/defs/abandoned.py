@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import GRPC_INFO_TAG  # where the default launcher says which code server holds a run
+from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # where the default launcher says which code server holds a run
 
 from niels_cache_assets.defs.keys import STREAM_POOL
 
-LAUNCHER_TAG = "niels_cache/launcher"
+LAUNCHER_TAG = f"{HIDDEN_TAG_PREFIX}niels_cache_launcher"  # the UI does not show it
 
 _LOCKS = ".launchers"
 _GONE = "The process of this run is gone (killed, or the machine stopped)."

@@ -138,6 +138,14 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     return [SourceFile(full, writable(name)) for name, full in sorted(files)]
 
 
+def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
+    """Those below a source's `path`; none is an error."""
+    files = walk_folder(path, suffixes)
+    if not files:
+        raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
+    return files
+
+
 def _raise(error: OSError) -> None:
     raise NielsCacheError(f"{error.filename}: cannot be listed ({error.strerror}); make it readable") from error
 

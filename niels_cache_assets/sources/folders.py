@@ -15,7 +15,7 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder, writable
+from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, read_text, writable
 from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_assets.sources.rows import batched, row_id
@@ -35,10 +35,10 @@ class MarkdownFolder(_Notes):
     path: ConfigPath = Field(description="Folder of notes")
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(walk_folder(self.path, (".md",)))
+        return files_digest(files_of_folder(self.path, (".md",)))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return self._documents(walk_folder(self.path, (".md",)), context)
+        return self._documents(files_of_folder(self.path, (".md",)), context)
 
 
 class Roam(_Notes):
@@ -64,7 +64,7 @@ class Roam(_Notes):
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
             return [SourceFile(self.path, writable(os.path.basename(self.path)))]
-        return walk_folder(self.path, (".md", ".json"))
+        return files_of_folder(self.path, (".md", ".json"))
 
 
 def _notes(files: FilePass, context: StreamContext, *, limit: int, named: bool) -> Iterator[Document]:
