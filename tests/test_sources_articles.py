@@ -126,7 +126,9 @@ def test_a_folder_without_a_file_to_read_is_an_error_that_names_it(tmp_path: Pat
         for use in (lambda source: source.revision({}), read):
             with pytest.raises(NielsCacheError) as error:
                 use(source(path=str(tmp_path)))
-            assert str(error.value) == f"path = {str(tmp_path)!r} holds no file that ends in {endings}; set it to the folder that holds them"
+            assert (
+                str(error.value) == f"path = {str(tmp_path)!r} holds no file that ends in {endings}; set it to the folder that holds them"
+            )
 
 
 def deep_block(levels: int) -> dict[str, Any]:
