@@ -24,7 +24,7 @@ from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
 
-CODE_VERSION = "2"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "3"  # bumped by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,13 @@ class Item:
     @property
     def name(self) -> str:
         return self.state.name
+
+    @property
+    def status(self) -> str:
+        """`complete`, `stale: other settings`."""
+        state = self.state
+        plain = state.condition in ("complete", "missing") or state.state == state.condition
+        return state.condition if plain else f"{state.condition}: {state.state}"
 
     @property
     def is_wanted(self) -> bool:
@@ -147,7 +154,7 @@ class CacheReport:
 
     def _of_item(self, item: Item) -> list[str]:
         recorded = self.recorded(item)
-        texts = [f"{item.state.condition} ({item.state.state}): {item.state.advice}"] if item.state.needs_build else []
+        texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
         texts += [f"{check.name}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")]
         newest = recorded.upstream.newest
         has_corpus = any(other.name == f"corpus/{item.name}" for other in self.items)  # then that is what is of a revision

@@ -51,7 +51,7 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
         recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [f"{item.name} {words.uses(item)}", item.state.kind, words.status(item), *contents(item.counts), size]
+        cells = [f"{item.name} {words.uses(item)}", item.state.kind, item.status, *contents(item.counts), size]
         rows.append(
             [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
         )

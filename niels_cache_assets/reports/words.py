@@ -29,13 +29,6 @@ def share(part: float) -> str:
     return share_of(part, digits=2)
 
 
-def status(item: Item) -> str:
-    """`complete`, `stale: other settings`."""
-    state = item.state
-    plain = state.condition in ("complete", "missing") or state.state == state.condition
-    return state.condition if plain else f"{state.condition}: {state.state}"
-
-
 def uses(item: Item) -> str:
     """Of an index: `letters of blend mix`, `blend mix`. Empty for what is none."""
     said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in item.uses)
