@@ -8,6 +8,7 @@ What is shown is the quickstart profile, and the pages of docs/ as somebody's no
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -138,15 +139,18 @@ PICTURES: tuple[Callable[[Person], None], ...] = (asset_graph, corpus_graph, mat
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     runtime_pictures.main(IMAGES)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        project = Project(folder / "project", folder / "none.model")
+    folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
+    folder.mkdir()
+    try:
+        project = Project(folder / "my-model", folder / "none.model")
         (project.folder / "niels_cache.toml").write_text(CONFIG, encoding="utf-8")
         niels_cache(project, folder / "home", "build-all")
         niels_cache(project, folder / "home", "report", "--out", str(project.folder / "report.html"))
         with running_ui(folder, folder / "none.model", project=project) as ui, browser_page() as page:
             for picture in PICTURES:
                 picture(Person(page, ui))
+    finally:
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def train(args: argparse.Namespace) -> None:
         losses = state["losses"]
         print(f"resumed after step {len(losses)}")
         if args.steps and args.steps <= len(losses):
-            sys.exit(f"--steps {args.steps}: {args.checkpoint} is there already; give a higher number")
+            sys.exit(f"--steps {args.steps}: {args.checkpoint} is of step {len(losses)} already; give a higher number")
 
     stopped: list[int] = []
 
@@ -137,7 +137,8 @@ def train(args: argparse.Namespace) -> None:
             break
     print(f"{'stopped' if stopped else 'done'} after step {len(losses)}: {args.checkpoint}; go on with --resume")
     print(f"loss {losses[0]:.2f} at first, {sum(losses[-20:]) / len(losses[-20:]):.2f} over the last {len(losses[-20:])} steps", end="")
-    print(f", {validate(model, args):.2f} on val; equal chances would be {math.log(meta['vocab_size']):.2f}")
+    on_val = f"{validate(model, args):.2f} on val; " if meta["val_tokens"] > args.T else ""
+    print(f", {on_val}equal chances would be {math.log(meta['vocab_size']):.2f}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -196,7 +196,7 @@ def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     source, root = registry.source(name), directory.parent.parent
     missing = source.missing_setting()
     if missing is not None:
-        return "not configured", missing
+        return "not configured", f"needs {missing}"
     if not (directory / META_NAME).exists():
         return ("missing", "build it") if source.enabled else ("disabled", "")
     meta = _read_dataset(directory, registry.family_of(name))

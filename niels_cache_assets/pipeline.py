@@ -81,7 +81,7 @@ def build_dataset(
     build, source = _resolve(registry, name, run_settings or {})
     missing = source.missing_setting()
     if missing is not None:
-        raise NielsCacheError(f"{registry.origin}: [{family}.{name}] cannot be built: {missing}")
+        raise NielsCacheError(f"{registry.origin}: [{family}.{name}] cannot be built: it needs {missing}")
     directory = dataset_dir(root, family, name)
 
     def outcome(state: State, warning: str | None = None, resumed_tokens: int = 0) -> BuildOutcome:

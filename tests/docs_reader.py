@@ -1,8 +1,9 @@
 """A reader of the documentation who does what it says: runs its commands and its Python, and configures what it configures.
 
 Blocks without a language, or of `sh`, are commands, one a line; `python` is executed, in one scope for a page; `toml` is a
-niels_cache.toml; `text` and what is in `SHOWN` is there to be looked at. Commands of ours and Python scripts run in this process, as a
-terminal would run them; others are on a page's list of what is not run, with the reason, and are held to their parser where there is one.
+niels_cache.toml, `yaml` the run configuration of a pretrain data set; `text` and what is in `SHOWN` is there to be looked at. Commands of
+ours and Python scripts run in this process, as a terminal would run them; others are on a page's list of what is not run, with the
+reason, and are held to their parser where there is one.
 """
 
 import importlib
@@ -16,8 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+import yaml
+
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.parser import build_parsers, parse_arguments
+from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.registry import load_registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -140,6 +145,9 @@ class Reader:
                 self.python(block)
             elif block.language == "toml":
                 self.configure(block)
+            elif block.language == "yaml":
+                job = build_defs(registry=load_registry(profile="default")).resolve_job_def("build_pretrain")
+                dg.validate_run_config(job, yaml.safe_load(block.text))
             elif block.language not in SHOWN:
                 raise ValueError(f"```{block.language}: a language that nobody runs; see {Path(__file__).name}")
         except Exception as error:

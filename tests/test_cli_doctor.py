@@ -69,6 +69,25 @@ def test_a_cache_directory_that_cannot_be_written_is_a_problem(empty_folder: Pat
     assert "hub" not in found, "--offline asks nothing"
 
 
+def test_files_that_are_not_there_are_problems_of_the_table_that_names_them(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    Path("a.jsonl").write_text("{}\n")
+    tables = {"globbed": ("jsonl", 'files = ["no*.jsonl"]'), "hollow": ("markdown_folder", 'path = "empty"')}
+    tables |= {"graph": ("roam", 'path = "graph.json"'), "there": ("jsonl", 'files = ["a.jsonl"]')}
+    off = ("fineweb_edu", "wikitext", "gutenberg", "wikipedia")
+    config = [f"[pretrain.{name}]\nenabled = false\n" for name in off]
+    config += [f'[pretrain.{name}]\nsource = "{kind}"\n{line}\n' for name, (kind, line) in tables.items()]
+    Path("niels_cache.toml").write_text("".join(config))
+    main(["doctor", "--offline", "--json"])
+    found = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "data"]
+    assert [finding["state"] for finding in found] == ["problem"] * 3
+    assert [finding["found"].split("]")[0] for finding in found] == ["[pretrain.globbed", "[pretrain.hollow", "[pretrain.graph"]
+    assert all(finding["mend"] for finding in found)
+    assert "matches no file" in found[0]["found"]
+    assert "'empty' holds no file that ends in .md" in found[1]["found"].replace(str(empty_folder) + "/", "")
+    assert "graph.json is not there" in found[2]["found"]
+
+
 def test_a_file_system_without_locks_and_a_relative_home_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,7 +207,7 @@ def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.
                 storage.free_concurrency_slots_for_run(other)
 
     launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
-    assert freed == [f"waiting for the pool source_stream: run {other} is streaming"]
+    assert freed == [f"waiting for the build of build_tokenizer (run {other[:8]})"]
 
 
 @pytest.mark.usefixtures("in_memory")
@@ -349,7 +349,7 @@ def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(
 
     class Killing(Recorder):
         def logged(self, name: str, message: str) -> None:
-            if message.startswith("waiting for the pool"):
+            if message.startswith("waiting for the build"):
                 child.kill()
                 killed.append(name)
 

@@ -96,6 +96,10 @@ source = "text"
 files = ["books/*.txt"]
 sample_by = "line"
 
+[pretrain.notes]
+source = "jsonl"
+files = ["wikitext.jsonl"]
+
 [pretrain.dumps]
 source = "jsonl"
 files = ["wikitext.jsonl"]

@@ -110,7 +110,7 @@ def take_up(
         past = _first(items, reached.items - reached.mark.items)
     for _ in past:
         pass
-    log(f"{reached.items:,} are kept, skipped in {time.monotonic() - started:.1f} s")
+    log(f"skipped the {reached.items:,} that were done, in {time.monotonic() - started:.1f} s")
     return items
 
 

@@ -11,7 +11,9 @@ from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build these data sets only (and the tokenizer where there is none)")
     parser.add_argument("--force", action="store_true", help="build again what is already there")
-    parser.add_argument("--wait", action="store_true", help="wait where another process is building the same, instead of failing")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait where another process builds the same and has another Dagster home, instead of failing"
+    )
     parser.add_argument(
         "--set",
         metavar="TABLE.KEY=VALUE",
@@ -42,7 +44,7 @@ Build the tokenizer, then every pretrain data set, then every SFT data set, thro
 shows the same runs. Data sets with `prepare` are cleaned and deduplicated before (docs/cleaning.md).
 
 What is already built from the same settings, tokenizer and upstream revision is a cache hit and
-takes no time. A data set that fails does not stop the others and leaves its last good cache as it
+takes seconds. A data set that fails does not stop the others and leaves its last good cache as it
 was; one that still needs a setting (roam without a folder) is skipped.""",
     examples="""\
   niels-cache build-all --profile quickstart

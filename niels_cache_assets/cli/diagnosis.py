@@ -1,6 +1,7 @@
 """What `doctor` looks at. Each check says what it found, and how to mend what is wrong; none leaves anything behind.
 
-Costs one request to the hub for each data set that comes from it, and a file and two folders for an instant in the cache directory.
+Costs a look at each file that a data set names, one request to the hub for each that comes from it, and a file and two folders for an
+instant in the cache directory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Literal
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.context import settings_origin
 from niels_cache_assets.registry import CONFIG_NAME, Registry, cache_root, load_registry
-from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.base import PATH_KEYS, SourceUnavailable
+from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.streaming.directories import can_exchange
 from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_assets.wording import counted, file_size
@@ -55,6 +57,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
+    yield from _inputs(registry, offline=arguments.offline)
     yield from _cache_directory(root)
     yield _dagster_home()
     if not arguments.offline:
@@ -109,6 +112,29 @@ def _configuration(registry: Registry) -> Finding:
         return Finding(what="configuration", state="problem", found=found, mend=mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
     return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))
+
+
+def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
+    """Whether the files that data sets name are there. Of those on other machines only with the network; they get ten seconds each."""
+    found, problems = 0, False
+    for family in FAMILIES:
+        for name in registry.partition_keys(family):
+            source = registry.source(name)
+            if not source.enabled or (offline and "://" in str([getattr(source, key, None) for key in PATH_KEYS])):
+                continue
+            try:
+                with briefly():
+                    files = source.input_files()
+                for file in files:
+                    if "://" not in file.url and not os.access(file.url, os.R_OK):
+                        raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
+                found += len(files)
+            except NielsCacheError as error:
+                what, _, mend = str(error).rpartition("; ")
+                problems = True
+                yield Finding(what="data", state="problem", found=f"[{family}.{name}] {what or mend}", mend=mend)
+    if found and not problems:
+        yield Finding(what="data", state="ok", found=f"{counted(found, 'file')} of data sets that read files")
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:

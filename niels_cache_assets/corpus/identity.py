@@ -69,7 +69,7 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
     source = registry.pretrain[name]
     missing = source.missing_setting()
     if missing is not None:
-        raise NielsCacheError(f"{registry.origin}: [pretrain.{name}] cannot be built: {missing}")
+        raise NielsCacheError(f"{registry.origin}: [pretrain.{name}] cannot be built: it needs {missing}")
     if not source.prepare:
         raise NielsCacheError(f'{registry.origin}: [pretrain.{name}] has no corpus; set prepare = ["clean", "dedup"] to make one')
     return source

@@ -145,5 +145,6 @@ def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> 
 def _check(result: AssetCheckExecutionRecord) -> Check:
     evaluation = result.evaluation
     assert evaluation is not None  # `_is_here` has asked it
+    assert result.event is not None
     outcome: Outcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
-    return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.create_timestamp)
+    return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)

@@ -6,7 +6,7 @@ fresh SQLite home at once can leave it broken for good. What a run does with the
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
         raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] = ()) -> None:
+    """Make the Dagster home for programs of Dagster's own, and say where it is. Takes no arguments."""
     with ensure_instance():
         print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from niels_cache_runtime.formats import Family
 
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
+PARTITION_TAG = "dagster/partition"
 STREAM_POOL = "source_stream"  # at most as many streams at a time as the instance's limit says
 
 STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}

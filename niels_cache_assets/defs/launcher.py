@@ -23,6 +23,7 @@ from niels_cache_assets.defs.keys import (
     DUPLICATES_JOB,
     FAMILY_JOBS,
     LOCATION,
+    PARTITION_TAG,
     REPORT,
     REPORT_JOB,
     STREAM_OPS,
@@ -239,7 +240,9 @@ class _Launcher:
     def _say_if_waiting(self, name: str) -> None:
         pool = self._instance.event_log_storage.get_concurrency_info(STREAM_POOL)
         if 0 < pool.slot_count <= pool.active_slot_count:
-            self._listener.logged(name, f"waiting for the pool {STREAM_POOL}: run {', '.join(sorted(pool.active_run_ids))} is streaming")
+            runs = [self._instance.get_run_by_id(identity) for identity in sorted(pool.active_run_ids)]
+            streaming = [f"{run.tags.get(PARTITION_TAG, run.job_name)} (run {run.run_id[:8]})" for run in runs if run is not None]
+            self._listener.logged(name, f"waiting for the build of {', '.join(streaming)}")
 
 
 def _op(asset: dg.AssetKey) -> str:

@@ -13,15 +13,15 @@ import dagster as dg
 from niels_cache_assets.cache_state import CacheState, cache_state
 from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
-from niels_cache_assets.defs.keys import META_KEYS
+from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.wording import UNKNOWN
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 
 IN_SYNC = "caches_in_sync"
-PARTITION_TAG = "dagster/partition"
 
 
 def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
@@ -46,11 +46,10 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             for name in readable
         }
         damaged = [name for name, found in findings.items() if found]
-        problems = {name: f"{found[0].path}: {found[0].problem}" if found else "none" for name, found in findings.items()}
+        problems = {state.name: "not verified" if state.name in there else UNKNOWN for state in states}
+        problems |= {name: f"{found[0].path}: {found[0].problem}" if found else "none" for name, found in findings.items()}
         rows = [
-            dg.TableRecord(
-                {"data_set": state.name, "state": state.state, "advice": state.advice, "problem": problems.get(state.name, "not verified")}
-            )
+            dg.TableRecord({"data_set": state.name, "state": state.state, "advice": state.advice, "problem": problems[state.name]})
             for state in states
         ]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "problem")]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
@@ -20,6 +20,9 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.files import SourceFile
 
 PrepareStep = Literal["clean", "dedup"]
 
@@ -84,6 +87,10 @@ class Source(BaseModel):
     def missing_setting(self) -> str | None:
         """What the user has to set before this table is a partition, or None. Opens nothing."""
         return None
+
+    def input_files(self) -> list[SourceFile]:
+        """The files that the table names; empty where it reads none. Raises NielsCacheError where they are not there."""
+        return []
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         """The upstream version now: hub commit, or digest of the files' names and content. None where there is no such thing.

@@ -13,7 +13,7 @@ from pydantic import Field
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
-from niels_cache_assets.sources.files import files_digest, find_files
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.limits import LimitsDocuments
 from niels_cache_assets.sources.places import FilePass
@@ -81,11 +81,14 @@ class ChatJsonl(LimitsDocuments, SftSource):
         unused = [key for key in ("input_field", "output_field", "system_field") if getattr(self, key)]
         return f"instruction_field ({unused[0]} needs it)" if unused and not self.instruction_field else None
 
+    def input_files(self) -> list[SourceFile]:
+        return find_files(self.files)
+
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(find_files(self.files))
+        return files_digest(self.input_files())
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        files = FilePass(find_files(self.files), context)
+        files = FilePass(self.input_files(), context)
         yield from valid_batches(self._conversations(files, context), context.report, files)
 
     def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:

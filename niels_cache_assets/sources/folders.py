@@ -34,11 +34,14 @@ class MarkdownFolder(_Notes):
     source: Literal["markdown_folder"] = "markdown_folder"
     path: ConfigPath = Field(description="Folder of notes")
 
+    def input_files(self) -> list[SourceFile]:
+        return files_of_folder(self.path, (".md",))
+
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(files_of_folder(self.path, (".md",)))
+        return files_digest(self.input_files())
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return self._documents(files_of_folder(self.path, (".md",)), context)
+        return self._documents(self.input_files(), context)
 
 
 class Roam(_Notes):
@@ -53,13 +56,13 @@ class Roam(_Notes):
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self._files())
+        return files_digest(self.input_files())
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = self._files()
+        files = self.input_files()
         return self._documents(files, context, named=len(files) == 1 and files[0].url == self.path)
 
-    def _files(self) -> list[SourceFile]:
+    def input_files(self) -> list[SourceFile]:
         if self.path is None:
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):

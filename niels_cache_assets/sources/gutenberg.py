@@ -13,7 +13,7 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import files_digest, files_of_folder, read_text
+from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, read_text
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.places import FilePass, RowsPass
 from niels_cache_assets.sources.rows import batched, choose_text_field
@@ -40,8 +40,11 @@ class Gutenberg(HubData, PretrainSource):
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
     path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub")
 
+    def input_files(self) -> list[SourceFile]:
+        return files_of_folder(self.path, (".txt",)) if self.path else super().input_files()
+
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(files_of_folder(self.path, (".txt",))) if self.path else super().revision(siblings)
+        return files_digest(self.input_files()) if self.path else super().revision(siblings)
 
     @property
     def follows_the_hub(self) -> bool:
@@ -51,7 +54,7 @@ class Gutenberg(HubData, PretrainSource):
         if not self.path:
             rows_pass = RowsPass(context)
             return batched(self._hub_books(rows_pass, context), rows_pass)
-        files = FilePass(files_of_folder(self.path, (".txt",)), context)
+        files = FilePass(self.input_files(), context)
         return batched(self._folder_books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:

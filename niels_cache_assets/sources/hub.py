@@ -18,7 +18,7 @@ from pydantic import Field
 
 from niels_cache_assets.sources import hub_tables
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import files_digest, find_files
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
 from niels_cache_assets.sources.network import install, shown
@@ -59,6 +59,9 @@ class HubData(LimitsDocuments):
 
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None
+
+    def input_files(self) -> list[SourceFile]:
+        return [file for part in self.parts() if part.files for file in find_files(part.files)]
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.files:

@@ -30,8 +30,11 @@ class FileSource(LimitsDocuments, PretrainSource):
 
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
 
+    def input_files(self) -> list[SourceFile]:
+        return find_files(self.files)
+
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(find_files(self.files))
+        return files_digest(self.input_files())
 
 
 class RowFileSource(FileSource):
@@ -45,7 +48,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
     source: Literal["jsonl"] = "jsonl"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(find_files(self.files), context)
+        files = FilePass(self.input_files(), context)
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
@@ -94,7 +97,7 @@ class Parquet(RowFileSource):
     source: Literal["parquet"] = "parquet"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        found = find_files(self.files)
+        found = self.input_files()
         files = FilePass(found, context)
         yield from rows.batched(self._documents(files, self._text_field(found[0]), context), files)
 
@@ -140,7 +143,7 @@ class Text(KeepsDamaged, FileSource):
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(find_files(self.files), context)
+        files = FilePass(self.input_files(), context)
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
