@@ -21,6 +21,7 @@ from niels_cache_runtime.loader_settings import (
     LoaderSettings,
     check_choice,
     check_count,
+    check_one_tokenizer,
     check_shares,
     name_sources,
     open_source,
@@ -79,8 +80,8 @@ class TokenLoader(IterableDataset[Batch]):
     workers only: see `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True: new workers would
     start at the main process's position again. `names` are the sources' names, `samples` and `step` the position.
 
-    Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, and
-    settings out of range.
+    Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, caches of
+    different tokenizers, and settings out of range.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class TokenLoader(IterableDataset[Batch]):
         self.device = resolve_device(device)
         self._prefetch = check_count("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
         self._sources: list[Source] = [open_source(folder, settings, verify=verify) for folder in folders.values()]
+        check_one_tokenizer(self.names, self._sources)
         self._mixture = Mixture(
             self.names,
             [source.samples for source in self._sources],

@@ -16,7 +16,7 @@ from niels_cache_runtime.batch import FIELDS
 from niels_cache_runtime.batches import as_int, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, tokens_name
-from niels_cache_runtime.opening import Verify
+from niels_cache_runtime.opening import Verify, short_sha256
 from niels_cache_runtime.packed_examples import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.source import Source
 from niels_cache_runtime.windows import PretrainWindows
@@ -198,6 +198,15 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     if splits:
         raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}")
     return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+
+
+def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
+    """Raises NielsCacheError where two hold ids of different tokenizers. A source that does not say of which is taken as it is."""
+    said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
+    used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
+    if len(used) > 1:
+        told = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
+        raise NielsCacheError(f"built with different tokenizers, whose ids mean different text: {told}; build them with one")
 
 
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:

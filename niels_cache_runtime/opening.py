@@ -138,10 +138,11 @@ def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
     used = meta.get("tokenizer_sha256")
     if used is None or current is None or used == current:
         return None
-    return f"built with tokenizer {_short(used)}, the cache holds {_short(current)} now; rebuild this data set or restore its tokenizer"
+    holds = f"built with tokenizer {short_sha256(used)}, the cache holds {short_sha256(current)} now"
+    return f"{holds}; rebuild this data set or restore its tokenizer"
 
 
-def _short(sha256: object) -> str:
+def short_sha256(sha256: object) -> str:
     return str(sha256)[:12]
 
 

@@ -223,6 +223,18 @@ def test_packed_examples_and_documents_share_a_loader(tmp_path: Path, notes: str
     assert "examples in" in str(loader.report(100))
 
 
+def test_caches_of_different_tokenizers_are_not_blended(tmp_path: Path, notes: str, web: str) -> None:
+    weights = {"notes": 1.0, "web": 1.0}
+    write_meta_of(Path(notes).parent, tokenizer_sha256="a" * 64)
+    write_meta_of(Path(web).parent, tokenizer_sha256=None)  # does not say
+    TokenLoader({"notes": notes, "web": web}, T=T, B=4, seed=0, weights=weights)
+    write_meta_of(Path(web).parent, tokenizer_sha256="a" * 64)
+    TokenLoader({"notes": notes, "web": web}, T=T, B=4, seed=0, weights=weights)
+    write_meta_of(Path(web).parent, tokenizer_sha256="b" * 64)
+    with pytest.raises(NielsCacheError, match=r"different tokenizers.*: notes with aaaaaaaaaaaa and web with bbbbbbbbbbbb; build them"):
+        TokenLoader({"notes": notes, "web": web}, T=T, B=4, seed=0, weights=weights)
+
+
 def test_the_report_says_what_a_plan_will_read(notes: str, web: str) -> None:
     loader = TokenLoader({"notes": notes, "web": web}, T=T, B=10, seed=0, weights={"notes": 1, "web": 3})
     report = loader.report(28)
