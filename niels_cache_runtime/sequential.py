@@ -202,6 +202,8 @@ class DatasetLoader:
             check_sizes(folder.parent, listed, sizes, verify=verify)
             content = content_sha256(listed)
         if not shards and not arrays:
+            if meta is not None:
+                raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
             raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
         mapped = iter(zip(shards, MappedTokens(shards).shards, strict=True))
         files = []

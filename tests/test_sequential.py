@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError, mmap, sequential
 from niels_cache_runtime.sequential import DatasetLoader
-from tests.hand_made import exchange, exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_sft, write_shards
+from tests.hand_made import (
+    exchange,
+    exchange_before,
+    rewrite_meta,
+    write_cache,
+    write_meta_of,
+    write_pretrain,
+    write_sft,
+    write_shards,
+    write_stream,
+)
 
 Batch = tuple[list[list[int]], list[list[int]]]
 DTYPES = ["<u2", "uint8", "int16", ">u2", "<i4", ">i8", "uint32", "uint64"]
@@ -228,6 +238,11 @@ def test_a_folder_without_tokens_is_refused_with_what_is_there(tmp_path: Path) -
     (tmp_path / "bare").mkdir()
     with pytest.raises(NielsCacheError, match=r"no token files here; expected .*; found nothing"):
         opened(tmp_path / "bare")
+    write_stream(tmp_path / "cache" / "train", [1, 2, 3])
+    (tmp_path / "cache" / "val").mkdir()
+    write_meta_of(tmp_path / "cache")
+    with pytest.raises(NielsCacheError, match=r"val: this split is empty \(0 tokens\); there is nothing to read$"):
+        opened(tmp_path / "cache" / "val")
     np.save(tmp_path / "bare" / "scores.npy", np.ones((2, 3), dtype=np.float32))
     (tmp_path / "bare" / "README.md").write_text("")
     with pytest.raises(NielsCacheError, match=r"found README.md, scores.npy \(float32 of shape \(2, 3\)\)$"):

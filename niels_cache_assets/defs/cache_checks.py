@@ -53,6 +53,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
                 yield _result(asset, name, [finding for finding in findings if finding.kind == kind], switched_off=switched_off)
             if dg.AssetCheckKey(asset, SPLITS_DISJOINT) in context.selected_asset_check_keys:
                 with readable_failures():
+                    context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
                     yield disjoint_result(
                         registry, context.partition_key, cache_root.path, is_sound=not findings, switched_off=switched_off
                     )
