@@ -1,5 +1,6 @@
 """Fixtures that more than one file of tests needs."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub
 from tests.tiny import train_tiny_tokenizer
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
 
 
 @pytest.fixture(scope="session")

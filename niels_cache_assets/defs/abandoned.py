@@ -16,7 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # where the default launcher says which code server holds a run
+from dagster._core.storage.tags import (  # the former: where the default launcher says which code server holds a run
+    GRPC_INFO_TAG,
+    HIDDEN_TAG_PREFIX,
+)
 
 from niels_cache_assets.defs.keys import STREAM_POOL
 

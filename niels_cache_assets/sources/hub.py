@@ -130,12 +130,12 @@ class HubData(LimitsDocuments):
                             if type(value) is str and len(value) > self.max_document_bytes:
                                 refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
                     yield HubRows(columns, files, rows)
-            except BaseException as error:
-                if isinstance(error, Exception):
-                    raise
+            except Exception:
+                raise
+            except BaseException as interrupt:
                 # An interrupt in the moment that the library starts a thread: its pool has not noted the thread, which waits for work
                 # until the pool is gone, as the process waits for it. The traceback's frames would hold the pool to the end.
-                raise error.with_traceback(None) from None
+                raise interrupt.with_traceback(None) from None
             finally:
                 batches.close()
 

@@ -63,14 +63,18 @@ class _Patience:
 
     def wait(self, seconds: float) -> bool:
         """False where the process is interrupted meanwhile. In the main thread its handlers see to that themselves."""
-        if self._is_interruptible() or self.signals is None:
-            time.sleep(seconds)
+        signals = self.signals  # None from the moment on that nobody waits for this thread: an interrupt may leave threads behind
+        if self._is_interruptible() or signals is None:
+            time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
             return True
         until = time.monotonic() + seconds
-        while select.select([self.signals], [], [], max(0.0, until - time.monotonic()))[0]:
-            if {signal.SIGINT, signal.SIGTERM} & set(self.signals.recv(4096, socket.MSG_PEEK)):
-                return False
-            self.signals.recv(4096)
+        try:
+            while select.select([signals], [], [], max(0.0, until - time.monotonic()))[0]:
+                if {signal.SIGINT, signal.SIGTERM} & set(signals.recv(4096, socket.MSG_PEEK)):
+                    return False
+                signals.recv(4096)
+        except (OSError, ValueError):  # it is closed
+            return False
         return True
 
     @contextmanager
