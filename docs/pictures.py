@@ -140,6 +140,8 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     runtime_pictures.main(IMAGES)
     folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
+    if folder.exists():
+        sys.exit(f"{folder} is there already: another run makes pictures, or one was killed; then remove it")
     folder.mkdir()
     try:
         project = Project(folder / "my-model", folder / "none.model")

@@ -12,7 +12,7 @@ _WINDOW = 256  # T of the example, or less where a split has less
 
 
 def training_code(directory: Path, family: Family, meta: Meta) -> str:
-    """Python that draws one batch of this cache's train split; it runs as it stands."""
+    """Python that draws one batch of this cache's train split; it runs as it stands, where there is one to draw."""
     draw = "generator=torch.Generator().manual_seed(0))"
     if family == "pretrain":
         window = max(1, min(_WINDOW, meta["train_tokens"] - 1, meta["shard_bytes"] // 2 - 1))

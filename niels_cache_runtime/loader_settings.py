@@ -206,7 +206,7 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None
     used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
     if len(used) > 1:
         told = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
-        raise NielsCacheError(f"built with different tokenizers, whose ids mean different text: {told}; build them with one")
+        raise NielsCacheError(f"sources: built with different tokenizers, whose ids mean different text: {told}; build them with one")
 
 
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:

@@ -202,7 +202,7 @@ class DatasetLoader:
             check_sizes(folder.parent, listed, sizes, verify=verify)
             content = content_sha256(listed)
         if not shards and not arrays:
-            if meta is not None:
+            if meta is not None and folder.name in SPLITS:
                 raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
             raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
         mapped = iter(zip(shards, MappedTokens(shards).shards, strict=True))

@@ -195,7 +195,7 @@ def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> No
 
 def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = instance.event_log_storage
-    other = instance.create_run_for_job(project.defs.resolve_job_def("build_tokenizer")).run_id
+    other = instance.create_run_for_job(project.defs.resolve_job_def("build_pretrain"), tags={"dagster/partition": "books"}).run_id
     storage.set_concurrency_slots(STREAM_POOL, 1)
     storage.claim_concurrency_slot(STREAM_POOL, other, "step")
     freed = []
@@ -207,7 +207,7 @@ def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.
                 storage.free_concurrency_slots_for_run(other)
 
     launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
-    assert freed == [f"waiting for the build of build_tokenizer (run {other[:8]})"]
+    assert freed == [f"waiting for the build of books (run {other[:8]})"]
 
 
 @pytest.mark.usefixtures("in_memory")

@@ -35,6 +35,7 @@ LITTLE_SPACE = 5_000_000_000  # bytes; the default profile's caches take 1 GB an
 REQUEST_SECONDS = 10
 HOME_VARIABLE = "DAGSTER_HOME"
 DAGSTER_CONFIG = "dagster.yaml"
+_NETWORK = "look at the network and its proxy (HTTPS_PROXY); behind a mirror, set HF_ENDPOINT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,10 @@ def _configuration(registry: Registry) -> Finding:
 def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     """Whether the files that data sets name are there. Of those on other machines only with the network; they get ten seconds each."""
     found, problems = 0, False
+    model = registry.tokenizer.model
+    if model is not None and not os.access(model, os.R_OK):
+        yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} is not there", mend="correct its path")
+        problems = True
     for family in FAMILIES:
         for name in registry.partition_keys(family):
             source = registry.source(name)
@@ -129,6 +134,9 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
                     if "://" not in file.url and not os.access(file.url, os.R_OK):
                         raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
                 found += len(files)
+            except SourceUnavailable as error:
+                problems = True
+                yield Finding(what="data", state="problem", found=f"[{family}.{name}] {error}", mend=_NETWORK)
             except NielsCacheError as error:
                 what, _, mend = str(error).rpartition("; ")
                 problems = True
@@ -208,8 +216,7 @@ def _hub(registry: Registry) -> Iterator[Finding]:
         try:
             _ask_hub(dataset, revision)
         except SourceUnavailable as error:
-            mend = "look at the network and its proxy (HTTPS_PROXY); behind a mirror, set HF_ENDPOINT"
-            yield Finding(what="hub", state="problem", found=str(error), mend=mend)
+            yield Finding(what="hub", state="problem", found=str(error), mend=_NETWORK)
             return
         except NielsCacheError as error:
             what, _, mend = str(error).rpartition("; ")

@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
     SIGINT_EXIT_CODE = 128 + signal.SIGINT
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"{_NAMES[number]}; finished caches are as they were; a build goes on where it was when it is started again")
+        super().__init__(f"{_NAMES[number]}; finished caches are as they were; start it again to finish")
         self.exit_code = 128 + number
 
 

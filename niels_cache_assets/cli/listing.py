@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
     for place in places.values():
         judged = _judge(place, registry, root)
-        state = f"needs {judged.advice.partition(' (')[0]}" if judged.state == "not configured" else judged.state
+        state = judged.advice.partition(" (")[0] if judged.state == "not configured" else judged.state
         style = _STYLES.get(state, "yellow")
         corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else UNKNOWN] if corpora else []
         family = "" if place.kind == "tokenizer" else place.kind

@@ -64,7 +64,7 @@ def _lengths(report: dict[str, Any]) -> bytes:
     edges = [float(row["from"].bit_length()) for row in rows]  # an empty text is left of one character
     ends = [*edges, edges[-1] + 1]
     axes.stairs([row["before"] for row in rows], ends, fill=True, color=GRAY, alpha=0.55, label="read")
-    axes.stairs([row["after"] for row in rows], ends, fill=True, color=BLUE, alpha=0.55, label="cleaned")
+    axes.stairs([row["after"] for row in rows], ends, fill=True, color=BLUE, alpha=0.55, label=report["funnel"][1]["stage"])
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     label_axis(axes, "characters")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))

@@ -24,6 +24,7 @@ from dagster._core.storage.tags import (  # the former: where the default launch
 from niels_cache_assets.defs.keys import STREAM_POOL
 
 LAUNCHER_TAG = f"{HIDDEN_TAG_PREFIX}niels_cache_launcher"  # the UI does not show it
+_FORMER_TAG = "niels_cache/launcher"  # of runs in homes from before 22 November 2026
 
 _LOCKS = ".launchers"
 _GONE = "The process of this run is gone (killed, or the machine stopped)."
@@ -83,7 +84,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> None:
 
 
 def _is_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    identity = run.tags.get(LAUNCHER_TAG)
+    identity = run.tags.get(LAUNCHER_TAG, run.tags.get(_FORMER_TAG))
     if identity is not None:
         return not _is_alive(home / _LOCKS / identity)
     server = json.loads(run.tags.get(GRPC_INFO_TAG, "{}")).get("socket")

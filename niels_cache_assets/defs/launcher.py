@@ -242,7 +242,7 @@ class _Launcher:
         if 0 < pool.slot_count <= pool.active_slot_count:
             runs = [self._instance.get_run_by_id(identity) for identity in sorted(pool.active_run_ids)]
             streaming = [f"{run.tags.get(PARTITION_TAG, run.job_name)} (run {run.run_id[:8]})" for run in runs if run is not None]
-            self._listener.logged(name, f"waiting for the build of {', '.join(streaming)}")
+            self._listener.logged(name, f"waiting for the build of {', '.join(streaming) or 'another data set'}")
 
 
 def _op(asset: dg.AssetKey) -> str:

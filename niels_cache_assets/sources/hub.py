@@ -135,6 +135,7 @@ class HubData(LimitsDocuments):
             except BaseException as interrupt:
                 # An interrupt in the moment that the library starts a thread: its pool has not noted the thread, which waits for work
                 # until the pool is gone, as the process waits for it. The traceback's frames would hold the pool to the end.
+                interrupt.__context__ = None
                 raise interrupt.with_traceback(None) from None
             finally:
                 batches.close()

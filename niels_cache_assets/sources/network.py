@@ -63,16 +63,16 @@ class _Patience:
 
     def wait(self, seconds: float) -> bool:
         """False where the process is interrupted meanwhile. In the main thread its handlers see to that themselves."""
-        signals = self.signals  # None from the moment on that nobody waits for this thread: an interrupt may leave threads behind
+        signals = self.signals  # None where others look for signals, and when nobody waits for this thread any more: an interrupt left it
         if self._is_interruptible() or signals is None:
             time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
             return True
         until = time.monotonic() + seconds
         try:
-            while select.select([signals], [], [], max(0.0, until - time.monotonic()))[0]:
-                if {signal.SIGINT, signal.SIGTERM} & set(signals.recv(4096, socket.MSG_PEEK)):
+            while (left := until - time.monotonic()) > 0 and select.select([signals], [], [], left)[0]:
+                if {signal.SIGINT, signal.SIGTERM} & set(signals.recv(1 << 16, socket.MSG_PEEK)):
                     return False
-                signals.recv(4096)
+                time.sleep(0.1)  # another signal; it stays, because other threads look as well
         except (OSError, ValueError):  # it is closed
             return False
         return True
