@@ -98,7 +98,7 @@ def build(source: PretrainSource, tokenizer: SentencePieceTokenizer, folder: Pat
         max_val_tokens=100_000,
         shard_bytes=2**27,
         seed=42,
-        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
+        shuffle_buffer=source.builder_shuffle or None,
         resume=resume,
     )
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
 from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
 from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from niels_cache_assets.build_cache import (
-    CODE_VERSIONS,
     OnProgress,
     Provenance,
     Resume,
@@ -22,21 +21,22 @@ from niels_cache_assets.build_cache import (
     build_sft_cache,
     write_unbuilt_cache,
 )
+from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared, val_may_come_late
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document
 from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
 from niels_cache_assets.sources.network import briefly, patient
-from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, require_room, sft_need, telling
 from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
 Log = Callable[[str], None]
@@ -136,71 +136,17 @@ def build_dataset(
     if not force and old is not None and old.get("fingerprint") == fingerprint:
         sweep_beside_hit(directory)
         return outcome("cache_hit")
-    context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings)
-    resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
-    run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
-    need = _need(source, prepared)
-    require_room(directory, need, log=log)
-    with telling(need):
-        if isinstance(source, PretrainSource):
-            return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
-        assert isinstance(source, SftSource)
-        return outcome("built", resumed_tokens=_build_sft(source, run))
-
-
-def cache_fingerprint(
-    registry: Registry,
-    source: Source,
-    build: BuildSettings,
-    *,
-    tokenizer_sha256: str | None,
-    revision: str | None,
-    siblings: Mapping[str, PretrainSource],
-    prepared: PreparedCorpus | None,
-) -> str:
-    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless.
-
-    `siblings`: the pretrain tables, those with a corpus as what reads it. `prepared`: the corpus that is read instead of the source; its
-    content and drop list count then, and nothing of how they came about.
-    """
-    members = getattr(source, "members", {}) if prepared is None else {}
-    identity = {
-        "source": source.identity() if prepared is None else _prepared_identity(prepared),
-        "members": {member: siblings[member].identity() for member in members if member in siblings},
-        "seed": build.seed,
-        "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
-        "special_tokens": registry.tokenizer.special_tokens,
-        "tokenizer_sha256": tokenizer_sha256,
-        "revision": revision if prepared is None else None,
-        "code_version": CODE_VERSIONS[source.family],
-        **_decontamination(source),
-    }
-    return fingerprint_of(identity)
-
-
-def _decontamination(source: Source) -> dict[str, Any]:
-    if not isinstance(source, PretrainSource):
-        return {}
-    return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=_val_may_come_late(source))
-
-
-def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
-    """Whether a corpus is read instead of this source."""
-    return isinstance(source, PretrainSource) and bool(source.prepare)
-
-
-def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
-    source = prepared.source
-    budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
-    return {**prepared.identity(), **budgets, "shuffle_buffer": 0 if source.shuffles_itself else source.shuffle_buffer}
-
-
-def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
-    """The cache's tokenizer. Raises NielsCacheError with what to do where there is none yet."""
-    model = tokenizer_dir(root) / "spm.model"
-    if not model.exists():
-        raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
-    return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
+    with HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
+        context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
+        resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
+        run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
+        need = _need(source, prepared)
+        require_room(directory, need, log=log)
+        with telling(need):
+            if isinstance(source, PretrainSource):
+                return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
+            assert isinstance(source, SftSource)
+            return outcome("built", resumed_tokens=_build_sft(source, run))
 
 
 @dataclass(frozen=True)
@@ -242,11 +188,6 @@ def _split_rule(source: Source, seed: int) -> str:
     return f"val until {source.val_tokens or 0} tokens, then train until {train}"
 
 
-def _val_may_come_late(source: PretrainSource) -> bool:
-    """Whether train may begin before the last document of val; by budgets val comes first."""
-    return source.has_own_splits or source.seeded_val_frac is not None
-
-
 def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> int:
     seed, context = run.build.seed, run.context
     if prepared is not None:  # its documents have their split
@@ -275,11 +216,11 @@ def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus 
         max_val_tokens=source.val_tokens or 0,
         shard_bytes=run.build.shard_bytes,
         seed=seed,
-        shuffle_buffer=None if source.shuffles_itself else source.shuffle_buffer or None,
+        shuffle_buffer=source.builder_shuffle or None,
         threads=run.build.threads,
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
-        val_texts=val_documents() if source.decontaminate != "off" and _val_may_come_late(source) else None,
+        val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
         provenance=run.provenance,
         progress=run.progress,
         resume=run.resume,

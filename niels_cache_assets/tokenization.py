@@ -18,12 +18,14 @@ import numpy as np
 
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_DTYPE
+from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.meta import sha256_file
 
 if TYPE_CHECKING:
     import sentencepiece
     import torch
+
+    from niels_cache_assets.registry import Registry
 
 TEXTS_PER_TASK = 64
 
@@ -123,6 +125,14 @@ class SentencePieceTokenizer:
             return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace("\u2581", " ").encode()
 
         return [bytes_of(token) for token in range(self.vocab_size)]
+
+
+def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
+    """The cache's tokenizer. Raises NielsCacheError with what to do where there is none yet."""
+    model = tokenizer_dir(root) / TOKENIZER_MODEL_NAME
+    if not model.exists():
+        raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
+    return SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

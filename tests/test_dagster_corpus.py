@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
@@ -11,6 +12,7 @@ from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
+from niels_cache_runtime.formats import SPLITS, documents_name
 from tests.dagster_tools import Project, checks, failure, materializations, metadata, rows
 from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
 from tests.test_dagster_launcher import launch, states
@@ -18,6 +20,7 @@ from tests.tiny import sentences
 
 META = META_KEYS["pretrain"]
 MIXTURE = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 0.5, letters = 0.5 }\n'
+_LETTERS = '[pretrain.letters]\nsource = "jsonl"\nfiles = ["letters.jsonl"]\n'
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 
 
@@ -222,6 +225,25 @@ def test_build_all_prepares_before_it_builds_and_a_second_time_finds_everything(
     again = states(launch(project, only=["mix", "books"])[0])
     assert set(again.values()) == {"cache_hit"}
     assert len(again) == 8
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_build_all_trains_the_tokenizer_before_the_corpus_of_a_mixture_that_counts_tokens(project: Project) -> None:
+    budgets = "train_tokens = 400\nval_tokens = 300\n"
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { letters = 1 }\nprepare = ["clean"]\nval_frac = 0\n'
+    cleaning = 'cleaning = { min_words = 3, skip = ["not_english", "repetitive", "no_stopwords"] }\n'
+    project.configure(tokenizer="vocab_size = 330\n", extra=_LETTERS + budgets + mix + cleaning)
+    results, _ = launch(project, only=["mix", "letters"])
+    assert {name: result.message for name, result in results.items() if result.state != "built"} == {}
+    assert {"tokenizer", "corpus/mix", "mix", "letters"} <= results.keys()
+    ids = {
+        (name, split): set(pq.read_table(project.root / "pretrain" / name / documents_name(split))["source_id"].to_pylist())
+        for name in ("letters", "mix")
+        for split in SPLITS
+    }
+    assert len(ids["letters", "val"]) >= 1
+    assert len(ids["mix", "train"]) >= 1
+    assert ids["letters", "val"] & ids["mix", "train"] == set()
 
 
 @pytest.mark.usefixtures("in_memory")

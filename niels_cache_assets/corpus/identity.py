@@ -12,8 +12,10 @@ from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry, refuse_choice
-from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.base import PretrainSource, Source
+from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta
@@ -21,6 +23,8 @@ from niels_cache_runtime.meta import Meta, read_meta
 _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages"}
+
+HELD_OUT_VERSION = "1"  # bumped by hand when a mixture leaves out other documents of what its members keep for val
 
 
 def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None:
@@ -43,8 +47,43 @@ def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
     return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
-def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None) -> str:
-    """sha256 over everything that decides a corpus's bytes. An interleave's members are in its revision."""
+def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
+    """What decides which documents a mixture leaves out as its members keep them for val, for fingerprints. `seed`: of the mixture's build.
+
+    What its revision holds already (their documents, val_frac) is not repeated. So this is empty for every other source and for a mixture
+    of members without token budgets for val and without decontaminate: older caches of these stay good.
+    """
+    members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
+    rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member))}
+    other_seed = {"seed": registry.build.seed} if members and seed != registry.build.seed else {}
+    return {"held_out": {"code_version": HELD_OUT_VERSION, "members": rules, **other_seed}} if rules or other_seed else {}
+
+
+def _held_out_rule(member: PretrainSource) -> dict[str, Any]:
+    budget = {"val_tokens": member.val_tokens, "shuffle_buffer": member.builder_shuffle} if member.val_tokens else {}
+    return {**budget, **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False)}
+
+
+def needs_tokenizer(registry: Registry, source: Source) -> bool:
+    """Whether only tokens tell what a mixture leaves out: a member is split by token budgets. False for every other source."""
+    return any(name in registry.pretrain and registry.pretrain[name].val_tokens for name in getattr(source, "members", ()))
+
+
+def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
+    """The tokenizer where a data set's corpus depends on it. Raises NielsCacheError where there is none yet."""
+    if not needs_tokenizer(registry, registry.pretrain[name]):
+        return None
+    try:
+        return load_tokenizer(registry, root)
+    except NielsCacheError as error:
+        raise NielsCacheError(f"{name}: a member is split by token budgets; to leave out its val takes the tokenizer: {error}") from error
+
+
+def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> str:
+    """sha256 over everything that decides a corpus's bytes. An interleave's members are in its revision.
+
+    `tokenizer_sha256`: of its `corpus_tokenizer`; None where it has none.
+    """
     source = registry.pretrain[name]
     identity = source.identity()
     for key in _APPLIED_LATER if source.shuffles_itself else (*_APPLIED_LATER, "shuffle_buffer"):
@@ -58,8 +97,16 @@ def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None) -
             "cleaning": cleaning_identity(registry, name),
             "signatures": signature_identity(registry, name),
             "code_version": CODE_VERSION,
+            **_members_identity(registry, source),
+            **({"tokenizer_sha256": tokenizer_sha256} if tokenizer_sha256 is not None else {}),
         }
     )
+
+
+def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
+    """Of a mixture, what its members' tables say: its revision is not asked for again, and changed tables split otherwise."""
+    members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
+    return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:
@@ -88,7 +135,9 @@ def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
     meta = finished_meta(directory)
     if meta is None:
         raise NielsCacheError(f"{directory}: no finished corpus of {name!r} yet; {advice}")
-    if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"]):
+    tokenizer = corpus_tokenizer(registry, name, root=root)
+    tokenizer_sha256 = tokenizer.model_sha256 if tokenizer is not None else None
+    if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"], tokenizer_sha256=tokenizer_sha256):
         raise NielsCacheError(f"{directory}: the corpus of {name!r} was made with other settings; {advice}")
     return meta
 

@@ -41,12 +41,14 @@ class PreparedMember(PretrainSource):
         return f"sha256:{fingerprint_of(self.identity())}"
 
     def identity(self) -> dict[str, Any]:
-        return {"prepared": self._prepared().identity()}
+        return {"prepared": self.prepared.identity()}
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return self._prepared().stream(context)
+        return self.prepared.stream(context)
 
-    def _prepared(self) -> PreparedCorpus:
+    @property
+    def prepared(self) -> PreparedCorpus:
+        """What it streams."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened

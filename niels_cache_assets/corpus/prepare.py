@@ -18,12 +18,19 @@ from typing import Any, Literal
 
 from niels_cache_assets.build_cache.resuming import Reached, Resume, open_journal
 from niels_cache_assets.corpus.chunks import ChunkWork
-from niels_cache_assets.corpus.identity import cleaning_identity, corpus_fingerprint, require_prepared, signature_identity
+from niels_cache_assets.corpus.identity import (
+    cleaning_identity,
+    corpus_fingerprint,
+    corpus_tokenizer,
+    require_prepared,
+    signature_identity,
+)
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, Written, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
@@ -116,26 +123,31 @@ def prepare_corpus(
     if not source.enabled:
         return outcome("disabled", old or {})
     siblings = with_prepared(registry, root)
+    tokenizer = corpus_tokenizer(registry, name, root=root)
+
+    def fingerprint_at(revision: str | None) -> str:
+        return corpus_fingerprint(registry, name, revision=revision, tokenizer_sha256=tokenizer.model_sha256 if tokenizer else None)
+
     try:
         revision = source.revision(siblings)
     except SourceUnavailable as error:
         if old is not None and not force:
             kept = old["dataset_revision"]
-            if old["fingerprint"] == corpus_fingerprint(registry, name, revision=kept):
+            if old["fingerprint"] == fingerprint_at(kept):
                 return outcome("cache_hit", old, warning=f"{error}; kept the finished corpus of revision {kept}")
         raise
-    fingerprint = corpus_fingerprint(registry, name, revision=revision)
+    fingerprint = fingerprint_at(revision)
     if old is not None and not force and old["fingerprint"] == fingerprint:
         sweep_beside_hit(directory)
         return outcome("cache_hit", old)
-    context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings)
     log(f"preparing {name}: {', '.join(source.prepare)}")
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
     workers = processes or registry.build.threads or available_threads()
     need = corpus_need(file_bytes(getattr(source, "files", None)))
     require_room(directory, need, log=log)
-    with telling(need):
+    with telling(need), HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
+        context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
         resumed_characters = _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
     return outcome("built", read_meta(str(directory / META_NAME)), resumed_characters=resumed_characters)
 

@@ -12,9 +12,9 @@ import dagster as dg
 from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
-from niels_cache_assets.pipeline import load_tokenizer
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.formats import dataset_dir
 
 SPLITS_DISJOINT = "splits_disjoint"

@@ -8,9 +8,8 @@ from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table
-from niels_cache_assets.pipeline import load_tokenizer
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer_training import ROUND_TRIP_TEXTS, round_trip_losses
 from niels_cache_runtime.formats import MAX_VOCAB_SIZE
 

@@ -22,6 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
 
 if TYPE_CHECKING:
+    from niels_cache_assets.held_out import HeldOut
     from niels_cache_assets.sources.files import SourceFile
 
 PrepareStep = Literal["clean", "dedup"]
@@ -62,7 +63,8 @@ class StreamContext:
     stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
     begin, a place that an earlier pass over the same revision reported (None: the beginning). `report` then holds
     what that pass had counted there, and the source adds to it. `revisions`: of the siblings that are read, by name; the first pass of a
-    build fills it for all of its passes, for a branch may move meanwhile.
+    build fills it for all of its passes, for a branch may move meanwhile. `held_out`: what the siblings keep for
+    val; None: it is read like the rest, as for a tokenizer's sample.
     """
 
     seed: int
@@ -72,6 +74,7 @@ class StreamContext:
     siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
     start: Place | None = None
     revisions: dict[str, str | None] = field(default_factory=dict)
+    held_out: HeldOut | None = None
 
 
 class Source(BaseModel):
@@ -158,6 +161,11 @@ class PretrainSource(Source):
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
         return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
+
+    @property
+    def builder_shuffle(self) -> int:
+        """Documents that the builder shuffles at a time; 0 where it keeps the order, which the stream itself may have shuffled."""
+        return 0 if self.shuffles_itself else self.shuffle_buffer
 
     def identity(self) -> dict[str, Any]:
         """As of every source; preparation and decontamination, which are no part of what the source gives, count where they are done."""

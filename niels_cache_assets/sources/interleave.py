@@ -27,9 +27,9 @@ class Interleave(PretrainSource):
     """Documents of the members, drawn with the given weights until one (or all) of them end.
 
     `all_exhausted` starts members that ended early again, so their documents repeat: it cannot have a val split. What a member keeps for
-    val, by upstream's split or by its val_frac and the seed of this build, is left out and counted (`member_val`); its train documents are
-    split by this table's rule. A member split by token budgets is read from its start without them, what its own cache has in val
-    included: how far that reaches only its tokens tell. A member's own `decontaminate` does nothing here; this table's does.
+    val, by upstream's split, by val_frac or by token budgets, is left out and counted (`member_val`); what it does not keep for val is
+    split by this table's rule, however far its own cache reaches. If a member has `decontaminate`, documents of all members that equal or
+    are near to its val are left out too (`in_val_of_member`, `near_val_of_member`). held_out.py says how val is found.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -74,6 +74,8 @@ class Interleave(PretrainSource):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
             context.revisions.update(revisions)  # every later pass, and a member that starts again, reads the same
         streams = [_Member(name, member, context) for name, member in sources.items()]
+        for stream in streams:
+            stream.find_held_out()
         features = datasets.Features({"member": datasets.Value("int64"), "key": datasets.Value("int64")})
         mixed = datasets.interleave_datasets(
             [
@@ -129,17 +131,30 @@ class _Member:
         if not self._started:
             report.dropped, report.facts = self._context.report.dropped, self._context.report.facts
         self._started = True
-        context = replace(self._context, revision=self._context.revisions[self._name], report=report)
-        for document in self._documents(context):
-            if document.split == "val":
-                report.dropped["member_val"] += 1
+        for document, reason in self._sorted(self._documents(report)):
+            if reason is not None:
+                report.dropped[reason] += 1
                 continue
             key = next(self._keys)
             self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)
             yield {"member": member, "key": key}
 
-    def _documents(self, context: StreamContext) -> Iterator[Document]:
+    def find_held_out(self) -> None:
+        """Before the first document of any member is asked for."""
+        context = self._context
+        if context.held_out is not None:
+            documents = lambda: self._documents(SourceReport())  # noqa: E731
+            context.held_out.find(self._name, revision=context.revisions[self._name], documents=documents, log=context.log)
+
+    def _sorted(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
+        if self._context.held_out is not None:
+            return self._context.held_out.sort(self._name, documents)
+        return ((document, "member_val" if document.split == "val" else None) for document in documents)
+
+    def _documents(self, report: SourceReport) -> Iterator[Document]:
         """With their split where the member's own build gives them one before it tokenizes."""
+        seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
+        context = replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
         stream = chain.from_iterable(self._source.documents(context))
         if not self._source.seeded_val_frac:
             return stream

@@ -18,9 +18,10 @@ from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
 from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.pipeline import build_dataset, load_tokenizer
+from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
 from niels_cache_assets.streaming.directories import in_turn
+from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.formats import Family, dataset_dir
 from niels_cache_runtime.meta import Meta
 

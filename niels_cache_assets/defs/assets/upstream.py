@@ -9,11 +9,11 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.pipeline import cache_fingerprint, is_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.formats import FAMILIES
 
@@ -73,7 +73,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         "cache": cache_fingerprint(
             registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None
         ),
-        "corpus": corpus_fingerprint(registry, name, revision=None) if is_prepared(source) else None,
+        "corpus": corpus_fingerprint(registry, name, revision=None, tokenizer_sha256=None) if is_prepared(source) else None,
     }
     said = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(

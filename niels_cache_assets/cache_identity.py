@@ -1,0 +1,67 @@
+"""What decides the bytes of a cache: the fingerprint by which a build finds that it is needless, and others that a cache is good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.corpus.identity import held_out_identity
+from niels_cache_assets.corpus.reading import PreparedCorpus
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.registry import BuildSettings, Registry
+from niels_cache_assets.sources.base import PretrainSource, Source
+from niels_cache_assets.streaming.decontaminate import decontamination_identity
+
+
+def cache_fingerprint(
+    registry: Registry,
+    source: Source,
+    build: BuildSettings,
+    *,
+    tokenizer_sha256: str | None,
+    revision: str | None,
+    siblings: Mapping[str, PretrainSource],
+    prepared: PreparedCorpus | None,
+) -> str:
+    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless.
+
+    `siblings`: the pretrain tables, those with a corpus as what reads it. `prepared`: the corpus that is read instead of the source; its
+    content and drop list count then, and nothing of how they came about.
+    """
+    members = getattr(source, "members", {}) if prepared is None else {}
+    identity = {
+        "source": source.identity() if prepared is None else _prepared_identity(prepared),
+        "members": {member: siblings[member].identity() for member in members if member in siblings},
+        "seed": build.seed,
+        "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
+        "special_tokens": registry.tokenizer.special_tokens,
+        "tokenizer_sha256": tokenizer_sha256,
+        "revision": revision if prepared is None else None,
+        "code_version": CODE_VERSIONS[source.family],
+        **_decontamination(source),
+        **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
+    }
+    return fingerprint_of(identity)
+
+
+def _decontamination(source: Source) -> dict[str, Any]:
+    if not isinstance(source, PretrainSource):
+        return {}
+    return decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
+
+
+def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
+    """Whether a corpus is read instead of this source."""
+    return isinstance(source, PretrainSource) and bool(source.prepare)
+
+
+def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
+    source = prepared.source
+    budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+    return {**prepared.identity(), **budgets, "shuffle_buffer": source.builder_shuffle}
+
+
+def val_may_come_late(source: PretrainSource) -> bool:
+    """Whether train may begin before the last document of val; by budgets val comes first."""
+    return source.has_own_splits or source.seeded_val_frac is not None

@@ -1,0 +1,289 @@
+"""A mixture holds nothing that a member keeps for val, however the member is split and whatever was built first."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets import held_out
+from niels_cache_assets.cache_state import cache_state, corpus_state
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.identity import held_out_identity
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.defaults import SPECIAL_TOKENS
+from niels_cache_assets.pipeline import BuildOutcome, build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import SPLITS, Split, documents_name
+from tests.corpora import nearly, write_jsonl
+from tests.hub_repositories import parquet
+from tests.tiny import sentences, train_tiny_tokenizer
+
+BUDGETS = "train_tokens = 6_000\nval_tokens = 3_000\n"
+FILES = 'source = "jsonl"\nfiles = ["a.jsonl"]\n'
+MIRROR = 'source = "huggingface"\ndataset = "local/mirror"\nfiles = ["a.parquet"]\n'
+CLEAN = 'prepare = ["clean"]\ncleaning = { skip = ["not_english", "language_error", "repetitive", "no_stopwords", "too_short"] }\n'
+RULES = {
+    "budgets": FILES + BUDGETS,
+    "budgets, shuffled by the builder": FILES + BUDGETS + "shuffle_buffer = 50\n",
+    "budgets, shuffled by its stream": MIRROR + BUDGETS + "shuffle_buffer = 50\n",
+    "budgets, no end to train": FILES + "val_tokens = 3_000\n",
+    "budgets, cleaned": FILES + BUDGETS + CLEAN,
+    "budgets, deduplicated and shuffled": FILES + BUDGETS + 'shuffle_buffer = 50\nprepare = ["dedup"]\n',
+    "budgets, shuffled by its stream and cleaned": MIRROR + BUDGETS + "shuffle_buffer = 50\n" + CLEAN,
+    "budgets, decontaminated exactly": FILES + BUDGETS + 'shuffle_buffer = 50\ndecontaminate = "exact"\n',
+    "budgets, cleaned and decontaminated": FILES + BUDGETS + CLEAN + 'decontaminate = "near"\n',
+    "val_frac": FILES + "val_frac = 0.2\n",
+    "val_frac, shuffled by its stream": MIRROR + "val_frac = 0.2\nshuffle_buffer = 50\n",
+    "val_frac, cleaned": FILES + "val_frac = 0.2\n" + CLEAN,
+    "val_frac, decontaminated exactly": FILES + 'val_frac = 0.2\ndecontaminate = "exact"\n',
+    "val_frac, decontaminated nearly": FILES + 'val_frac = 0.2\ndecontaminate = "near"\n',
+    "upstream's split": MIRROR + 'val_files = ["val.parquet"]\n',
+    "upstream's split, decontaminated": MIRROR + 'val_files = ["val.parquet"]\ndecontaminate = "exact"\n',
+}
+MIX = 'source = "interleave"\nmembers = { a = 3, b = 1 }\nval_frac = 0.1\n'
+DOCUMENTS = 400
+
+
+def texts_of_a() -> list[str]:
+    """Every fourth is an earlier one in capitals or but for its last word; the first holds a special token, so it takes no budget."""
+    texts = [f"{text} {number}." for number, text in enumerate(sentences(DOCUMENTS, words=40))]
+    for number in range(40, DOCUMENTS, 4):
+        copied = texts[number % 37]
+        texts[number] = nearly(copied) if number % 8 else copied.upper()
+    return [f"It says {SPECIAL_TOKENS['eot']} here.", *texts]
+
+
+def project(folder: Path, model: Path, rule: str, mix: str = MIX, *, build: str = "") -> Registry:
+    """`a` with the rule, `b` and the mixture of both."""
+    texts, other = texts_of_a(), sentences(200, seed=9, words=40)
+    write_jsonl(folder / "a.jsonl", texts)
+    write_jsonl(folder / "b.jsonl", [*other, texts[3].upper()])
+    (folder / "a.parquet").write_bytes(parquet([{"id": f"a-{row}", "text": text} for row, text in enumerate(texts)]))
+    (folder / "val.parquet").write_bytes(parquet([{"id": f"v-{row}", "text": text} for row, text in enumerate(texts[10:60])]))
+    config = folder / "niels_cache.toml"
+    config.write_text(
+        f"[tokenizer]\nmodel = {json.dumps(str(model))}\n[build]\nthreads = 2\nshard_bytes = 4096\n{build}\n"
+        f'[pretrain.a]\n{rule}\n[pretrain.b]\nsource = "jsonl"\nfiles = ["b.jsonl"]\n[pretrain.mix]\n{mix}',
+        encoding="utf-8",
+    )
+    return load_registry(profile="quickstart", config=str(config))
+
+
+def ready(registry: Registry, root: Path) -> Registry:
+    build_tokenizer(registry, root=root)
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=root, processes=1)
+    if registry.prepared("dedup"):
+        find_duplicates(registry, root=root)
+    return registry
+
+
+def ids(root: Path, name: str, split: Split) -> list[str]:
+    found: list[str] = pq.read_table(root / "pretrain" / name / documents_name(split))["source_id"].to_pylist()  # type: ignore[arg-type]
+    return found
+
+
+def mixed(root: Path) -> list[str]:
+    return [each for split in SPLITS for each in ids(root, "mix", split)]
+
+
+def files_of(outcome: BuildOutcome) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in outcome.meta["files"].items()}
+
+
+@pytest.fixture
+def no_split_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called, no member's val may be found by its tokens."""
+
+    def refuse(*_: object, **settings: object) -> Iterator[None]:
+        raise AssertionError("a member was tokenized")
+
+    return lambda: monkeypatch.setattr(held_out, "encode_documents", refuse)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_nothing_that_a_member_keeps_for_val_is_in_a_mixture_whatever_is_built_first(tmp_path: Path, tiny_model: Path, rule: str) -> None:
+    registry = project(tmp_path, tiny_model, rule)
+    first, second = tmp_path / "first", tmp_path / "second"
+    before = build_dataset(ready(registry, first), "mix", root=first)
+    member = build_dataset(registry, "a", root=first)
+    shutil.copytree(first / "tokenizer", second / "tokenizer")
+    if (first / "corpus").exists():
+        shutil.copytree(first / "corpus", second / "corpus")
+    if (first / "duplicates").exists():
+        shutil.copytree(first / "duplicates", second / "duplicates")
+    build_dataset(registry, "a", root=second)
+    after = build_dataset(registry, "mix", root=second)
+    assert files_of(before) == files_of(after)
+    assert before.meta["dropped"] == after.meta["dropped"]
+    val, inside = set(ids(first, "a", "val")), set(mixed(first))
+    assert len(val) > 20
+    assert len([each for each in inside if each.startswith("a-")]) > 100
+    assert val & inside == set()
+    assert before.meta["dropped"]["member_val"] >= len(val)
+    if "decontaminate" in rule:
+        texts = {f"a-{row}": text.casefold() for row, text in enumerate(texts_of_a())}
+        texts |= {f"v-{row}": texts[f"a-{row + 10}"] for row in range(50)} | {"b-200": texts["a-3"]}
+        seen = {texts[each] for each in val}
+        assert member.meta["dropped"]["in_val"] > 0
+        assert seen & {texts[each] for each in inside if each in texts} == set()
+        assert before.meta["dropped"]["in_val_of_member"] > 0
+        if "near" in rule:
+            near = {" ".join(text.split()[:-1]) for text in seen}
+            assert near & {" ".join(texts[each].split()[:-1]) for each in inside if each in texts} == set()
+            assert before.meta["dropped"]["near_val_of_member"] > 0
+
+
+@pytest.mark.parametrize("rule", ["budgets", "budgets, shuffled by the builder", "budgets, shuffled by its stream", "budgets, cleaned"])
+def test_train_of_a_member_is_mixed_however_far_its_own_cache_reaches(tmp_path: Path, tiny_model: Path, rule: str) -> None:
+    mix = 'source = "interleave"\nmembers = { a = 1 }\nval_frac = 0\n'
+    registry = ready(project(tmp_path, tiny_model, RULES[rule], mix), tmp_path)
+    member = build_dataset(registry, "a", root=tmp_path)
+    build_dataset(registry, "mix", root=tmp_path)
+    train, val = ids(tmp_path, "a", "train"), ids(tmp_path, "a", "val")
+    cut = member.meta["cut_document"]["val"]
+    assert cut == len(val) - 1, "the budget cuts its last document"
+    assert val[cut] not in mixed(tmp_path), "nor does its rest go to the mixture"
+    assert set(train) <= set(mixed(tmp_path))
+    assert len(mixed(tmp_path)) == DOCUMENTS - len(val) > len(train)
+
+
+def test_val_comes_of_the_lineage_of_a_finished_cache_that_a_build_would_keep(
+    tmp_path: Path, tiny_model: Path, no_split_pass: Callable[[], None]
+) -> None:
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets, shuffled by the builder"]), tmp_path)
+    found = files_of(build_dataset(registry, "mix", root=tmp_path))
+    build_dataset(registry, "a", root=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "encode_documents", None)
+        assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
+    # Of one run with other settings, or damaged, it is not taken.
+    build_dataset(registry, "a", root=tmp_path, run_settings={"val_tokens": 100})
+    assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
+    build_dataset(registry, "a", root=tmp_path)
+    lineage = tmp_path / "pretrain" / "a" / documents_name("val")
+    damaged = bytearray(lineage.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    lineage.write_bytes(damaged)
+    assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
+    no_split_pass()
+    with pytest.raises(AssertionError, match="a member was tokenized"):
+        build_dataset(registry, "mix", root=tmp_path, force=True)
+
+
+def test_a_mixture_of_another_seed_leaves_out_what_its_members_keep_by_theirs(tmp_path: Path, tiny_model: Path) -> None:
+    for rule in ("val_frac", "budgets, shuffled by its stream"):
+        root = tmp_path / rule
+        registry = ready(project(tmp_path, tiny_model, RULES[rule]), root)
+        build_dataset(registry, "a", root=root)
+        own = build_dataset(registry, "mix", root=root)
+        other = build_dataset(registry, "mix", root=root, run_settings={"seed": 7})
+        assert other.state == "built"
+        assert files_of(own) != files_of(other)
+        assert set(ids(root, "a", "val")) & set(mixed(root)) == set()
+
+
+def test_a_member_that_is_switched_off_keeps_its_val_as_its_table_says(tmp_path: Path, tiny_model: Path) -> None:
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets"]), tmp_path)
+    build_dataset(registry, "a", root=tmp_path)
+    val = set(ids(tmp_path, "a", "val"))
+    off = project(tmp_path, tiny_model, RULES["budgets"] + "enabled = false\n")
+    build_dataset(off, "mix", root=tmp_path)
+    assert val & set(mixed(tmp_path)) == set()
+
+
+def test_a_mixture_is_built_again_when_a_member_keeps_another_val(tmp_path: Path, tiny_model: Path) -> None:
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets, cleaned"]), tmp_path)
+    build_dataset(registry, "mix", root=tmp_path)
+    assert build_dataset(registry, "mix", root=tmp_path).state == "cache_hit"
+    assert cache_state(registry, "mix", root=tmp_path).state == "in sync"
+    for old, new in (("val_tokens = 3_000", "val_tokens = 2_000"), ("train_tokens", 'decontaminate = "exact"\ntrain_tokens')):
+        changed = project(tmp_path, tiny_model, RULES["budgets, cleaned"].replace(old, new))
+        assert cache_state(changed, "mix", root=tmp_path).state == "other settings"
+        outcome = build_dataset(changed, "mix", root=tmp_path)
+        assert outcome.state == "built"
+        build_dataset(changed, "a", root=tmp_path)
+        assert set(ids(tmp_path, "a", "val")) & set(mixed(tmp_path)) == set()
+
+
+def test_what_is_held_out_is_in_no_fingerprint_where_no_budget_or_decontamination_asks_for_it(tmp_path: Path, tiny_model: Path) -> None:
+    for rule in ("val_frac", "val_frac, cleaned", "upstream's split"):
+        registry = project(tmp_path, tiny_model, RULES[rule])
+        assert [held_out_identity(registry, registry.pretrain[name], seed=42) for name in ("mix", "a")] == [{}, {}]
+    registry = project(tmp_path, tiny_model, FILES + "train_tokens = 6_000\n")
+    assert held_out_identity(registry, registry.pretrain["mix"], seed=42) == {}
+    registry = project(tmp_path, tiny_model, RULES["budgets"])
+    assert held_out_identity(registry, registry.pretrain["mix"], seed=42) != {}
+
+
+def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mix = 'source = "interleave"\nmembers = { a = 3, b = 1 }\ntrain_tokens = 20_000\nval_tokens = 1_000\ndecontaminate = "exact"\n'
+    registry = project(tmp_path, tiny_model, RULES["budgets, shuffled by the builder"], mix, build="seed = 3\n")
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    expected = files_of(build_dataset(ready(registry, whole), "mix", root=whole))
+    ready(registry, torn)
+    monkeypatch.setenv(BYTES_VARIABLE, "1")
+    calls = np.zeros(1, dtype=int)
+
+    def interrupt(progress: object) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_dataset(registry, "mix", root=torn, progress=interrupt)
+    build_dataset(registry, "a", root=torn)
+    outcome = build_dataset(registry, "mix", root=torn)
+    assert outcome.resumed_tokens > 0
+    assert files_of(outcome) == expected
+    assert set(ids(torn, "a", "val")) & set(mixed(torn)) == set()
+
+
+PREPARED_MIX = MIX + CLEAN
+
+
+def test_a_prepared_mixture_of_members_with_budgets_takes_the_tokenizer_first(tmp_path: Path, tiny_model: Path) -> None:
+    registry = project(tmp_path, tiny_model, RULES["budgets"], PREPARED_MIX)
+    with pytest.raises(NielsCacheError, match=r"mix: .*split by token budgets.*materialize the asset 'tokenizer' first"):
+        prepare_corpus(registry, "mix", root=tmp_path, processes=1)
+    build_dataset(ready(registry, tmp_path), "a", root=tmp_path)
+    outcome = build_dataset(registry, "mix", root=tmp_path)
+    val = set(ids(tmp_path, "a", "val"))
+    assert len(val) > 20
+    assert outcome.meta["dropped"]["member_val"] >= len(val)
+    assert val & set(mixed(tmp_path)) == set()
+    assert prepare_corpus(registry, "mix", root=tmp_path, processes=1).state == "cache_hit"
+    seeded = project(tmp_path, tiny_model, RULES["val_frac"], PREPARED_MIX)
+    assert prepare_corpus(seeded, "mix", root=tmp_path / "other", processes=1).state == "built", "val_frac takes none"
+
+
+def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_rules(tmp_path: Path, tiny_model: Path) -> None:
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets"], PREPARED_MIX), tmp_path)
+    assert corpus_state(registry, "mix", root=tmp_path).state == "in sync"
+    longer = project(tmp_path, tiny_model, RULES["budgets"].replace("3_000", "4_000"), PREPARED_MIX)
+    assert corpus_state(longer, "mix", root=tmp_path).state == "other settings"
+    with pytest.raises(NielsCacheError, match="made with other settings; materialize corpus/documents of 'mix' first"):
+        build_dataset(longer, "mix", root=tmp_path)
+    other = train_tiny_tokenizer(tmp_path / "other")
+    shutil.copy(other, tmp_path / "copy.model")
+    with (tmp_path / "copy.model").open("ab") as model:
+        model.write(b"\x1a\x00")  # the same pieces, another sha256
+    registry = project(tmp_path, tmp_path / "copy.model", RULES["budgets"], PREPARED_MIX)
+    build_tokenizer(registry, root=tmp_path)
+    assert corpus_state(registry, "mix", root=tmp_path).state == "other settings"
+    assert prepare_corpus(registry, "mix", root=tmp_path, processes=1).state == "built"
+
+
+@pytest.mark.parametrize("strategy", ["first_exhausted", "all_exhausted"])
+def test_a_member_that_is_all_val_is_an_error_that_says_so(tmp_path: Path, tiny_model: Path, strategy: str) -> None:
+    mix = MIX.replace("0.1", "0") + f'stopping_strategy = "{strategy}"\n'
+    registry = ready(project(tmp_path, tiny_model, FILES + "val_tokens = 1_000_000\n", mix), tmp_path)
+    with pytest.raises(NielsCacheError, match=r"a: its source ends before val has its 1,000,000 tokens.*lower its val_tokens"):
+        build_dataset(registry, "mix", root=tmp_path)
