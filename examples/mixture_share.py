@@ -1,19 +1,23 @@
 """Does a blend give every data set the share of tokens it was promised? 100 windows of four caches, counted and drawn.
 
     make cache
-    python examples/mixture_share.py                    # the quickstart cache and three small ones made here, 0.4, 0.1, 0.3, 0.2
+    python examples/mixture_share.py                    # four small data sets that are made here, 0.4, 0.1, 0.3, 0.2
     python examples/mixture_share.py wiki=cache/pretrain/wikitext=0.7 web=cache/pretrain/fineweb_edu=0.3        # your own
 
-Checked on every window: y is x one token later. `culled` counts the documents that deduplication, or keeping copies of val out of train,
-left out of each cache when it was built. The picture shows each source's share against the configured one, and how far its
-count ever was from its exact share: always less than one window.
+Checked on every window: y is x one token later. `culled` counts the documents of each data set that deduplication removed
+(`prepare = ["dedup"]`, which looks at all four at once) before its cache was built; the lines below the table say which data set holds the
+document that stays. The picture shows each source's share against the configured one, and how far its count ever was from its exact
+share: always less than one window.
 """
 
 import argparse
+import ast
 import calendar
+import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,42 +31,67 @@ from niels_cache_runtime.formats import META_NAME
 
 QUICKSTART = "cache/quickstart"
 WEIGHTS = (0.4, 0.1, 0.3, 0.2)
-COPIES = ("exact_duplicate", "near_duplicate", "in_val", "near_val")  # reasons in meta.json
+REMOVED = ("exact_duplicate", "near_duplicate")  # reasons in meta.json
 COLOURS = [f"C{index}" for index in range(10)]
 
 
+CONFIG = """
+[tokenizer]
+model = {model}
+
+[build]
+shard_bytes = 1048576
+
+[pretrain.python_docs]
+decontaminate = "off"  # dedup already keeps train and val apart
+{budgets}
+"""
+BUDGETS = 'train_tokens = 200_000\nval_tokens = 10_000\nshuffle_buffer = 1_000\nprepare = ["dedup"]\n'
+
+
 def made_texts() -> dict[str, Iterator[str]]:
-    """Three small data sets out of what every Python brings."""
+    """Three small data sets out of what every Python brings. `python_source` repeats on purpose what `python_docs` holds."""
     numbers = torch.randint(1000, (4000, 2), generator=torch.Generator().manual_seed(0)).tolist()
     return {
-        "python_source": (path.read_text("utf-8", errors="replace") for path in sorted(Path(os.__file__).parent.glob("c*.py"))),
+        "python_source": python_source(),
         "sums": (f"{a} + {b} = {a + b}\n{a} - {b} = {a - b}\n{a} * {b} = {a * b}\n" for a, b in numbers),
         "calendars": (calendar.TextCalendar().formatyear(year) for year in range(1900, 2030)),
     }
 
 
-def quickstart_and_made(folder: Path) -> dict[str, str]:
-    """Name -> split: the quickstart's python_docs, and three caches built in `folder` with its tokenizer."""
-    from niels_cache_assets.build_cache import build_pretrain_cache
-    from niels_cache_assets.tokenization import SentencePieceTokenizer
+def python_source() -> Iterator[str]:
+    """Of each module what it says of itself, then its code."""
+    for path in sorted(Path(os.__file__).parent.glob("c*.py")):
+        code = path.read_text("utf-8", errors="replace")
+        doc = ast.get_docstring(ast.parse(code))
+        if doc:
+            yield f"{path.stem}\n\n{doc}"
+        yield code
+
+
+def made_here(folder: Path) -> dict[str, str]:
+    """Name -> split: four caches built in `folder` with the quickstart's tokenizer, without what any of them repeats."""
+    from niels_cache_assets.corpus.duplicates import find_duplicates
+    from niels_cache_assets.corpus.prepare import prepare_corpus
+    from niels_cache_assets.pipeline import build_dataset
+    from niels_cache_assets.registry import load_registry
+    from niels_cache_assets.tokenizer_training import build_tokenizer
 
     model = Path(QUICKSTART, "tokenizer", "spm.model")
     if not model.exists():
-        sys.exit(f"{QUICKSTART}: no caches here; run `make cache` in the repository first, or give four of your own (--help)")
-    tokenizer = SentencePieceTokenizer(str(model))
+        sys.exit(f"{QUICKSTART}: no tokenizer here; run `make cache` in the repository first, or give caches of your own (--help)")
+    tables = CONFIG.format(model=json.dumps(str(model.absolute())), budgets=BUDGETS)
     for name, texts in made_texts().items():
-        build_pretrain_cache(
-            texts,
-            str(folder / name),
-            tokenizer=tokenizer,
-            max_train_tokens=200_000,
-            max_val_tokens=10_000,
-            shard_bytes=1 << 20,
-            seed=0,
-            shuffle_buffer=1000,
-            decontaminate="near",
-        )
-    return {"python_docs": f"{QUICKSTART}/pretrain/python_docs/train", **{name: str(folder / name / "train") for name in made_texts()}}
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        tables += f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n{BUDGETS}'
+    config = folder / "niels_cache.toml"
+    config.write_text(tables, encoding="utf-8")
+    registry = load_registry(profile="quickstart", config=str(config))  # it brings python_docs
+    build_tokenizer(registry, root=folder)
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=folder, processes=1)
+    find_duplicates(registry, root=folder)
+    return {name: str(build_dataset(registry, name, root=folder).directory / "train") for name in registry.prepared()}
 
 
 def parse(sources: list[str]) -> tuple[dict[str, str], dict[str, float]]:
@@ -94,10 +123,21 @@ def count(loader: TokenLoader, *, windows: int) -> tuple[NDArray[np.int64], NDAr
 
 
 def culled(folder: str) -> int | None:
-    """Documents that were left out of a split's cache because another says the same; None where no meta.json tells."""
+    """Documents that deduplication removed before the cache of a split was built; None if no meta.json says so."""
     meta = Path(folder).parent / META_NAME
     dropped = read_meta(str(meta))["dropped"] if meta.exists() else None
-    return None if dropped is None else sum(dropped.get(reason, 0) for reason in COPIES)
+    return None if dropped is None else sum(dropped.get(reason, 0) for reason in REMOVED)
+
+
+def removed_because_of(folder: str) -> Counter[str]:
+    """The same documents by the data set that holds the document that stays; empty if there is no drop list of the cache."""
+    name, root = Path(folder).parent.name, Path(folder).parent.parent.parent
+    meta = root / "duplicates" / META_NAME
+    datasets = read_meta(str(meta))["datasets"] if meta.exists() else {}
+    removed: Counter[str] = Counter()
+    for pair in datasets.get(name, {"pairs": []})["pairs"]:
+        removed[pair["because_dataset"]] += pair["documents"]
+    return removed
 
 
 def draw(path: str, *, names: list[str], shares: NDArray[np.float64], sources: NDArray[np.int64]) -> None:
@@ -131,6 +171,9 @@ def show(folders: dict[str, str], weights: dict[str, float], *, windows: int, T:
         copies = culled(folders[name])
         left_out = "?" if copies is None else f"{copies:,}"
         print(f"{name:<16}{shares[index]:>12.1%}{own.sum() * T:>10,}{own.mean():>9.1%}{seams[own].sum():>16,}{left_out:>9}")
+    for name in names:
+        for other, documents in sorted(removed_because_of(folders[name]).items()):
+            print(f"{documents:,} documents of {name} are culled: they repeat {'others of it' if other == name else f'those of {other}'}")
     print(f"{len(sources)} windows of {T} tokens, y is x one token later in each")
     print(f"{seams.sum():,} document seams inside {(seams > 0).sum()} of them")
     draw(out, names=names, shares=shares, sources=sources)
@@ -150,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         if args.sources:
             folders, weights = parse(args.sources)
         else:
-            folders = quickstart_and_made(Path(made))
+            folders = made_here(Path(made))
             weights = dict(zip(folders, WEIGHTS, strict=True))
         try:
             show(folders, weights, windows=args.windows, T=args.T, out=args.out)
