@@ -2,7 +2,7 @@
 
 The drawing is `datasets.interleave_datasets`, on streams; its members are read as their own tables say. Cost: about 0.1 ms a document (the
 library hands rows between threads one by one), and one more pass over a member that is split by val_frac, to count it; memory is that of
-the members.
+the members. What is left out because a member keeps it for val, and what that costs, is held_out.py's.
 """
 
 from __future__ import annotations
