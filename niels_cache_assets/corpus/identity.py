@@ -64,14 +64,15 @@ def _held_out_rule(member: PretrainSource) -> dict[str, Any]:
     return {**budget, **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False)}
 
 
-def needs_tokenizer(registry: Registry, source: Source) -> bool:
-    """Whether only tokens tell what a mixture leaves out: a member is split by token budgets. False for every other source."""
-    return any(name in registry.pretrain and registry.pretrain[name].val_tokens for name in getattr(source, "members", ()))
+def needs_tokenizer(registry: Registry, name: str) -> bool:
+    """Whether only tokens tell what a data set leaves out: a mixture of which a member gives val a token budget."""
+    members = getattr(registry.source(name), "members", ())
+    return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
 
 
 def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
     """The tokenizer where a data set's corpus depends on it. Raises NielsCacheError where there is none yet."""
-    if not needs_tokenizer(registry, registry.pretrain[name]):
+    if not needs_tokenizer(registry, name):
         return None
     try:
         return load_tokenizer(registry, root)
