@@ -26,7 +26,7 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.registry import load_registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 COMMANDS = ("", "sh", "bash")
 SHOWN = {"text": "output, formats and diagrams", "nginx": "another program's configuration"}
 
