@@ -36,7 +36,8 @@ def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def content_hash(meta: Meta) -> str | None:
-    """sha256 of what it holds: of the model for a tokenizer, of tokens and offsets, documents, drop lists or arrays else."""
+    """sha256 of what it holds: of the model for a tokenizer, else its `content_sha256`: of tokens and offsets, documents, drop lists or
+    arrays, which is the hash of no single file."""
     found = meta.get("sha256", meta.get("content_sha256"))
     if str(meta.get("kind")).startswith("index/"):  # its meta.json lists its files alone
         found = content_sha256(meta["files"])

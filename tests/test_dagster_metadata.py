@@ -11,7 +11,8 @@ from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
 from niels_cache_runtime.formats import FAMILIES
-from tests.dagster_tools import Project, checks, materializations, metadata, rows
+from niels_cache_runtime.meta import read_meta, sha256_file
+from tests.dagster_tools import Project, checks, data_versions, materializations, metadata, rows
 from tests.tiny import sentences
 
 EVERYWHERE = {"tokens", "bytes", "characters_per_token", "tokens_per_second", "dropped", "dropped_share", "pieces_used", "seconds"}
@@ -49,6 +50,40 @@ def test_a_materialization_begins_with_what_one_looks_at(project: Project) -> No
     events = materializations(project.build("notes"))
     assert next(iter(metadata(events["pretrain/train_shards"]))) == "samples"
     assert "plots" not in metadata(events["pretrain/meta_json"]), "switched off in this project"
+
+
+def test_every_sha256_that_is_shown_is_that_of_a_file(project: Project) -> None:
+    runs = {
+        "tokenizer/spm.model": project.instance.get_latest_materialization_event(dg.AssetKey("tokenizer")),
+        **{f"pretrain/notes/{part}": event for part, event in recorded(project.build("notes"), "stream_pretrain_dataset").items()},
+        **{f"sft/chats/{part}": event for part, event in recorded(project.build("chats", family="sft"), "stream_sft_dataset").items()},
+    }
+    assert len(runs) == 7
+    shown = {}
+    for place, event in runs.items():
+        assert event is not None
+        found = metadata(event.asset_materialization if isinstance(event, dg.EventLogEntry) else event)
+        if "sha256" in found:
+            shown[place] = found["sha256"]
+        for row in rows(found["files"]) if "files" in found else []:
+            shown[f"{Path(place).parent}/{row['path']}"] = row["sha256"]
+    assert {"tokenizer/spm.model", "pretrain/notes/meta.json", "sft/chats/meta.json"} <= shown.keys()
+    assert len(shown) > 10
+    assert shown == {path: sha256_file(str(project.root / path)) for path in shown}
+
+
+def test_a_data_version_is_shown_under_its_own_name(project: Project) -> None:
+    run = project.build("notes")
+    events, versions = materializations(run), data_versions(run)
+    for part, name in (("train_shards", "content_sha256"), ("val_shards", "content_sha256"), ("meta_json", "meta_sha256")):
+        assert metadata(events[f"pretrain/{part}"])[name] == versions[f"pretrain/{part}"]
+    meta = read_meta(str(project.root / "pretrain/notes/meta.json"))
+    assert versions["pretrain/meta_json"] == meta["meta_sha256"] != metadata(events["pretrain/meta_json"])["sha256"]
+
+
+def recorded(run: dg.ExecuteInProcessResult, op: str) -> dict[str, dg.AssetMaterialization]:
+    """By the file that the asset is, for meta_json."""
+    return {key.rpartition("/")[2].replace("_json", ".json"): event for key, event in materializations(run, op).items()}
 
 
 def test_what_is_copied_from_a_description_opens_what_was_built(project: Project) -> None:

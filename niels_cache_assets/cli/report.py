@@ -36,10 +36,10 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         "train",
         "val",
         "size",
-        "sha256",
+        "content sha256",
         "seconds",
         right=frozenset({"train", "val", "size", "seconds"}),
-        shrinking="sha256",
+        shrinking="content sha256",
     )
     for result in results:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])

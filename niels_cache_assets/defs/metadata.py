@@ -1,6 +1,8 @@
 """From a build's outcome to what the UI shows: numbers to plot, tables, excerpts, and the data version of each asset.
 
-From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Nothing here hashes a file.
+From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Of the files only meta.json is hashed here.
+What is called `sha256` is that of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file in a table. Any
+other hash has a name of its own (`content_sha256`, `meta_sha256`), and data versions are such hashes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +19,8 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.training_code import training_code
-from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, Family, Split
-from niels_cache_runtime.meta import Meta, content_sha256
+from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # built, cache_hit or disabled
 
@@ -52,7 +54,7 @@ def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePiece
     """One split of a data set. `tokenizer` decodes the samples; a data set that is switched off has none."""
     meta, files = outcome.meta, split_files(outcome.meta, split)
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
-    metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "sha256": split_version(meta, split).value}
+    metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "content_sha256": split_version(meta, split).value}
     if not meta["built"] or tokenizer is None:
         return metadata
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
@@ -77,7 +79,7 @@ def dataset_metadata(
     recorded = {
         **_state(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
-        "sha256": meta["meta_sha256"],
+        "sha256": sha256_file(str(outcome.directory / META_NAME)),
         "meta_sha256": meta["meta_sha256"],
         "content_sha256": meta["content_sha256"],
         "fingerprint": meta["fingerprint"],

@@ -24,7 +24,7 @@ from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
 
-CODE_VERSION = "3"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "4"  # bumped by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,12 +198,19 @@ class CacheReport:
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
     indices = built_names(index_folder(root))
-    found = {blend: find_indices(plan_of(registry, blend, root=root), root=root) for blend in registry.blend} if indices else {}
+    found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
     items = [_item(state) for state in all_states(registry, root=root)]
     for name in indices:
         uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
         items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
     return items
+
+
+def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]:
+    try:
+        return find_indices(plan_of(registry, blend, root=root), root=root)
+    except NielsCacheError:  # a member that is another data set: its own item says so
+        return {}
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
@@ -216,7 +223,7 @@ def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, histo
 
 def _item(state: CacheState) -> Item:
     """With its meta.json where every value is of its form; what is not so is broken, whatever was judged of its settings."""
-    if state.state == "unreadable":
+    if state.state in ("unreadable", "other data set"):
         return Item(state=state, meta={})
     path = state.directory / META_NAME
     try:

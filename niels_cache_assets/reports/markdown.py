@@ -55,7 +55,7 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
         rows.append(
             [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
         )
-    heading = ("name", "kind", "status", "train", "val", "size", "sha256", "age of revision", "checks passed")
+    heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "age of revision", "checks passed")
     return "\n".join([*lines, "", *_table(heading, rows), "", f"Ages and checks: {plain(report.history.source)}."])
 
 
