@@ -22,6 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
+from niels_cache_runtime.place import place_problem
 
 Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 State = Literal[
@@ -38,6 +39,7 @@ State = Literal[
     "no corpus",  # or no drop list, of its own or of a member, or one that is out of date
     "unreadable",
     "damaged",  # a file is missing or of another size than meta.json says
+    "other data set",  # than the folder is named after
 ]
 Condition = Literal["complete", "stale", "missing", "broken", "off"]
 
@@ -55,6 +57,7 @@ _CONDITIONS: dict[State, Condition] = {
     "no corpus": "stale",
     "unreadable": "broken",
     "damaged": "broken",
+    "other data set": "broken",
 }
 
 _TOKENIZER_KEYS = ("kind", "sha256", "vocab_size")
@@ -133,8 +136,8 @@ def corpus_state(registry: Registry, name: str, *, root: Path) -> CacheState:
 
     def judge() -> Judgement:
         if name not in registry.prepared():
-            return _judge_presence(directory, _CORPUS_KEYS)
-        judged = _judge_presence(directory, _CORPUS_KEYS)
+            return _judge_presence(directory, _CORPUS_KEYS, named=True)
+        judged = _judge_presence(directory, _CORPUS_KEYS, named=True)
         if not registry.pretrain[name].enabled:
             return ("disabled", "") if judged[0] == "missing" else ("switched off", "switched off; its old corpus is kept")
         return _judge_settings(lambda: current_corpus(registry, name, root=root)) if judged[0] == "built" else judged
@@ -174,7 +177,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
 
 def index_state(directory: Path) -> CacheState:
     """Of an index of blends, whichever blend it is of."""
-    return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files")))
+    return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files"), named=True))
 
 
 def _unlisted(folder: Path, listed: Container[str]) -> list[str]:
@@ -187,6 +190,8 @@ def _state(name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement
         state, advice = judge()
     except _Damaged as error:
         state, advice = "damaged", str(error)
+    except _Misplaced as error:
+        state, advice = "other data set", str(error)
     except NielsCacheError as error:
         state, advice = "unreadable", str(error)
     return CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
@@ -224,10 +229,10 @@ def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     return "in sync", ""
 
 
-def _judge_presence(directory: Path, keys: Iterable[str]) -> Judgement:
+def _judge_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Judgement:
     if not (directory / META_NAME).exists():
         return "missing", "build it"
-    _read_with(directory, keys)
+    _read_with(directory, keys, named=named)
     return "built", ""
 
 
@@ -242,7 +247,7 @@ def _judge_settings(find: Callable[[], object]) -> Judgement:
 
 def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
     try:
-        tokenizer = _read_with(tokenizer_dir(root), _TOKENIZER_KEYS)
+        tokenizer = _read_with(tokenizer_dir(root), _TOKENIZER_KEYS, named=False)
     except NielsCacheError as error:
         return "no tokenizer", f"build the tokenizer first; it is missing or damaged: {error}"
     if meta["tokenizer_sha256"] != tokenizer["sha256"]:
@@ -252,21 +257,31 @@ def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
 
 def _read_dataset(directory: Path, family: Family) -> Meta:
     """A meta.json with every key that is asked for here and by those who print it."""
-    meta = _read_with(directory, ("built",))
-    return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ()))) if meta["built"] else meta
+    meta = _read_with(directory, ("built",), named=True)
+    if not meta["built"]:
+        return meta
+    return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ())), named=True)
 
 
 class _Damaged(NielsCacheError):
     """A file is not what meta.json says."""
 
 
-def _read_with(directory: Path, keys: Iterable[str]) -> Meta:
-    return open_one_build(directory, lambda: _read_build(directory, keys))
+class _Misplaced(NielsCacheError):
+    """The folder holds another data set than its name says."""
 
 
-def _read_build(directory: Path, keys: Iterable[str]) -> Meta:
+def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
+    """meta.json of a whole folder with these keys. named: the folder is FAMILY/NAME, and must hold what is called so."""
+    return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
+
+
+def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     path = directory / META_NAME
     meta = read_meta(str(path))
+    problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
+    if problem is not None:
+        raise _Misplaced(f"{path}: {problem}")
     lacking = [key for key in keys if key not in meta]
     if lacking:
         raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with force (--force)")

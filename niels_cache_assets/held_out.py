@@ -39,6 +39,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import dataset_dir, documents_name
 from niels_cache_runtime.meta import sha256_file
 from niels_cache_runtime.opening import open_one_build
+from niels_cache_runtime.place import place_problem
 from niels_cache_runtime.reading import available_threads
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class HeldOut:
             import pyarrow.parquet as pq
 
             meta = finished_meta(directory)
-            if meta is None or not meta.get("built") or meta.get("fingerprint") != self._fingerprint(name, revision):
+            if meta is None or not meta.get("built") or place_problem(meta, family="pretrain", name=name) is not None:
+                return None
+            if meta.get("fingerprint") != self._fingerprint(name, revision):
                 return None
             if sha256_file(str(path)) != meta["files"][documents_name("val")]["sha256"]:
                 return None

@@ -38,6 +38,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokeniz
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.place import check_place, place_problem
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]
@@ -74,7 +75,7 @@ def build_dataset(
     """Build one data set under `root`, or find that the cache there is what a build would make.
 
     `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run; None means the registry's
-    value. Raises NielsCacheError; the last good cache then stays.
+    value. Raises NielsCacheError, also if the folder holds another data set and `force` is off; the last good cache then stays.
     """
     started = time.monotonic()
     family = registry.family_of(name)
@@ -107,11 +108,14 @@ def build_dataset(
         )
 
     old = finished_meta(directory)
+    if old is not None and old.get("built") and not force:
+        check_place(old, directory)  # a folder that was exchanged or copied: neither a hit nor to be replaced
     if not source.enabled:
         fingerprint = fingerprint_of({"enabled": False, "source": source.source})
         if old is not None and old.get("built") and not force:
             return outcome("disabled", warning=f"{name} is switched off; its finished cache is kept as it is (force replaces it)")
-        if force or old is None or old.get("fingerprint") != fingerprint:
+        is_here = old is not None and place_problem(old, family=family, name=name) is None
+        if force or old is None or not is_here or old.get("fingerprint") != fingerprint:
             write_unbuilt_cache(str(directory), family=family, provenance=provenance(None, fingerprint))
         return outcome("disabled")
 

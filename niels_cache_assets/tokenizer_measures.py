@@ -16,6 +16,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS, Split, built_names, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.place import check_place
 
 MEASURED_CHARACTERS = 1 << 18  # of each source
 LONGEST_WORDS = 9
@@ -78,7 +79,8 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
-            built = read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME))
+            folder = dataset_dir(root, "pretrain", name)
+            built = check_place(read_meta(str(folder / META_NAME)), folder)
         except NielsCacheError:  # the checks' to report
             continue
         ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] else None

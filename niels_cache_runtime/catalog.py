@@ -19,6 +19,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.opening import open_meta
+from niels_cache_runtime.place import check_place
 
 
 class MissingDatasetError(NielsCacheError, KeyError):
@@ -30,13 +31,15 @@ class MissingDatasetError(NielsCacheError, KeyError):
 class CacheDataset:
     """One data set: its `meta`, `folder`, and the splits `train` and `val`.
 
-    Raises NielsCacheError if its meta.json is unreadable, says that it was never built, or names another tokenizer than the cache holds.
+    Raises NielsCacheError if its meta.json is unreadable, says that it was never built, or names another data set than the folder, or
+    another tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str) -> None:
         self.family, self.name = family, name
         self.folder = str(dataset_dir(root, family, name))
-        self.meta: Meta = open_meta(self.folder) or {}
+        meta = open_meta(self.folder)
+        self.meta: Meta = {} if meta is None else check_place(meta, self.folder)
         self._expression = f"open_cache({root!r}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
 
@@ -50,7 +53,7 @@ class CacheDataset:
 
     def _whence(self) -> str:
         revision = self.meta.get("dataset_revision")
-        return f"{self.meta.get('dataset_name', self.name)}{f' at {revision:.60}' if revision else ''}"
+        return f"{self.meta.get('dataset_name') or self.name}{f' at {revision:.60}' if revision else ''}"
 
 
 class CacheFamily(Mapping[str, CacheDataset]):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.hostile_paths import open_regular
@@ -24,23 +25,40 @@ Look = Callable[[memoryview], None]
 OnBytes = Callable[[int], None]
 
 
-def find_files(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Relative path -> bytes of every file below `folder`; and relative path -> one clause of what is there and is no such file.
+class Found(NamedTuple):
+    """What lies below a folder, by relative path, sorted.
 
-    Links are not followed, wherever they lead. What has a leading dot is the file manager's, or a build at work: it is left out.
+    sizes: bytes of every file. strange: one clause about each entry that is no such file. unread: what was not looked at, because its name
+    has a leading dot. empty: folders without any entry.
+    """
+
+    sizes: dict[str, int]
+    strange: dict[str, str]
+    unread: list[str]
+    empty: list[str]
+
+
+def find_files(folder: Path) -> Found:
+    """Find the files below `folder`. Links are not followed, wherever they lead.
+
+    An entry with a leading dot is the file manager's, or a build at work: neither it nor what is in it is looked at.
     """
     sizes: dict[str, int] = {}
     strange: dict[str, str] = {}
+    unread: list[str] = []
+    empty: list[str] = []
 
     def unlisted(error: OSError) -> None:
         strange[Path(error.filename).relative_to(folder).as_posix()] = f"cannot be listed: {error.strerror or error}"
 
     for below, folders, names in os.walk(folder, onerror=unlisted):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        if not folders and not names:
+            empty.append(Path(below).relative_to(folder).as_posix())
         for name in [*names, *folders]:
             path = Path(below, name)
             relative = path.relative_to(folder).as_posix()
             if name.startswith("."):
+                unread.append(relative)
                 continue
             try:
                 found = path.lstat()
@@ -53,7 +71,8 @@ def find_files(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
                 strange[relative] = "is a link, which is not followed; put the file itself there"
             elif not stat.S_ISDIR(found.st_mode):
                 strange[relative] = "is no regular file"
-    return dict(sorted(sizes.items())), dict(sorted(strange.items()))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return Found(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
 
 
 def hash_files(

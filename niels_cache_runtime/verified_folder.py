@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, TOKENIZER_MODEL_NAME
+from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
 from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
 from niels_cache_runtime.invariants_sft import sft_parts
 from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, is_content, read_meta
@@ -25,6 +25,7 @@ _Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
 _PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
+_MOST_NAMED = 8  # of what lies in a data set and is no part of it
 _FILES_ALONE = ("corpus", "duplicates", "index")  # what is in those files is known to those who write them
 
 
@@ -56,8 +57,10 @@ class VerifiedFolder:
     def __init__(self, path: Path) -> None:
         self.path = path if path.parts else path.absolute()  # of ".", no message about a file begins with the folder
         self._build = read_build(path)
-        self.found, strange = find_files(path)
+        found = find_files(path)
+        self.found, strange = found.sizes, found.strange
         self.found.pop(META_NAME, None)
+        self._unread, self._empty = found.unread, found.empty
         self._damage: list[Problem] = [*strange.items()]
         self._listed: FileEntries = {}
         self._parts: list[Part] = []
@@ -87,6 +90,16 @@ class VerifiedFolder:
         except (NielsCacheError, ValueError, RecursionError, AttributeError):
             return {}
         return {path: entry for path, entry in listed.items() if intact and is_content(path)}
+
+    def notes(self) -> list[str]:
+        """At most one line: what lies here, harms nothing, is no part of the data set, and was not looked at."""
+        places = SPLITS if self.meta is None or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
+        beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
+        if not beside:
+            return []
+        more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
+        named = ", ".join(beside[:_MOST_NAMED])
+        return [escaped(f"{self.path}: no part of the data set, and not looked at: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
         """Whether another build has taken its place since: then what was found is of two."""

@@ -2,7 +2,7 @@
 
 A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else belongs there. It may be a link: where a
 data set lies is its owner's choice, and it is verified there. No other link is followed. Beside those folders anything may lie, which
-nobody reads. Costs a look at each name; what is in a folder is `verified_folder`'s.
+nobody reads; what a builder leaves there has a leading dot. Costs a look at each name; what is in a folder is `verified_folder`'s.
 """
 
 import os
@@ -11,11 +11,18 @@ from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, tokenizer_dir
-from niels_cache_runtime.verified_folder import Finding, escaped
+from niels_cache_runtime.verified_folder import Finding, VerifiedFolder, escaped
 
 _ONE = ("tokenizer", "duplicates")
 _MANY = ("pretrain", "sft", "corpus", "index")
-_UNVERIFIED = ("reports",)  # drawn from the others, for people
+_REPORTS = "reports"
+_LEFT_BY_BUILDERS = {
+    ".lock": os.path.isfile,
+    ".partial": os.path.isdir,
+    ".old": os.path.isdir,
+    ".journal": os.path.isdir,
+    ".damaged": os.path.isdir,
+}
 
 
 def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
@@ -46,16 +53,41 @@ def stray_findings(root: str | Path) -> Iterator[Finding]:
             yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
 
 
-def notes(root: str | Path) -> list[str]:
-    """One line each of what harms nothing and is to be known: data sets that lie elsewhere, and what is no part of the cache."""
+def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
+    """One line each about what harms nothing and should be known.
+
+    In `folders`: what is no part of the data set. With `beside`, in the root: data sets that lie elsewhere, and what is not verified.
+    """
     root = Path(root)
+    said = [line for folder in folders for line in folder.notes()]
     if (root / META_NAME).exists():
-        return []
-    links = [path for path, problem in _places(root) if problem is None and path.is_symlink()]
-    said = [f"{path}: is a link; what is verified is {os.path.realpath(path)}" for path in links]
-    if others := [path.name for path in _entries(root) if path.name not in (*_ONE, *_MANY, *_UNVERIFIED)]:
-        said.append(f"{root}: no part of the cache, and not looked at: {', '.join(others)}")
-    return [escaped(line) for line in said]
+        return said + [escaped(line) for folder in folders for line in _renamed(folder)]
+    return said + [escaped(line) for line in _beside(root)] if beside else said
+
+
+def _renamed(folder: VerifiedFolder) -> Iterator[str]:
+    """A folder that is given by its path may have any name."""
+    named = (folder.meta or {}).get("dataset_name")
+    if named not in (None, folder.path.absolute().name):
+        yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
+
+
+def _beside(root: Path) -> Iterator[str]:
+    for path, problem in _places(root):
+        if problem is None and path.is_symlink():
+            yield f"{path}: is a link; what is verified is {os.path.realpath(path)}"
+    for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
+        is_left = _LEFT_BY_BUILDERS.get(path.suffix)
+        if is_left is not None and (path.is_symlink() or not is_left(path)):
+            yield f"{path}: is not what a build leaves under this name, and not looked at; remove it"
+        elif is_left is None and path.parent != root:
+            yield f"{path}: no part of the cache, and not looked at"
+    if (root / _REPORTS).is_dir():
+        yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and can be made again"
+    hidden = [path for path in _hidden(root) if path.suffix not in _LEFT_BY_BUILDERS]
+    others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
+    if hidden or others:
+        yield f"{root}: no part of the cache, and not looked at: {', '.join(path.name for path in (*hidden, *others))}"
 
 
 def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
@@ -68,9 +100,18 @@ def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What has a leading dot is a build at work, its lock, or the file manager's. Nothing of a folder that cannot be listed."""
+    """Names without a leading dot. None of a folder that cannot be listed."""
+    return [path for path in _listed(folder) if not path.name.startswith(".")]
+
+
+def _hidden(folder: Path) -> list[Path]:
+    """Names with a leading dot: a build at work, its lock, or the file manager's."""
+    return [path for path in _listed(folder) if path.name.startswith(".")]
+
+
+def _listed(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        return sorted(folder.iterdir())
     except OSError:
         return []
 

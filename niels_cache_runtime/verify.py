@@ -16,6 +16,7 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, tokenizer_dir
 from niels_cache_runtime.opening import TRIES
+from niels_cache_runtime.place import place_problem
 from niels_cache_runtime.progress_bar import ProgressBar
 from niels_cache_runtime.reading import Look, hash_files
 from niels_cache_runtime.verified_folder import Finding, Kind, VerifiedFolder
@@ -23,19 +24,27 @@ from niels_cache_runtime.verified_root import find_folders, notes, stray_finding
 
 __all__ = ["Finding", "Kind", "find_folders", "main", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
+NOT_VERIFIED = (
+    "Not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot, Dagster's home (.dagster) "
+    "with its logs, exports, and whatever else lies in the cache directory."
+)
+
 OnProgress = Callable[[int, int], None]
 
 
 def verify_dataset(
-    folder: str | Path, *, quick: bool = False, threads: int | None = None, progress: OnProgress | None = None
+    folder: str | Path, *, name: str | None = None, quick: bool = False, threads: int | None = None, progress: OnProgress | None = None
 ) -> list[Finding]:
     """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index.
 
     Inside a cache root (`ROOT/pretrain/NAME`, `ROOT/sft/NAME`) the data set's tokenizer must be that of `ROOT/tokenizer`, if there
-    is one. quick: names and sizes only. threads: files read at a time, None for as many as there are cores. `progress(bytes done, bytes
-    in all)` is called after every block, by one thread at a time.
+    is one. name: the data set that must be here; None if the folder may have any name. quick: names and sizes only. threads: files read
+    at a time, None for as many as there are cores. `progress(bytes done, bytes in all)` is called after every block, by one thread at a
+    time.
     """
-    return _verify([VerifiedFolder(Path(folder))], quick=quick, threads=threads, progress=progress)
+    verified = VerifiedFolder(Path(folder))
+    findings = _verify([verified], quick=quick, threads=threads, progress=progress)
+    return findings if name is None else [*findings, *_place_finding(verified, family=verified.path.absolute().parent.name, name=name)]
 
 
 def verify_cache(
@@ -49,7 +58,8 @@ def verify_cache(
     """Verify a cache root, or a folder that itself holds a meta.json.
 
     names: only these: a data set's NAME in every family, `pretrain/NAME`, `sft/NAME`, `corpus/NAME`, `index/HASH`, `tokenizer` or
-    `duplicates`. Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name where there is nothing to verify.
+    `duplicates`. In a root the folder of a data set must have the name that its meta.json has (`dataset_name`, if it is not null).
+    Everything else as in `verify_dataset`. Raises NielsCacheError for a path or a name where there is nothing to verify.
     """
     folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
@@ -66,20 +76,24 @@ def verify_folders(
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """What the places below a cache root say: of which kind a folder is, and that its tokenizer is there."""
+    """What the places below a cache root say: which data set of which kind a folder is, and that its tokenizer is there."""
     need_tokenizer = []
     for folder in folders:
         if folder.meta is None:  # among the findings
             continue
         place = folder.path.name if folder.path.parent == root else folder.path.parent.name
-        kind = folder.meta.get("kind")
-        if str(kind).partition("/")[0] != place:
-            yield Finding(kind="content", folder=str(folder.path), path=META_NAME, problem=f"kind is {kind!r}, it lies in {place}/")
+        yield from _place_finding(folder, family=place, name=folder.path.name)
         if folder.meta.get("tokenizer_sha256") is not None:
             need_tokenizer.append(folder.path.name)
     if need_tokenizer and not tokenizer_dir(root).is_dir():
         problem = f"missing, though the meta.json of {', '.join(need_tokenizer)} records a tokenizer; build it or put it back"
         yield Finding(kind="tokenizer", folder=str(tokenizer_dir(root)), path=META_NAME, problem=problem)
+
+
+def _place_finding(folder: VerifiedFolder, *, family: str, name: str) -> Iterator[Finding]:
+    problem = None if folder.meta is None else place_problem(folder.meta, family=family, name=name)
+    if problem is not None:
+        yield Finding(kind="content", folder=str(folder.path), path=META_NAME, problem=problem)
 
 
 def _verify(
@@ -117,7 +131,9 @@ def _verify(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m niels_cache_runtime.verify", description="Re-hash a cache and check its invariants.")
+    parser = argparse.ArgumentParser(
+        prog="python -m niels_cache_runtime.verify", description="Re-hash a cache and check its invariants.", epilog=NOT_VERIFIED
+    )
     parser.add_argument("root", help="a cache root such as cache/, or the folder of one data set")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these data sets: NAME, pretrain/NAME, ..., tokenizer or duplicates")
     parser.add_argument("--quick", action="store_true", help="compare names and sizes only; read no file")
@@ -136,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         bar.clear()
-    for line in [*findings, *(f"note: {note}" for note in (notes(settings.root) if beside else ()))]:
+    for line in [*findings, *(f"note: {note}" for note in notes(settings.root, folders, beside=beside))]:
         print(line)
     if not findings:
         sizes = [size for folder in folders for size in folder.found.values()]

@@ -13,7 +13,7 @@ from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer_training import RoundTripLoss
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta, write_meta
-from tests.dagster_tools import TRAIN_HERE, Project, checks, metadata, rows
+from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, metadata, rows
 
 META = dg.AssetKey(["pretrain", "meta_json"])
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -76,6 +76,24 @@ def test_an_id_outside_the_vocabulary_is_an_error_of_the_content(project: Projec
     assert found["files_match_meta"].passed
 
 
+def test_the_folder_of_another_data_set_is_an_error_of_the_content(project: Project) -> None:
+    path = project.root / "pretrain/notes" / META_NAME
+    write_meta(str(path), {**read_meta(str(path)), "dataset_name": "books"})
+    found = execute_checks(project, [*CHECK_NAMES.values(), "splits_disjoint"])
+    assert [name for name, check in found.items() if not check.passed] == ["invariants_hold", "splits_disjoint"]
+    assert "dataset_name is 'books', its folder is called 'notes'" in (found["invariants_hold"].description or "")
+    assert found["splits_disjoint"].description == "not compared, because the cache fails another check"
+    in_sync = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
+    assert (in_sync.passed, in_sync.severity) == (False, ERROR)
+    (row,) = (row for row in rows(in_sync.metadata["states"].value) if row["data_set"] == "notes")
+    assert row["state"] == "other data set"
+    assert "its folder is called 'notes'" in row["problem"]
+    run = project.build("notes")
+    assert not run.success
+    assert "--force" in failure(run)
+    assert project.build("notes", force=True).success
+
+
 def test_a_cache_of_another_tokenizer_is_an_error_and_shows_on_the_graph(project: Project) -> None:
     project.import_other_tokenizer()
     assert project.build_tokenizer().success
@@ -94,7 +112,7 @@ def test_a_blocking_check_fails_the_run_that_built(project: Project, monkeypatch
     assert len(run.asset_materializations_for_node("stream_pretrain_dataset")) == 3
 
 
-def broken_verify(folder: Path) -> list[object]:
+def broken_verify(folder: Path, *, name: str) -> list[object]:
     from niels_cache_runtime.verify import Finding
 
     return [Finding(kind="content", folder=str(folder), path="val/", problem="holds 3 EOT tokens for 4 documents")]

@@ -427,7 +427,7 @@ def test_links_are_findings_and_nothing_is_read_through_them(tmp_path: Path) -> 
     (chats / "meta.json").rename(elsewhere / "meta.json")
     (chats / "meta.json").symlink_to(elsewhere / "meta.json")
     assert ("meta.json", link) in problems(chats)
-    (root / "sft" / "linked").symlink_to(write_sft(tmp_path / "another disk", tokenizer_sha256=None))
+    (root / "sft" / "linked").symlink_to(write_sft(tmp_path / "another disk", tokenizer_sha256=None, dataset_name="linked"))
     assert verify_cache(root, names=["linked"]) == []  # where a data set lies is its owner's choice
 
 
@@ -436,7 +436,7 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
 ) -> None:
     root = write_cache(tmp_path / "cache")
     elsewhere = tmp_path / "elsewhere"
-    write_pretrain(elsewhere / "large", tokenizer_sha256=None)
+    write_pretrain(elsewhere / "large", tokenizer_sha256=None, dataset_name="linked")
     (elsewhere / "secret").mkdir()
     (elsewhere / "secret" / "key").touch()
     (root / "pretrain" / "linked").symlink_to(elsewhere / "large")
@@ -447,6 +447,7 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     assert main([str(root)]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
         f"note: {root}/pretrain/linked: is a link; what is verified is {elsewhere}/large",
+        f"note: {root}/reports: not verified; reports are made from the other folders, and can be made again",
         f"note: {root}: no part of the cache, and not looked at: README.md",
     ]
 
@@ -463,6 +464,67 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     assert found.keys() - expected.keys() == {"sft/old/meta.json"}, "nothing is read through a link"
     assert main([str(root)]) == 1
     assert verify_cache(root, names=["notes"]) == [], "of the data set that was asked for there is nothing to say"
+
+
+def test_what_was_not_looked_at_in_a_data_set_is_a_note_and_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_cache(tmp_path / "cache")
+    notes, chats = root / "pretrain" / "notes", root / "sft" / "chats"
+    assert main([str(root)]) == 0
+    assert "note: " not in capsys.readouterr().out, "an empty split is none"
+    (notes / ".DS_Store").touch()
+    (notes / "train" / ".checkpoints").mkdir()
+    (notes / "train" / ".checkpoints" / "inside").touch()
+    (notes / "val" / "old" / "older").mkdir(parents=True)
+    (chats / "train").mkdir()
+    advice = "remove what you do not need"
+    said = [
+        f"note: {notes}: no part of the data set, and not looked at: .DS_Store, train/.checkpoints, val/old/older/ (empty); {advice}",
+        f"note: {chats}: no part of the data set, and not looked at: train/ (empty); {advice}",
+    ]
+    assert main([str(root)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == said
+    for given in ([str(root), "notes"], [str(notes)]):
+        assert main(given) == 0
+        assert capsys.readouterr().out.splitlines()[0] == said[0]
+    for number in range(20):
+        (chats / f".{number:02}").touch()
+    (chats / ".00\x1b[31m").touch()
+    assert main([str(chats), "--quick"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f": .00, .00\\x1b[31m, .01, .02, .03, .04, .05, .06 and 14 more; {advice}")
+
+
+def test_what_a_builder_does_not_leave_under_its_names_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_cache(tmp_path / "cache")
+    for left in ("pretrain/.notes.partial", "sft/.chats.old", ".tokenizer.partial", "pretrain/.notes.journal"):
+        (root / left).mkdir()
+    for lock in ("pretrain/.notes.lock", ".tokenizer.lock"):
+        (root / lock).touch()
+    assert main([str(root)]) == 0
+    assert "note: " not in capsys.readouterr().out, "unfinished builds and locks"
+    (root / "sft" / ".chats.partial").write_text("a stray file")
+    (root / "pretrain" / ".off.partial").symlink_to(tmp_path)
+    (root / "pretrain" / ".off.lock").mkdir()
+    (root / ".duplicates.partial").touch()
+    (root / "pretrain" / ".DS_Store").touch()
+    (root / ".dagster").mkdir()
+    stray = "is not what a build leaves under this name, and not looked at; remove it"
+    assert main([str(root)]) == 0
+    assert [line.removeprefix(f"note: {root}") for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
+        f"/.duplicates.partial: {stray}",
+        "/pretrain/.DS_Store: no part of the cache, and not looked at",
+        f"/pretrain/.off.lock: {stray}",
+        f"/pretrain/.off.partial: {stray}",
+        f"/sft/.chats.partial: {stray}",
+        ": no part of the cache, and not looked at: .dagster",
+    ]
+
+
+def test_help_says_what_is_not_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for left_out in ("reports/", ".NAME.partial", ".dagster", "logs", "exports"):
+        assert left_out in shown.partition("Not verified: ")[2]
 
 
 def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from niels_cache_assets.defs.keys import CORPUS_JOB
 from niels_cache_runtime import read_meta
 from niels_cache_runtime.meta import content_sha256, sha256_file, write_meta
 from niels_cache_runtime.verify import verify_cache
+from tests.hand_made import rewrite_meta
 from tests.prepared_project import prepare_project
 
 
@@ -50,6 +51,7 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
     capsys.readouterr()
     copied = root / "pretrain/copied"
     shutil.copytree(root / "pretrain/notes", copied)
+    rewrite_meta(copied, dataset_name="copied")
     changed = {
         "pretrain/notes": "train/shard_00000.bin",
         "sft/chats": "train_tokens.bin",

@@ -25,6 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.npy_files import read_npy_header
+from niels_cache_runtime.place import check_place
 
 _LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
 _POLL_SECONDS = 0.1
@@ -87,13 +88,20 @@ def index_folder(root: Path) -> Path:
 
 
 def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
-    """The plan of [blend.NAME]: the train split of its members' caches. Raises NielsCacheError with the nearest name for an unknown one."""
+    """The plan of [blend.NAME]: the train split of its members' caches.
+
+    Raises NielsCacheError with the nearest name for an unknown one, and if the folder of a member holds another data set.
+    """
     if name not in registry.blend:
         refuse_choice(registry.origin, "no blend", name, registry.blend)
     settings = registry.blend[name]
+    folders = [dataset_dir(root, "pretrain", member) for member in settings.weights]
+    for folder in folders:
+        if (folder / META_NAME).exists():
+            check_place(read_meta(str(folder / META_NAME)), folder)
     return BlendPlan(
         labels=tuple(settings.weights),
-        paths=tuple(dataset_dir(root, "pretrain", member) / "train" for member in settings.weights),
+        paths=tuple(folder / "train" for folder in folders),
         weights=tuple(settings.weights.values()),
         **settings.model_dump(exclude={"weights"}),
     )

@@ -107,7 +107,7 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
     if arguments.only is not None:
         places = [find_place(registry, root, name, kinds=FAMILIES) for name in arguments.only]
     else:
-        places = [place for place in find_places(registry, root).values() if place.exists]
+        places = [find_place(registry, root, name) for name, place in find_places(registry, root).items() if place.exists]
     for place in places:
         if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
             yield place.name, _up_to(arguments.characters, _spelled(place, open_tokenizer(root)))

@@ -11,6 +11,7 @@ from niels_cache_assets.registry import Registry, cache_root, load_registry, ref
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.place import check_place
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
 
@@ -64,7 +65,8 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
 def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
     """The cache of that name, which must be there and of these kinds.
 
-    Raises NielsCacheError with the nearest such name, with the kinds that it may be of, or with how to build it.
+    Raises NielsCacheError with the nearest such name, with the kinds that it may be of, with how to build it, or if the folder holds
+    another data set.
     """
     places = find_places(registry, root)
     if name not in places:
@@ -75,4 +77,6 @@ def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
         reason = registry.unconfigured().get(name)
         advice = f"it needs {reason}" if reason else f"build it: niels-cache build-all --only {name}"
         raise NielsCacheError(f"{places[name].directory}: not built yet; {advice}")
+    if places[name].kind != "tokenizer":
+        check_place(places[name].meta(), places[name].directory)
     return places[name]

@@ -15,6 +15,7 @@ from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, built_names
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.place import check_place
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:
@@ -34,7 +35,7 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
     except (NielsCacheError, KeyError):
         return "damaged"
     if judged.condition == "broken":
-        return "damaged"
+        return judged.state if judged.state == "other data set" else "damaged"
     if name in registry.prepared():
         if judged.condition == "stale":
             return judged.state
@@ -64,10 +65,13 @@ def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
 
 
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
-    """The folder and meta.json of a finished corpus. Raises NielsCacheError with the nearest name or with how to make it."""
+    """The folder and meta.json of a finished corpus.
+
+    Raises NielsCacheError with the nearest name, with how to make it, or if the folder holds another one.
+    """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
-        return directory, read_meta(str(directory / META_NAME))
+        return directory, check_place(read_meta(str(directory / META_NAME)), directory)
     if name not in registry.pretrain:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")

@@ -20,7 +20,7 @@ from niels_cache_assets.wording import UNKNOWN
 from niels_cache_runtime.meta import Meta
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
-_WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "not configured")
+_WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "other data set", "not configured")
 
 
 def run(arguments: argparse.Namespace) -> int:

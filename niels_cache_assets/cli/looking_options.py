@@ -10,7 +10,7 @@ from niels_cache_assets.cli.overrides import whole_number
 
 
 def _add_show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a data set, or `tokenizer`")
+    parser.add_argument("name", metavar="NAME", help="a data set, `tokenizer`, or the path of a folder with a meta.json")
 
 
 def _add_sample_options(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ LIST = Command(
 List all configured data sets, and what is built of them.
 
 states: in sync; missing; disabled (enabled = false); needs ... (a setting); other tokenizer, other
-settings (built before they changed); damaged (a file), unreadable (meta.json); `niels-cache status`
-says more
+settings (built before they changed); damaged (a file), unreadable (meta.json), other data set (the
+folder was renamed or copied); `niels-cache status` says more
 
 corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
     examples="  niels-cache list --profile quickstart",
@@ -48,7 +48,8 @@ SHOW = Command(
     summary="show what a cache holds: counts, what was dropped, revision, files with sha256",
     examples="""\
   niels-cache show wikitext
-  niels-cache show tokenizer --cache-dir cache/quickstart""",
+  niels-cache show tokenizer --cache-dir cache/quickstart
+  niels-cache show ./pretrain/wikitext   the folder at this path, whatever it is called""",
     add_options=_add_show_options,
     has_json=True,
 )

@@ -1,12 +1,14 @@
-"""`show NAME`: one cache's meta.json as tables, then its corpus's and what went as duplicates.
+"""`show NAME`: one cache's meta.json as tables, then its corpus's and what went as duplicates. `show PATH`: the meta.json of one folder.
 
-Everything comes from those files; nothing is hashed or opened (that is `verify`).
+By its name a data set must be what meta.json says; a folder is shown under the name that it has there, whatever it is called. Everything
+comes from those files; nothing is hashed or opened (that is `verify`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.report import funnel
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, SPLITS
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.meta import Meta, read_meta
 
 # Shown by a table of their own, or only there for the file itself.
 _NOT_FACTS = frozenset(
@@ -36,6 +39,8 @@ _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths",
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
+    if is_path(arguments.name):
+        return _show_folder(Path(arguments.name), as_json=arguments.json)
     corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
     known = find_places(registry, root)
     cached = not corpus or (arguments.name in known and known[arguments.name].exists)
@@ -52,6 +57,25 @@ def run(arguments: argparse.Namespace) -> int:
         _print_title(console, f"{arguments.name}  (no cache yet, but a corpus)")
     if corpus:
         _print_corpus(console, registry, root, arguments.name)
+    return DONE
+
+
+def is_path(given: str) -> bool:
+    """No name of a data set has a slash in it."""
+    return "/" in given or os.sep in given
+
+
+def _show_folder(directory: Path, *, as_json: bool) -> int:
+    path = directory / META_NAME
+    if not path.exists():
+        raise NielsCacheError(f"{directory}: holds no {META_NAME}; give the folder of a data set, or its name")
+    meta = read_meta(str(path))
+    name = meta.get("dataset_name") or directory.absolute().name
+    if as_json:
+        print_json({"name": name, "cache": {"directory": directory, "meta": meta}, "corpus": None})
+        return DONE
+    _print_title(output(), f"{name}  ({meta.get('kind')}, {path})")
+    _print_cache(output(), meta)
     return DONE
 
 

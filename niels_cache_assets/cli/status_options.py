@@ -24,8 +24,8 @@ asked; whether their text has changed is for build-all to see.
   complete      what the settings ask for, every file of the size that meta.json says
   stale         built with other settings, another tokenizer or another corpus
   missing       not built yet
-  broken        meta.json cannot be read, or a file is missing or of another size; with --full also
-                where its bytes are others
+  broken        meta.json cannot be read or names another data set than the folder, or a file is
+                missing or of another size; with --full also where its bytes are others
   off           enabled = false, or a setting is missing
   resumable     an unfinished build lies beside it: the next one goes on where it ended
   being built   somebody is at work: which process, where, since when

@@ -26,6 +26,12 @@ COMMAND = Command(
     module="verifying",
     usage="[NAME ...] ",
     summary="hash every file again and check the invariants of the format",
+    description="""\
+Hash every file again and check the invariants of the format: one line for each finding, a note for
+what harms nothing.
+
+not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot,
+Dagster's home (.dagster) with its logs, exports, and whatever else lies in the cache directory""",
     examples="""\
   niels-cache verify                    everything below the cache directory, corpora and indices too
   niels-cache verify wikitext dolly15k  two data sets, and their corpora

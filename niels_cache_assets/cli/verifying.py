@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         from niels_cache_assets.defs.recorded import recorded_findings
 
         findings += recorded_findings(root, folders)
-    said = [] if names else notes(root)
+    said = notes(root, verified, beside=not names)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     if arguments.json:
         found = [asdict(finding) for finding in findings]

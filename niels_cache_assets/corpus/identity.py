@@ -19,6 +19,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokeniz
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.place import check_place
 
 _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
@@ -136,6 +137,7 @@ def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
     meta = finished_meta(directory)
     if meta is None:
         raise NielsCacheError(f"{directory}: no finished corpus of {name!r} yet; {advice}")
+    check_place(meta, directory)
     tokenizer = corpus_tokenizer(registry, name, root=root)
     tokenizer_sha256 = tokenizer.model_sha256 if tokenizer is not None else None
     if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"], tokenizer_sha256=tokenizer_sha256):

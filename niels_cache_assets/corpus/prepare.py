@@ -39,6 +39,7 @@ from niels_cache_assets.streaming.space import corpus_need, file_bytes, require_
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.place import check_place
 from niels_cache_runtime.reading import available_threads
 
 Log = Callable[[str], None]
@@ -108,6 +109,8 @@ def prepare_corpus(
         raise NielsCacheError(f"processes is {processes}; give at least 1, or None")
     directory = corpus_dir(root, name)
     old = finished_meta(directory)
+    if old is not None and not force:
+        check_place(old, directory)
 
     def outcome(state: State, meta: Meta, warning: str | None = None, resumed_characters: int = 0) -> CorpusOutcome:
         return CorpusOutcome(

@@ -24,7 +24,8 @@ from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS: dict[Kind, str] = {
     "files": "Every file is there with the size and sha256 of meta.json, and no other.",
-    "content": "Every id is in the vocabulary, EOT tokens match documents, offsets are in order and in range, totals agree.",
+    "content": "The folder holds this data set; every id is in the vocabulary, EOT tokens match documents, offsets are in order and in "
+    "range, totals agree.",
     "tokenizer": "The cache was made with the tokenizer that its root holds now; another one would be a silent mix.",
 }
 
@@ -45,7 +46,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
-                findings = verify_dataset(folder)
+                findings = verify_dataset(folder, name=context.partition_key)
                 switched_off = not findings and not read_meta(str(folder / META_NAME))["built"]
             for kind, name in CHECK_NAMES.items():
                 if dg.AssetCheckKey(asset, name) not in context.selected_asset_check_keys:

@@ -42,7 +42,9 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
             # another tokenizer is a state already, and no damage
-            name: [finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name)) if finding.kind != "tokenizer"]
+            name: [
+                finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name), name=name) if finding.kind != "tokenizer"
+            ]
             for name in readable
         }
         damaged = [name for name, found in findings.items() if found]

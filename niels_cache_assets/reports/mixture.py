@@ -18,6 +18,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.place import check_place
 
 CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
 ALL = "all pretrain data sets"
@@ -140,6 +141,7 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
                 left_out[name] = "is not built yet"
                 continue
             meta = read_meta(str(folder / META_NAME))
+            check_place(meta, folder)
             if not meta.get("built", True):
                 left_out[name] = "is switched off"
                 continue

@@ -29,13 +29,13 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.hostile_paths import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
-from niels_cache_runtime.meta import Meta, canonical_json, read_meta, sha256_file, sha256_text, write_meta
+from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.npy_files import create_npy, map_npy
 from niels_cache_runtime.opening import listed_files
+from niels_cache_runtime.place import index_name
 
 INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
-_HASH_DIGITS = 32
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
@@ -149,7 +149,7 @@ class IndexCache:
 
 def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
     """The name of an index: the same for equal parameters, whatever their order."""
-    return sha256_text(canonical_json({"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters)}))[:_HASH_DIGITS]
+    return index_name(kind, version=INDEX_VERSION, parameters=dict(parameters))
 
 
 def open_arrays(directory: str | Path) -> Arrays:
