@@ -22,6 +22,7 @@ from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, Split, documents_name
 from tests.corpora import nearly, write_jsonl
+from tests.hand_made import rewrite_meta
 from tests.hub_repositories import parquet
 from tests.tiny import sentences, train_tiny_tokenizer
 
@@ -164,7 +165,13 @@ def test_val_comes_of_the_lineage_of_a_finished_cache_that_a_build_would_keep(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "encode_documents", None)
         assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
-    # Of one run with other settings, or damaged, it is not taken.
+    # Of another data set in its folder, of one run with other settings, or damaged, it is not taken.
+    rewrite_meta(tmp_path / "pretrain" / "a", dataset_name="elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "encode_documents", None)
+        with pytest.raises(TypeError):
+            build_dataset(registry, "mix", root=tmp_path, force=True)
+    rewrite_meta(tmp_path / "pretrain" / "a", dataset_name="a")
     build_dataset(registry, "a", root=tmp_path, run_settings={"val_tokens": 100})
     assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
     build_dataset(registry, "a", root=tmp_path)
