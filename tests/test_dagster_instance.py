@@ -7,7 +7,9 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.instance.ref import InstanceRef
 
+from niels_cache_assets.defs import instance as instance_module
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -57,6 +59,93 @@ def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NielsCacheError, match="point DAGSTER_HOME at a folder"):
         ensure_instance(tmp_path / "file" / "home")
+
+
+DEFAULT = (Path(instance_module.__file__).parent / "dagster.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("torn", [b"", b" \n\n", b"\0" * len(DEFAULT)])
+def test_an_empty_dagster_yaml_that_a_torn_start_left_is_written_again(home: Path, torn: bytes) -> None:
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_bytes(torn)
+    with ensure_instance() as instance:
+        assert not instance.telemetry_enabled
+        assert instance.global_op_concurrency_default_limit == 1
+        assert instance.run_monitoring_enabled
+    assert (home / "dagster.yaml").read_bytes() == DEFAULT
+
+
+def test_a_first_start_that_ends_anywhere_leaves_no_dagster_yaml_or_a_whole_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dying(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, dying)
+            with pytest.raises(KeyboardInterrupt):
+                ensure_instance()
+        assert not (home / "dagster.yaml").exists()
+    with ensure_instance():
+        pass
+    assert (home / "dagster.yaml").read_bytes() == DEFAULT
+    assert [path.name for path in home.glob(".dagster.yaml*")] == []
+
+
+def test_a_dagster_yaml_that_is_cut_anywhere_is_refused_by_name(home: Path) -> None:
+    home.mkdir(parents=True)
+    path = home / "dagster.yaml"
+    cuts = range(1, len(DEFAULT.rstrip()), 37)
+    assert len(cuts) > 10
+    for cut in [*cuts, len(DEFAULT.rstrip()) - 1]:
+        path.write_bytes(DEFAULT[:cut])
+        with pytest.raises(NielsCacheError, match="remove it to get the default again") as raised:
+            ensure_instance()
+        assert str(raised.value).startswith(f"{path}: is cut short: it holds the first ")
+        assert path.read_bytes() == DEFAULT[:cut]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        DEFAULT.partition(b"\n")[2][:100].rpartition(b"\n")[0],  # shortened, without the line that says whose it is
+        DEFAULT.rstrip(),
+        DEFAULT.replace(b"default_limit: 1", b"default_limit: 2"),
+        DEFAULT + b"# mine\n",
+        b"# all as Dagster has it\n",
+    ],
+)
+def test_a_dagster_yaml_that_somebody_edited_stays(home: Path, edited: bytes) -> None:
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_bytes(edited)
+    with ensure_instance():
+        pass
+    assert (home / "dagster.yaml").read_bytes() == edited
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("nux: {enabled: false}\n", False), ("telemetry: {}\n", False), ("telemetry: {enabled: true}\n", True)]
+)
+def test_telemetry_is_off_unless_dagster_yaml_turns_it_on(home: Path, monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    """Of this process, of what it hands its instance to, and of the UI's services."""
+    from niels_cache_assets.defs.services import Services
+
+    monkeypatch.delenv("DAGSTER_DISABLE_TELEMETRY", raising=False)
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_text(text)
+    started: list[list[str]] = []
+    monkeypatch.setattr(Services, "_start", lambda self, name, module, arguments: started.append(arguments))
+    monkeypatch.setattr("niels_cache_assets.defs.services.wait_for_grpc_server", lambda *arguments, **settings: None)
+    with ensure_instance() as instance:
+        assert instance.telemetry_enabled is on
+        assert ("DAGSTER_DISABLE_TELEMETRY" in os.environ) is not on
+        with Services(instance, home) as services:
+            services.start_daemon()
+    assert len(started) == 2
+    for arguments in started:
+        handed = dg.deserialize_value(arguments[arguments.index("--instance-ref") + 1], InstanceRef)
+        with dg.DagsterInstance.from_ref(handed) as theirs:
+            assert theirs.telemetry_enabled is on
+    os.environ.pop("DAGSTER_DISABLE_TELEMETRY", None)
 
 
 @pytest.mark.parametrize("text", ["telemetry: [", "telemetri: {enabled: false}\n", "- telemetry\n", "\xff"])

@@ -1,9 +1,7 @@
 """Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +11,8 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from niels_cache_assets.defs import abandoned
-from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, end_abandoned_runs, launcher_identity
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
@@ -27,8 +23,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project
-
-STARTED, CANCELING = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING
 
 
 class Recorder:
@@ -231,55 +225,6 @@ def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(proje
     results = {result.name: result for result in launch_builds(project.registry, root=project.root, wait=True, listener=Freeing())}
     assert waited == ["notes"]
     assert results["notes"].state == "built"
-
-
-def test_runs_of_a_killed_launcher_are_ended_and_free_their_place(project: Project, instance: dg.DagsterInstance) -> None:
-    def begun_run(identity: str) -> str:
-        return instance.create_run_for_job(project.defs.resolve_job_def("build_tokenizer"), tags={LAUNCHER_TAG: identity}).run_id
-
-    home = Path(os.environ["DAGSTER_HOME"])
-    with launcher_identity(instance, home) as alive:
-        kept = begun_run(alive)
-        abandoned = begun_run("0" * 32)
-        instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
-        instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, abandoned, "step")
-        with launcher_identity(instance, home):
-            pass
-        status = {run.run_id: run.status for run in instance.get_runs()}
-        assert (status[kept].value, status[abandoned].value) == ("NOT_STARTED", "FAILURE")
-        assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 0
-
-
-@pytest.mark.parametrize("lives", [True, False])
-def test_runs_of_a_ui_are_ended_where_its_code_server_is_gone(
-    project: Project, instance: dg.DagsterInstance, tmp_path: Path, lives: bool
-) -> None:
-    path = tmp_path / "code_server"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        if not lives:
-            server.close()
-        tags = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(path)})}
-        job = project.defs.resolve_job_def("build_tokenizer")
-        runs = [instance.create_run_for_job(job, status=status, tags=tags) for status in (STARTED, CANCELING)]
-        for run in runs:
-            instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, run.run_id, "step")
-        end_abandoned_runs(instance, Path(os.environ["DAGSTER_HOME"]))
-    found = [instance.get_run_by_id(run.run_id) for run in runs]
-    expected = ["STARTED", "CANCELING"] if lives else ["FAILURE", "CANCELED"]
-    assert [run.status.value for run in found if run] == expected
-
-
-def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(project: Project, instance: dg.DagsterInstance) -> None:
-    storage, home = instance.event_log_storage, Path(os.environ["DAGSTER_HOME"])
-    storage.set_concurrency_slots(STREAM_POOL, 3)
-    job = project.defs.resolve_job_def("build_tokenizer")
-    runs = [instance.create_run_for_job(job, status=status) for status in (STARTED, dg.DagsterRunStatus.FAILURE)]
-    for run_id in (*(run.run_id for run in runs), "deleted"):
-        storage.claim_concurrency_slot(STREAM_POOL, run_id, "step")
-    end_abandoned_runs(instance, home)
-    assert storage.get_concurrency_info(STREAM_POOL).active_run_ids == {runs[0].run_id}
 
 
 SLOW = """

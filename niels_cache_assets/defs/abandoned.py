@@ -1,52 +1,46 @@
 """Runs whose process was killed: end them, so that they do not show as running and hold their place in a pool for ever.
 
-A launcher holds a file lock for its lifetime, and its runs carry the lock's name as a tag; a run whose lock is free has no process any
-more. A run that a UI started carries the socket of its code server, which answers while that lives; where it lives, it ends the runs whose
-process was killed itself. What other machines run is not looked at: a Dagster home in files belongs to one.
+Whoever coordinates a run, a launcher or our executor (executor.py), records itself in the Dagster home, in a file named after the run
+(niels_cache_assets.processes); each of its step workers adds another. A run whose record nobody holds any more is ended, and so are step
+workers whose coordinator is gone. A run without a record in this home, or with one of another machine, is not touched: where homes share
+one database, it is another's. Cost: one query of the database and a look at a folder of small files every few seconds.
 """
 
-import fcntl
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import threading
-import uuid
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import (  # the former: where the default launcher says which code server holds a run
-    GRPC_INFO_TAG,
-    HIDDEN_TAG_PREFIX,
-)
+from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # the former: which code server holds a run
 
-from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.keys import LOCATION, STREAM_POOL
+from niels_cache_assets.processes import claimed_record, hold_record, is_held, read_record
 
-LAUNCHER_TAG = f"{HIDDEN_TAG_PREFIX}niels_cache_launcher"  # the UI does not show it
-_FORMER_TAG = "niels_cache/launcher"  # of runs in homes from before 22 November 2026
-
-_LOCKS = ".launchers"
+_RECORDS = ".runs"
 _GONE = "The process of this run is gone (killed, or the machine stopped)."
-_UNFINISHED = [
-    dg.DagsterRunStatus.NOT_STARTED,  # created, then killed before the first event
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
+_PARENT_SECONDS = 0.5
+_GRACE_SECONDS = 5.0  # for an orphan to end as by Ctrl-C
+
+# Of homes from before 23 November 2026: a launcher held a file in _FORMER_LOCKS, named by a tag of its runs; other runs recorded nothing.
+_FORMER_TAGS = (f"{HIDDEN_TAG_PREFIX}niels_cache_launcher", "niels_cache/launcher")
+_FORMER_LOCKS = ".launchers"
+_FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 @contextmanager
-def launcher_identity(instance: dg.DagsterInstance, home: Path) -> Iterator[str]:
-    """The value of LAUNCHER_TAG for this process's runs, after abandoned runs were ended; those of the time of the block are as well, so
-    that nobody waits for the place of a process that is gone.
-    """
-    (home / _LOCKS).mkdir(exist_ok=True)
+def ending_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
+    """End abandoned runs, then run the block, and end those of its time as well: nobody waits for the place of a process that is gone."""
     end_abandoned_runs(instance, home)
-    identity, ended = uuid.uuid4().hex, threading.Event()
-    path = home / _LOCKS / identity
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
@@ -54,28 +48,62 @@ def launcher_identity(instance: dg.DagsterInstance, home: Path) -> Iterator[str]
                 end_abandoned_runs(instance, home)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not instance.is_ephemeral:  # what is only in memory is this process's
-            watcher.start()
-        try:
-            yield identity
-        finally:
-            ended.set()
-            if watcher.is_alive():
-                watcher.join(_JOIN_SECONDS)  # longer only where the database hangs
-            os.unlink(path)
+    if not instance.is_ephemeral:  # what is only in memory is this process's
+        watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if watcher.is_alive():
+            watcher.join(_JOIN_SECONDS)  # longer only where the database hangs
+
+
+@contextmanager
+def recorded_run(home: Path, run_id: str) -> Iterator[None]:
+    """Record this process as the coordinator of a run that begins and ends in the block."""
+    descriptor = hold_record(_record(home, run_id))
+    try:
+        yield
+    finally:
+        os.close(descriptor)  # the file goes when abandoned runs are ended next
+
+
+def record_run(home: Path, run_id: str) -> None:
+    """Record this process as the coordinator of a run, until it ends: it says last how the run went, after all code of ours."""
+    hold_record(_record(home, run_id))
+
+
+def begin_step(home: Path, run_id: str) -> None:
+    """In a step worker of a run that is recorded: record it, and end it when its coordinator has ended. Elsewhere do nothing."""
+    parent = multiprocessing.parent_process()
+    coordinator = read_record(_record(home, run_id))
+    if parent is None or coordinator is None or parent.pid != coordinator.pid:
+        return
+    hold_record(_record(home, run_id, step=os.getpid()))
+
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(_PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end with the run", daemon=True).start()
 
 
 def end_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> None:
     """End the runs of this home that have no process any more, and give back what they, and runs that have ended, hold of the pool."""
-    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_UNFINISHED)):
-        if _is_abandoned(run, home):
-            if run.status == dg.DagsterRunStatus.CANCELING:
-                instance.report_run_canceled(run, message=_GONE)
-            else:
-                instance.report_run_failed(run, message=_GONE)
-            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    for path in (home / _RECORDS).glob("*"):
+        run_id, _, step = path.name.partition(".")
+        if run_id and not step:
+            with claimed_record(path) as is_gone:
+                if is_gone:
+                    _end_steps(home, run_id)  # before their place is given to others
+                    _end(instance, run_id)
+                    _clear(home, run_id)
+    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
+        if not _record(home, run.run_id).exists() and _has_own_database(instance, home) and _was_abandoned(run, home):
+            _end(instance, run.run_id)
     pool = instance.event_log_storage.get_concurrency_info(STREAM_POOL)
     for run_id in pool.active_run_ids | pool.pending_run_ids:
         holder = instance.get_run_by_id(run_id)
@@ -83,24 +111,56 @@ def end_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> None:
             instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
-def _is_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    identity = run.tags.get(LAUNCHER_TAG, run.tags.get(_FORMER_TAG))
+def _record(home: Path, run_id: str, *, step: int | None = None) -> Path:
+    return home / _RECORDS / (run_id if step is None else f"{run_id}.{step}")
+
+
+def _end_steps(home: Path, run_id: str) -> None:
+    """End the step workers of a run whose coordinator is gone: they end themselves, but one that hangs cannot."""
+    for path in (home / _RECORDS).glob(f"{run_id}.*"):
+        worker = read_record(path)
+        if worker is not None and is_held(path):
+            worker.end()
+
+
+def _end(instance: dg.DagsterInstance, run_id: str) -> None:
+    """End a run whose process is gone, unless the process has said how it ended before it went."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return
+    if run.status == dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, message=_GONE)
+    else:
+        instance.report_run_failed(run, message=_GONE)
+    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+
+
+def _clear(home: Path, run_id: str) -> None:
+    """Remove the records of a run that has ended; the last is that of the coordinator, by which its step workers are found."""
+    steps = list((home / _RECORDS).glob(f"{run_id}.*"))
+    for path in steps:
+        if not is_held(path):
+            path.unlink(missing_ok=True)
+    if not any(path.exists() for path in steps):
+        _record(home, run_id).unlink(missing_ok=True)
+
+
+def _has_own_database(instance: dg.DagsterInstance, home: Path) -> bool:
+    """Whether the database is this home's own: a file in it, as Dagster makes it where dagster.yaml names no other."""
+    folder = instance.get_ref().run_storage_data.config_dict.get("base_dir")
+    return isinstance(folder, str) and Path(folder).resolve().is_relative_to(home.resolve())
+
+
+def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
+    """Whether nobody executes a run that has no record: its launcher's lock is free, or its code server does not answer."""
+    identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)
     if identity is not None:
-        return not _is_alive(home / _LOCKS / identity)
+        return not is_held(home / _FORMER_LOCKS / identity)
+    origin = run.remote_job_origin
+    if origin is not None and origin.repository_origin.code_location_origin.location_name != LOCATION:
+        return False
     server = json.loads(run.tags.get(GRPC_INFO_TAG, "{}")).get("socket")
     return server is not None and not _answers(server)
-
-
-def _is_alive(lock: Path) -> bool:
-    try:
-        with open(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    lock.unlink(missing_ok=True)  # left by a kill
-    return False
 
 
 def _answers(path: str) -> bool:

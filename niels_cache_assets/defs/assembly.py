@@ -14,6 +14,7 @@ from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.automation import automated, build_automation
 from niels_cache_assets.defs.checks import build_checks
+from niels_cache_assets.defs.executor import recorded_executor
 from niels_cache_assets.defs.jobs import build_jobs
 from niels_cache_assets.defs.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
@@ -21,8 +22,6 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.schedules import build_schedules
 from niels_cache_assets.defs.sensors import build_sensors
 from niels_cache_assets.registry import Registry, cache_root, load_registry
-
-MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
 
 
 def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
@@ -54,5 +53,5 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
         sensors=[*build_sensors(registry), build_automation()],
         schedules=build_schedules(registry),
         resources={**defaults, **(resources or {})},
-        executor=dg.multiprocess_executor.configured({"max_concurrent": MAX_STEPS_AT_ONCE}),
+        executor=recorded_executor,
     )

@@ -1,7 +1,9 @@
 """One Dagster home for the UI, the command line and CI: make it, write its dagster.yaml, open it once.
 
 `python -m niels_cache_assets.defs.instance` does that and says where it is. Under a file lock, because two processes that create a
-fresh SQLite home at once can leave it broken for good. What a run does with the instance is not decided here.
+fresh SQLite home at once can leave it broken for good. dagster.yaml is the user's once it is written: an empty one, which an interrupted
+start left, is written again, and one that is cut short is refused. Dagster's telemetry is off unless dagster.yaml turns it on. What a run
+does with the instance is not decided here.
 """
 
 import fcntl
@@ -14,11 +16,13 @@ from typing import Any
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the documented way to a home with overrides: none is public
 
+from niels_cache_assets.streaming.journal import sync_directory
 from niels_cache_runtime.errors import NielsCacheError
 
 HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
+_NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's processes that read dagster.yaml themselves from sending anything
 
 
 def dagster_home(home: Path | None = None) -> Path:
@@ -30,16 +34,14 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
     """Open the instance of a home that is made where it is missing, and point DAGSTER_HOME at it.
 
     `overrides` replace top-level tables of its dagster.yaml for this process. Close it by `with`. Raises NielsCacheError where the
-    home cannot be written, or its dagster.yaml is not valid.
+    home cannot be written, or its dagster.yaml is cut short or not valid.
     """
     home = dagster_home(home)
     try:
         home.mkdir(parents=True, exist_ok=True)
         with open(home / LOCK_NAME, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            config = home / CONFIG_NAME
-            if not config.exists():
-                config.write_text(resources.files(__package__).joinpath(CONFIG_NAME).read_text(encoding="utf-8"), encoding="utf-8")
+            _write_config(home / CONFIG_NAME)
             instance = dg.DagsterInstance.from_ref(_read_config(home, overrides or {}))
             instance.get_runs_count()  # the storages make their tables when first asked
             instance.get_asset_keys(limit=1)
@@ -48,12 +50,38 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
             f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a folder that can be written"
         ) from error
     os.environ[HOME_VARIABLE] = str(home)
+    if not instance.telemetry_enabled:
+        os.environ.setdefault(_NO_TELEMETRY, "yes")
     return instance
+
+
+def _write_config(path: Path) -> None:
+    """Write the default dagster.yaml in one step if there is none, or an empty one. Raises NielsCacheError if the default is cut short."""
+    default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
+    content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave zeros
+    if not content:
+        spare = path.with_name(f".{path.name}.new")
+        try:
+            with open(spare, "wb") as file:
+                file.write(default)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(spare, path)
+        finally:
+            spare.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    elif content != default.strip() and default.startswith(content):
+        raise NielsCacheError(
+            f"{path}: is cut short: it holds the first {len(content)} of the {len(default)} bytes that were to be written; "
+            "remove it to get the default again, or its first line if you shortened it yourself"
+        )
 
 
 def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
     try:
-        return InstanceRef.from_dir(str(home), overrides=dict(overrides))
+        read = InstanceRef.from_dir(str(home), overrides=dict(overrides))
+        said = read.settings.get("telemetry") or {}
+        return read if "enabled" in said else read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
     except Exception as error:  # of the YAML parser, the decoder, and several of Dagster's: this call only reads and checks the file

@@ -5,6 +5,7 @@ the listener's business: Dagster itself writes nothing to the console here.
 """
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal, Protocol
 import dagster as dg
 
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
-from niels_cache_assets.defs.abandoned import LAUNCHER_TAG, launcher_identity
+from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import (
@@ -100,8 +101,8 @@ def launch_builds(
     """
     chosen = _chosen(registry, only)
     home = dagster_home()
-    with ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, launcher_identity(instance, home) as identity:
-        launcher = _Launcher(registry, root, instance, listener, identity, wait=wait)
+    with ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance, home):
+        launcher = _Launcher(registry, root, instance, home, listener, wait=wait)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results = [tokenizer]
         reasons: dict[str, str] = {}  # why a cache is not built
@@ -155,14 +156,14 @@ class _Step:
 
 class _Launcher:
     def __init__(
-        self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, identity: str, *, wait: bool
+        self, registry: Registry, root: Path, instance: dg.DagsterInstance, home: Path, listener: LaunchListener, *, wait: bool
     ) -> None:
         self._registry = registry
         self._root = root
         self._instance = instance
+        self._home = home
         self._listener = listener
         self._wait = wait
-        self._tags = {**_REPOSITORY_TAG, LAUNCHER_TAG: identity}
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
@@ -207,16 +208,19 @@ class _Launcher:
         self._listener.started(step.name, step.family)
         if step.family != "tokenizer":
             self._say_if_waiting(step.name)
-        run = self._defs.resolve_job_def(step.job).execute_in_process(
-            run_config={"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}, **_QUIET},
-            instance=self._instance,
-            partition_key=step.partition,
-            tags=self._tags,
-            raise_on_error=False,
-        )
-        if _was_interrupted(run):
-            self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
-            raise KeyboardInterrupt
+        run_id = str(uuid.uuid4())
+        with recorded_run(self._home, run_id):
+            run = self._defs.resolve_job_def(step.job).execute_in_process(
+                run_config={"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}, **_QUIET},
+                instance=self._instance,
+                partition_key=step.partition,
+                run_id=run_id,
+                tags=_REPOSITORY_TAG,
+                raise_on_error=False,
+            )
+            if _was_interrupted(run):
+                self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
+                raise KeyboardInterrupt
         outcome: dict[str, Any]
         if run.success:
             metadata = run.asset_materializations_for_node(step.op)[-1].metadata

@@ -5,6 +5,8 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
+from niels_cache_assets.defs.abandoned import begin_step
+
 
 class CacheRoot(dg.ConfigurableResource):
     """The folder that holds tokenizer/, pretrain/ and sft/. A relative one is relative to where Dagster was started.
@@ -17,3 +19,8 @@ class CacheRoot(dg.ConfigurableResource):
     @property
     def path(self) -> Path:
         return Path(self.root).absolute()
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Begin a step, before its op does: every op here has this resource."""
+        if context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
+            begin_step(Path(context.instance.root_directory), context.run.run_id)

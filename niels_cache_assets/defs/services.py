@@ -50,6 +50,7 @@ class Services:
 
     def __enter__(self) -> "Services":
         command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
+        command += self._on_the_instance()
         try:
             process = self._start("the code server", "dagster", command)
             wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
@@ -68,7 +69,11 @@ class Services:
         workspace = self._folder / "workspace.yaml"
         server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
         workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
-        self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning"])
+        self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
+
+    def _on_the_instance(self) -> list[str]:
+        """The instance with its settings as they are here: dagster.yaml may say nothing of telemetry."""
+        return ["--instance-ref", dg.serialize_value(self._instance.get_ref())]
 
     def check(self) -> None:
         """Raise NielsCacheError if one of them has ended."""

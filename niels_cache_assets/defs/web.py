@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import uvicorn
 
-from niels_cache_assets.defs.abandoned import end_abandoned_runs
+from niels_cache_assets.defs.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.streaming.locks import Busy, writer_lock, writer_of
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
@@ -47,9 +47,10 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
         _only_one(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder)) as services,
         _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
+        ExitStack() as stack,
     ):
         if not read_only:
-            end_abandoned_runs(instance, Path(instance.root_directory))  # of a UI that was killed: or they would run for ever
+            stack.enter_context(ending_abandoned_runs(instance, Path(instance.root_directory)))  # what is queued waits for their place
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 

@@ -1,0 +1,143 @@
+"""Which process does something, recorded in a file that the process holds a lock on until it ends, however it ends.
+
+The lock says whether it lives, also across containers of one machine, and whatever process has its number now; the record says on which
+machine that can be believed, and which process to end if it must be. What is recorded so is not known here.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of one machine. Where the system does not tell (no /proc), `boot` and `namespace` are "" and `start` is 0."""
+
+    machine: str
+    boot: str  # of the kernel: other after each start of the machine, the same in all containers of one
+    namespace: str  # in which `pid` is the process's number
+    pid: int
+    start: int  # in ticks after the boot: another process of the same number has another
+
+    @classmethod
+    def here(cls) -> "Process":
+        try:
+            namespace = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            namespace = ""
+        machine = f"{os.uname().nodename}/{_text('/etc/machine-id')}"
+        boot, pid = _text("/proc/sys/kernel/random/boot_id"), os.getpid()
+        return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
+
+    def is_of(self, other: "Process") -> bool:
+        """Whether a lock that `other` takes tells of this process: both have one kernel, or this one's ran on the same machine before."""
+        return self.machine == other.machine or (self.boot == other.boot != "")
+
+    def end(self) -> None:
+        """End the process if it runs, by SIGTERM, or by SIGKILL if that takes long. Where its number is not known here, do nothing."""
+        here = Process.here()
+        if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
+            return
+        deadline = time.monotonic() + _GRACE_SECONDS
+        with suppress(ProcessLookupError, PermissionError):
+            if self._runs():
+                os.kill(self.pid, signal.SIGTERM)
+            while self._runs() and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            if self._runs():
+                os.kill(self.pid, signal.SIGKILL)
+            while self._runs() and time.monotonic() < deadline + _GRACE_SECONDS:
+                time.sleep(_POLL_SECONDS)
+
+    def _runs(self) -> bool:
+        return _start_of(self.pid) == self.start
+
+
+def hold_record(path: Path) -> int:
+    """Record this process at `path` and return the descriptor that holds the lock: until it is closed, or the process ends."""
+    path.parent.mkdir(exist_ok=True)
+    spare = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, json.dumps(asdict(Process.here())).encode())
+        os.fsync(descriptor)
+        os.replace(spare, path)  # who finds it, finds it held
+    except BaseException:
+        os.close(descriptor)
+        spare.unlink(missing_ok=True)
+        raise
+    return descriptor
+
+
+def read_record(path: Path) -> Process | None:
+    """Return the process that is recorded at `path`, or None if none is."""
+    try:
+        said = json.loads(path.read_bytes())
+        process = Process(**said)
+    except (OSError, ValueError, TypeError):
+        return None
+    return process if type(process.pid) is int and process.pid > 0 and type(process.start) is int else None
+
+
+@contextmanager
+def claimed_record(path: Path) -> Iterator[bool]:
+    """Hold the lock of a record whose process has ended, on this machine. False if it lives, or is another machine's, or is not recorded.
+
+    Of several who claim it at once, one is told True.
+    """
+    process = read_record(path)
+    if process is None or not process.is_of(Process.here()):
+        yield False
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock of a file that is there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start_of(pid: int) -> int:
+    """When a process started, 0 if it has ended, also if nobody has asked about it yet."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

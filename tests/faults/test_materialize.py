@@ -1,0 +1,198 @@
+"""`dagster asset materialize`, and the worker of its step, killed at any moment: nothing waits for the dead, and nothing of them stays.
+
+The command launches its run itself: no launcher of ours and no code server stands behind it. Each trial draws its moment from its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.streaming.directories import work_on
+from niels_cache_runtime.verify import verify_cache
+from tests.dagster_tools import Project
+from tests.faults import children
+from tests.faults.test_builds import drawing
+from tests.test_cache_determinism import digests
+from tests.tiny import sentences
+from tests.ui.running import wait_until
+
+REPOSITORY = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"]
+ORPHAN_SECONDS = 30.0  # on a machine that is busy; 1 or 2 on one that is not
+IN_PROGRESS = {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
+
+
+def build_all(folder: Path, model: Path, home: Path) -> None:
+    """What `niels-cache build-all notes` does, in this process."""
+    from niels_cache_assets.defs.launcher import launch_builds
+    from tests.test_dagster_launcher import Recorder
+
+    os.environ["DAGSTER_HOME"] = str(home)
+    project = Project(folder, model)
+    write_notes(project)
+    results = launch_builds(project.registry, root=project.root, only=["notes"], wait=True, listener=Recorder())
+    assert [result.state for result in results] in (["cache_hit", "built"], ["cache_hit", "cache_hit"]), results
+
+
+def write_notes(project: Project) -> None:
+    project.write_notes(sentences(60, words=200) * 60)  # some seconds of tokenizing
+    with open(project.folder / "niels_cache.toml", "a", encoding="utf-8") as config:
+        config.write('[build]\ncache_dir = "cache"\n')
+
+
+class Workshop:
+    """One home, in which runs are killed one after the other, and the bytes and the seconds of a run that is not."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.home, self._model = folder / "home", model
+        self.project = Project(folder / "project", model)
+        write_notes(self.project)
+        assert self.project.build_tokenizer().success
+        undisturbed = folder / "undisturbed"
+        undisturbed.mkdir()
+        shutil.copytree(self.project.root / "tokenizer", undisturbed / "tokenizer")
+        build_dataset(self.project.registry, "notes", root=undisturbed)
+        self._expected = digests(undisturbed / "pretrain/notes")
+        with ensure_instance(self.home):
+            pass
+        started = time.monotonic()
+        assert self.start().wait(timeout=300) == 0
+        self.seconds = time.monotonic() - started
+        assert digests(self.target) == self._expected
+
+    @property
+    def target(self) -> Path:
+        return self.project.root / "pretrain/notes"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The command, in a session of its own, by which all that it starts is known."""
+        shutil.rmtree(self.target.parent, ignore_errors=True)
+        environment = {
+            **os.environ,
+            "DAGSTER_HOME": str(self.home),
+            "NIELS_CACHE_CONFIG": str(self.project.folder / "niels_cache.toml"),
+            "NIELS_CACHE_PROFILE": "quickstart",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        command = [*COMMAND, "--select", 'key:"pretrain/*"', "--partition", "notes"]
+        with open(self.home.parent / "materialize.log", "ab") as log:
+            return subprocess.Popen(command, env=environment, cwd=self.project.folder, stdout=log, stderr=log, start_new_session=True)
+
+    def check_what_is_left(self, told: str) -> None:
+        """After a kill: whole or nothing is there, the next build does not wait for what is dead, and ends in equal bytes."""
+        if self.target.exists():
+            assert digests(self.target) == self._expected, told
+        assert children.run(build_all, self.project.folder, self._model, self.home) == 0, told
+        assert digests(self.target) == self._expected, told
+        assert verify_cache(self.project.root) == [], told
+        with ensure_instance(self.home) as instance:
+            assert [run for run in instance.get_runs() if run.status in IN_PROGRESS] == [], told
+            assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 0, told
+
+
+def of_session(leader: int) -> list[int]:
+    """The processes that live of those that a leader of a session started, also through others, itself included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def workers_of(pid: int) -> list[int]:
+    """The step workers among the children of a process."""
+    found = []
+    with suppress(OSError):  # one that has ended meanwhile
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Workshop]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NIELS_CACHE_ROOT", raising=False)
+        folder = tmp_path_factory.mktemp("materialize")
+        patch.setenv("DAGSTER_HOME", str(folder / "home"))
+        yield Workshop(folder, tiny_model)
+
+
+def end_of(workshop: Workshop, process: subprocess.Popen[bytes], told: str) -> None:
+    """After a kill: all that the command started ends, and what it leaves is as it should be."""
+    process.wait(timeout=120)
+    begin = time.monotonic()
+    wait_until(lambda: not of_session(process.pid), seconds=ORPHAN_SECONDS, what=f"{told}: orphans stay")
+    print(f"{told}; the last of its processes was gone {time.monotonic() - begin:.1f} s later")
+    workshop.check_what_is_left(told)
+
+
+def writer_of(workshop: Workshop, process: subprocess.Popen[bytes]) -> int:
+    """The step worker, when it writes the data set."""
+    wait_until(lambda: process.poll() is not None or work_on(workshop.target).writer is not None, seconds=120, what="nothing is built")
+    writer = work_on(workshop.target).writer
+    assert writer is not None
+    assert workers_of(process.pid) == [writer.pid]
+    return writer.pid
+
+
+@pytest.mark.slow
+def test_a_materialize_killed_while_it_builds_blocks_nothing_and_leaves_nobody(workshop: Workshop) -> None:
+    process = workshop.start()
+    writer_of(workshop, process)
+    with ensure_instance(workshop.home) as instance:
+        assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 1
+    process.kill()
+    assert not workshop.target.exists()
+    end_of(workshop, process, "killed while it builds")
+
+
+@pytest.mark.slow
+def test_a_step_of_materialize_killed_while_it_builds_blocks_nothing_and_leaves_nobody(workshop: Workshop) -> None:
+    process = workshop.start()
+    os.kill(writer_of(workshop, process), signal.SIGKILL)
+    assert process.wait(timeout=120) == 1
+    end_of(workshop, process, "its step killed while it builds")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(60))
+def test_materializes_killed_at_any_moment_block_nothing_and_leave_nobody(workshop: Workshop, seed: int) -> None:
+    after = workshop.seconds * drawing(seed)(1000) / 1000
+    process = workshop.start()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=after)
+    process.kill()
+    end_of(workshop, process, f"seed {seed}: killed after {after:.3f} s of {workshop.seconds:.1f}")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_of_materialize_killed_at_any_moment_block_nothing_and_leave_nobody(workshop: Workshop, seed: int) -> None:
+    after = workshop.seconds * drawing(seed)(1000) / 1500  # the first starts after some of it
+    process = workshop.start()
+    wait_until(lambda: bool(workers_of(process.pid)), seconds=120, what="no step has begun")
+    time.sleep(after)
+    killed = workers_of(process.pid) if process.poll() is None else []
+    for worker in killed:
+        os.kill(worker, signal.SIGKILL)
+    end_of(workshop, process, f"seed {seed}: {len(killed)} steps killed {after:.3f} s after the first was there")

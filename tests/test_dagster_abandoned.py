@@ -1,0 +1,235 @@
+"""Runs whose process is gone are ended, whoever launched them; those of another machine, another home or a live process never are."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.storage.tags import GRPC_INFO_TAG
+
+from niels_cache_assets import processes
+from niels_cache_assets.defs.abandoned import end_abandoned_runs, recorded_run
+from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
+
+STARTING, STARTED, CANCELING = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING
+
+HOLDING = """
+import signal, sys, time
+from pathlib import Path
+from niels_cache_assets.processes import hold_record
+if sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+descriptor = hold_record(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@dg.job
+def streaming() -> None:
+    """A job to have runs of."""
+
+
+@contextmanager
+def holding(path: Path, *, stubborn: bool = False) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has recorded itself at `path`; killed after the block."""
+    command = [sys.executable, "-c", HOLDING, str(path), "stubborn" if stubborn else "mild"]
+    with subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def instance(home: Path) -> Iterator[dg.DagsterInstance]:
+    with ensure_instance() as opened:
+        opened.event_log_storage.set_concurrency_slots(STREAM_POOL, 5)
+        yield opened
+
+
+def begun_run(instance: dg.DagsterInstance, *, status: dg.DagsterRunStatus = STARTED, tags: dict[str, str] | None = None) -> str:
+    """A run that holds a place in the pool."""
+    run = instance.create_run_for_job(streaming, status=status, tags=tags)
+    instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, run.run_id, "step")
+    return run.run_id
+
+
+def states(instance: dg.DagsterInstance, *runs: str) -> list[tuple[str, bool]]:
+    """Of each run its status, and whether it holds a place in the pool."""
+    holding = instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_run_ids
+    found = [instance.get_run_by_id(run) for run in runs]
+    return [(run.status.value, run.run_id in holding) for run in found if run is not None]
+
+
+def record_of(home: Path, run: str) -> Path:
+    return home / ".runs" / run
+
+
+def write_record(path: Path, process: Process) -> None:
+    os.close(hold_record(path))
+    path.write_text(json.dumps(process.__dict__))
+
+
+def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspended_is_not(
+    instance: dg.DagsterInstance, home: Path
+) -> None:
+    killed, canceling, suspended, here = (begun_run(instance, status=status) for status in (STARTED, CANCELING, STARTED, STARTED))
+    with ExitStack() as stack:
+        gone = [stack.enter_context(holding(record_of(home, run))) for run in (killed, canceling)]
+        stack.enter_context(holding(record_of(home, suspended))).send_signal(signal.SIGSTOP)
+        stack.enter_context(recorded_run(home, here))
+        end_abandoned_runs(instance, home)
+        assert states(instance, killed, canceling) == [("STARTED", True), ("CANCELING", True)]
+        for process in gone:
+            process.kill()
+            process.wait()
+        end_abandoned_runs(instance, home)
+        expected = [("FAILURE", False), ("CANCELED", False), ("STARTED", True), ("STARTED", True)]
+        assert states(instance, killed, canceling, suspended, here) == expected
+        assert sorted(path.name for path in (home / ".runs").iterdir()) == sorted([suspended, here])
+
+
+def test_a_run_that_its_process_ended_before_it_went_stays_what_it_became(instance: dg.DagsterInstance, home: Path) -> None:
+    run = begun_run(instance, status=dg.DagsterRunStatus.SUCCESS)
+    with recorded_run(home, run):
+        pass
+    end_abandoned_runs(instance, home)
+    assert states(instance, run) == [("SUCCESS", False)]
+    assert list((home / ".runs").iterdir()) == []
+
+
+def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_restart_is(instance: dg.DagsterInstance, home: Path) -> None:
+    here = Process.here()
+    elsewhere, restarted, container, damaged = (begun_run(instance) for _ in range(4))
+    write_record(record_of(home, elsewhere), replace(here, machine="other/1", boot="another kernel's"))
+    write_record(record_of(home, restarted), replace(here, boot="the last kernel's"))
+    write_record(record_of(home, container), replace(here, machine="container/2", namespace="pid:[1]"))
+    write_record(record_of(home, damaged), here)
+    record_of(home, damaged).write_text("{")
+    end_abandoned_runs(instance, home)
+    assert states(instance, elsewhere, damaged) == [("STARTED", True)] * 2
+    assert states(instance, restarted, container) == [("FAILURE", False)] * 2
+
+
+def test_homes_that_share_one_database_do_not_touch_each_others_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two machines with one Postgres do. Runs of an executor, of an earlier launcher, and of a UI whose socket is elsewhere."""
+    homes = [tmp_path / "first", tmp_path / "second"]
+    for home in homes:
+        home.mkdir()
+        (home / "dagster.yaml").write_text(f"storage: {{sqlite: {{base_dir: {tmp_path / 'shared'}}}}}\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(homes[0]))
+    with ensure_instance(homes[0]) as first, ensure_instance(homes[1]) as second:
+        first.event_log_storage.set_concurrency_slots(STREAM_POOL, 5)
+        tags: list[dict[str, str]] = [
+            {},
+            {".dagster/niels_cache_launcher": "0" * 32},
+            {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(tmp_path / "elsewhere")})},
+        ]
+        runs = [begun_run(first, tags=each) for each in tags]
+        with holding(record_of(homes[0], runs[0])) as process:
+            assert second.get_run_by_id(runs[0]) is not None, "the database is shared"
+            end_abandoned_runs(second, homes[1])
+            assert states(second, *runs) == [("STARTED", True)] * 3
+            process.kill()
+            process.wait()
+            end_abandoned_runs(second, homes[1])
+            assert states(second, runs[0]) == [("STARTED", True)]
+            end_abandoned_runs(first, homes[0])
+            assert states(second, runs[0]) == [("FAILURE", False)]
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_step_worker_that_outlives_its_coordinator_is_ended_before_its_place_is_given_back(
+    instance: dg.DagsterInstance, home: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.5)
+    run = begun_run(instance)
+    with recorded_run(home, run), holding(record_of(home, f"{run}.1"), stubborn=stubborn) as worker:
+        end_abandoned_runs(instance, home)
+        assert worker.poll() is None, "its coordinator lives"
+    with recorded_run(home, run):
+        pass
+    with holding(record_of(home, f"{run}.1"), stubborn=stubborn) as worker:
+        end_abandoned_runs(instance, home)
+        assert worker.wait(timeout=60) == -(signal.SIGKILL if stubborn else signal.SIGTERM)
+    assert states(instance, run) == [("FAILURE", False)]
+    assert list((home / ".runs").iterdir()) == []
+
+
+def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_path: Path) -> None:
+    with holding(tmp_path / "runs" / "x") as process:
+        recorded = read_record(tmp_path / "runs" / "x")
+        assert recorded is not None
+        assert recorded.pid == process.pid
+        for other in (
+            replace(recorded, start=recorded.start + 1),
+            replace(recorded, namespace="pid:[1]"),
+            replace(recorded, boot="another"),
+        ):
+            other.end()
+        assert process.poll() is None
+        recorded.end()
+        assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "x"
+    os.close(hold_record(path))
+    with claimed_record(path) as first, claimed_record(path) as second:
+        assert (first, second) == (True, False)
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstance, home: Path) -> None:
+    """Also one of another code location, and one that is starting: its executor is about to record it, or Dagster's daemon ends it."""
+    gone = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(home / "no_socket")})}
+    runs = [begun_run(instance), begun_run(instance, status=STARTING, tags=gone)]
+    end_abandoned_runs(instance, home)
+    assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_code_server(
+    instance: dg.DagsterInstance, home: Path, tmp_path: Path, lives: bool
+) -> None:
+    path = tmp_path / "code_server"
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as stack:
+        server.bind(str(path))
+        server.listen()
+        if lives:
+            stack.enter_context(holding(home / ".launchers" / "0123"))
+        else:
+            server.close()
+        served = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(path)})}
+        runs = [begun_run(instance, status=status, tags=served) for status in (STARTED, CANCELING)]
+        runs += [begun_run(instance, tags={tag: "0123"}) for tag in (".dagster/niels_cache_launcher", "niels_cache/launcher")]
+        end_abandoned_runs(instance, home)
+    found = [state for state, _ in states(instance, *runs)]
+    assert found == (["STARTED", "CANCELING", "STARTED", "STARTED"] if lives else ["FAILURE", "CANCELED", "FAILURE", "FAILURE"])
+
+
+def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:
+    runs = [begun_run(instance, status=status) for status in (STARTED, dg.DagsterRunStatus.FAILURE)]
+    instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "deleted", "step")
+    end_abandoned_runs(instance, home)
+    assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_run_ids == {runs[0]}
