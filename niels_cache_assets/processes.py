@@ -6,16 +6,19 @@ machine that can be believed, and which process to end if it must be. What is re
 
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 5.0
+_PARENT_SECONDS = 0.5
+_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Process:
     namespace: str  # in which `pid` is the process's number
     pid: int
     start: int  # in ticks after the boot: another process of the same number has another
+    file: int = 0  # the inode of the record: a copy of it, in a folder that was copied or restored, has another
 
     @classmethod
     def here(cls) -> "Process":
@@ -69,7 +73,8 @@ def hold_record(path: Path) -> int:
     descriptor = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, json.dumps(asdict(Process.here())).encode())
+        process = replace(Process.here(), file=os.fstat(descriptor).st_ino)
+        os.write(descriptor, json.dumps(asdict(process)).encode())
         os.fsync(descriptor)
         os.replace(spare, path)  # who finds it, finds it held
     except BaseException:
@@ -84,42 +89,62 @@ def read_record(path: Path) -> Process | None:
     try:
         said = json.loads(path.read_bytes())
         process = Process(**said)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     return process if type(process.pid) is int and process.pid > 0 and type(process.start) is int else None
 
 
 @contextmanager
-def claimed_record(path: Path) -> Iterator[bool]:
-    """Hold the lock of a record whose process has ended, on this machine. False if it lives, or is another machine's, or is not recorded.
+def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
+    """Hold the lock of a record whose process has ended. False if it lives, is another machine's, or is not recorded.
 
-    Of several who claim it at once, one is told True.
+    Nobody locks a copy of a record: it counts as one whose process has ended if `copies`, else as another machine's. Of several who claim
+    a record at once, one is told True.
     """
     process = read_record(path)
-    if process is None or not process.is_of(Process.here()):
+    descriptor = _open(path)
+    if process is None or descriptor is None:
         yield False
         return
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _lock(descriptor)
+        is_copy = os.fstat(descriptor).st_ino != process.file
+        yield (copies if is_copy else process.is_of(Process.here())) and _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:
     """Whether somebody holds the lock of a file that is there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    descriptor = _open(path)
+    if descriptor is None:
         return False
     try:
         return not _lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def end_with_parent() -> None:
+    """In a process that multiprocessing started: end it, by SIGTERM and then SIGKILL, when the process that started it has ended."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(_PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end with the parent", daemon=True).start()
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _lock(descriptor: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,7 +87,7 @@ def record_of(home: Path, run: str) -> Path:
 
 def write_record(path: Path, process: Process) -> None:
     os.close(hold_record(path))
-    path.write_text(json.dumps(process.__dict__))
+    path.write_text(json.dumps(replace(process, file=path.stat().st_ino).__dict__))
 
 
 def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspended_is_not(
@@ -96,13 +97,13 @@ def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspen
     with ExitStack() as stack:
         gone = [stack.enter_context(holding(record_of(home, run))) for run in (killed, canceling)]
         stack.enter_context(holding(record_of(home, suspended))).send_signal(signal.SIGSTOP)
-        stack.enter_context(recorded_run(home, here))
-        end_abandoned_runs(instance, home)
+        stack.enter_context(recorded_run(instance, here))
+        end_abandoned_runs(instance)
         assert states(instance, killed, canceling) == [("STARTED", True), ("CANCELING", True)]
         for process in gone:
             process.kill()
             process.wait()
-        end_abandoned_runs(instance, home)
+        end_abandoned_runs(instance)
         expected = [("FAILURE", False), ("CANCELED", False), ("STARTED", True), ("STARTED", True)]
         assert states(instance, killed, canceling, suspended, here) == expected
         assert sorted(path.name for path in (home / ".runs").iterdir()) == sorted([suspended, here])
@@ -110,9 +111,9 @@ def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspen
 
 def test_a_run_that_its_process_ended_before_it_went_stays_what_it_became(instance: dg.DagsterInstance, home: Path) -> None:
     run = begun_run(instance, status=dg.DagsterRunStatus.SUCCESS)
-    with recorded_run(home, run):
+    with recorded_run(instance, run):
         pass
-    end_abandoned_runs(instance, home)
+    end_abandoned_runs(instance)
     assert states(instance, run) == [("SUCCESS", False)]
     assert list((home / ".runs").iterdir()) == []
 
@@ -125,7 +126,7 @@ def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_resta
     write_record(record_of(home, container), replace(here, machine="container/2", namespace="pid:[1]"))
     write_record(record_of(home, damaged), here)
     record_of(home, damaged).write_text("{")
-    end_abandoned_runs(instance, home)
+    end_abandoned_runs(instance)
     assert states(instance, elsewhere, damaged) == [("STARTED", True)] * 2
     assert states(instance, restarted, container) == [("FAILURE", False)] * 2
 
@@ -147,14 +148,34 @@ def test_homes_that_share_one_database_do_not_touch_each_others_runs(tmp_path: P
         runs = [begun_run(first, tags=each) for each in tags]
         with holding(record_of(homes[0], runs[0])) as process:
             assert second.get_run_by_id(runs[0]) is not None, "the database is shared"
-            end_abandoned_runs(second, homes[1])
+            end_abandoned_runs(second)
             assert states(second, *runs) == [("STARTED", True)] * 3
             process.kill()
             process.wait()
-            end_abandoned_runs(second, homes[1])
+            end_abandoned_runs(second)
             assert states(second, runs[0]) == [("STARTED", True)]
-            end_abandoned_runs(first, homes[0])
+            end_abandoned_runs(first)
             assert states(second, runs[0]) == [("FAILURE", False)]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_home_that_was_copied_ends_the_runs_of_its_own_database_only(tmp_path: Path, own: bool) -> None:
+    """As a home of CI that is restored on another machine; the copy of a home whose database is elsewhere shares it with the first."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    if not own:
+        (first / "dagster.yaml").write_text(f"storage: {{sqlite: {{base_dir: {tmp_path / 'shared'}}}}}\n")
+    with ensure_instance(first) as instance:
+        instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 5)
+        runs = [begun_run(instance) for _ in range(2)]
+        with holding(record_of(first, runs[0])):
+            write_record(record_of(first, runs[1]), replace(Process.here(), machine="other/1", boot="another kernel's"))
+            shutil.copytree(first, copy)
+            with ensure_instance(copy) as copied:
+                end_abandoned_runs(copied)
+                assert states(copied, *runs) == [("FAILURE", False) if own else ("STARTED", True)] * 2
+            end_abandoned_runs(instance)
+            assert states(instance, *runs) == [("STARTED", True)] * 2
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -163,13 +184,13 @@ def test_a_step_worker_that_outlives_its_coordinator_is_ended_before_its_place_i
 ) -> None:
     monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.5)
     run = begun_run(instance)
-    with recorded_run(home, run), holding(record_of(home, f"{run}.1"), stubborn=stubborn) as worker:
-        end_abandoned_runs(instance, home)
+    with recorded_run(instance, run), holding(record_of(home, f"{run}.1"), stubborn=stubborn) as worker:
+        end_abandoned_runs(instance)
         assert worker.poll() is None, "its coordinator lives"
-    with recorded_run(home, run):
+    with recorded_run(instance, run):
         pass
     with holding(record_of(home, f"{run}.1"), stubborn=stubborn) as worker:
-        end_abandoned_runs(instance, home)
+        end_abandoned_runs(instance)
         assert worker.wait(timeout=60) == -(signal.SIGKILL if stubborn else signal.SIGTERM)
     assert states(instance, run) == [("FAILURE", False)]
     assert list((home / ".runs").iterdir()) == []
@@ -194,7 +215,7 @@ def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_
 def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "x"
     os.close(hold_record(path))
-    with claimed_record(path) as first, claimed_record(path) as second:
+    with claimed_record(path, copies=False) as first, claimed_record(path, copies=False) as second:
         assert (first, second) == (True, False)
         assert is_held(path)
     assert not is_held(path)
@@ -204,7 +225,7 @@ def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstan
     """Also one of another code location, and one that is starting: its executor is about to record it, or Dagster's daemon ends it."""
     gone = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(home / "no_socket")})}
     runs = [begun_run(instance), begun_run(instance, status=STARTING, tags=gone)]
-    end_abandoned_runs(instance, home)
+    end_abandoned_runs(instance)
     assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
 
 
@@ -223,7 +244,7 @@ def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_co
         served = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(path)})}
         runs = [begun_run(instance, status=status, tags=served) for status in (STARTED, CANCELING)]
         runs += [begun_run(instance, tags={tag: "0123"}) for tag in (".dagster/niels_cache_launcher", "niels_cache/launcher")]
-        end_abandoned_runs(instance, home)
+        end_abandoned_runs(instance)
     found = [state for state, _ in states(instance, *runs)]
     assert found == (["STARTED", "CANCELING", "STARTED", "STARTED"] if lives else ["FAILURE", "CANCELED", "FAILURE", "FAILURE"])
 
@@ -231,5 +252,5 @@ def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_co
 def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:
     runs = [begun_run(instance, status=status) for status in (STARTED, dg.DagsterRunStatus.FAILURE)]
     instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "deleted", "step")
-    end_abandoned_runs(instance, home)
+    end_abandoned_runs(instance)
     assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_run_ids == {runs[0]}

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.processes import end_with_parent
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.formats import META_NAME, dataset_dir
@@ -171,6 +172,7 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
 def _prebuild_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
     """In the child: what `prebuild_here` says and returns goes to the caller, who has the interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()  # whose end it would notice only when it has something to say
     try:
         sender.send(("outcome", prebuild_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
     except NielsCacheError as error:

@@ -9,10 +9,8 @@ one database, it is another's. Cost: one query of the database and a look at a f
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,14 +19,13 @@ import dagster as dg
 from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # the former: which code server holds a run
 
 from niels_cache_assets.defs.keys import LOCATION, STREAM_POOL
-from niels_cache_assets.processes import claimed_record, hold_record, is_held, read_record
+from niels_cache_assets.processes import claimed_record, end_with_parent, hold_record, is_held, read_record
+from niels_cache_runtime.errors import NielsCacheError
 
 _RECORDS = ".runs"
 _GONE = "The process of this run is gone (killed, or the machine stopped)."
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
-_PARENT_SECONDS = 0.5
-_GRACE_SECONDS = 5.0  # for an orphan to end as by Ctrl-C
 
 # Of homes from before 23 November 2026: a launcher held a file in _FORMER_LOCKS, named by a tag of its runs; other runs recorded nothing.
 _FORMER_TAGS = (f"{HIDDEN_TAG_PREFIX}niels_cache_launcher", "niels_cache/launcher")
@@ -37,15 +34,15 @@ _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 @contextmanager
-def ending_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
+def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
     """End abandoned runs, then run the block, and end those of its time as well: nobody waits for the place of a process that is gone."""
-    end_abandoned_runs(instance, home)
+    end_abandoned_runs(instance)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
             with suppress(Exception):  # of the database, such as one that is locked: there is a next time
-                end_abandoned_runs(instance, home)
+                end_abandoned_runs(instance)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
     if not instance.is_ephemeral:  # what is only in memory is this process's
@@ -59,50 +56,42 @@ def ending_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[
 
 
 @contextmanager
-def recorded_run(home: Path, run_id: str) -> Iterator[None]:
+def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     """Record this process as the coordinator of a run that begins and ends in the block."""
-    descriptor = hold_record(_record(home, run_id))
+    descriptor = _hold(_record(_home(instance), run_id))
     try:
         yield
     finally:
         os.close(descriptor)  # the file goes when abandoned runs are ended next
 
 
-def record_run(home: Path, run_id: str) -> None:
+def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
     """Record this process as the coordinator of a run, until it ends: it says last how the run went, after all code of ours."""
-    hold_record(_record(home, run_id))
+    _hold(_record(_home(instance), run_id))
 
 
-def begin_step(home: Path, run_id: str) -> None:
+def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
     """In a step worker of a run that is recorded: record it, and end it when its coordinator has ended. Elsewhere do nothing."""
-    parent = multiprocessing.parent_process()
+    home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
-    if parent is None or coordinator is None or parent.pid != coordinator.pid:
-        return
-    hold_record(_record(home, run_id, step=os.getpid()))
-
-    def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(_PARENT_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_GRACE_SECONDS)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="end with the run", daemon=True).start()
+    if parent is not None and coordinator is not None and parent.pid == coordinator.pid:
+        _hold(_record(home, run_id, step=os.getpid()))
+        end_with_parent()
 
 
-def end_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> None:
+def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
     """End the runs of this home that have no process any more, and give back what they, and runs that have ended, hold of the pool."""
+    home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / _RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
         if run_id and not step:
-            with claimed_record(path) as is_gone:
+            with claimed_record(path, copies=is_own) as is_gone:  # of a home that was copied, the database was as well
                 if is_gone:
                     _end_steps(home, run_id)  # before their place is given to others
                     _end(instance, run_id)
                     _clear(home, run_id)
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
-        if not _record(home, run.run_id).exists() and _has_own_database(instance, home) and _was_abandoned(run, home):
+        if not _record(home, run.run_id).exists() and is_own and _was_abandoned(run, home):
             _end(instance, run.run_id)
     pool = instance.event_log_storage.get_concurrency_info(STREAM_POOL)
     for run_id in pool.active_run_ids | pool.pending_run_ids:
@@ -111,8 +100,22 @@ def end_abandoned_runs(instance: dg.DagsterInstance, home: Path) -> None:
             instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
+def _home(instance: dg.DagsterInstance) -> Path:
+    """Where the instance keeps its files: the Dagster home, unless its dagster.yaml names another folder for artifacts."""
+    return Path(instance.root_directory)
+
+
 def _record(home: Path, run_id: str, *, step: int | None = None) -> Path:
     return home / _RECORDS / (run_id if step is None else f"{run_id}.{step}")
+
+
+def _hold(path: Path) -> int:
+    try:
+        return hold_record(path)
+    except OSError as error:
+        raise NielsCacheError(
+            f"{path}: cannot be written: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a folder that can be written"
+        ) from error
 
 
 def _end_steps(home: Path, run_id: str) -> None:
@@ -145,10 +148,13 @@ def _clear(home: Path, run_id: str) -> None:
         _record(home, run_id).unlink(missing_ok=True)
 
 
-def _has_own_database(instance: dg.DagsterInstance, home: Path) -> bool:
+def _has_own_database(instance: dg.DagsterInstance) -> bool:
     """Whether the database is this home's own: a file in it, as Dagster makes it where dagster.yaml names no other."""
-    folder = instance.get_ref().run_storage_data.config_dict.get("base_dir")
-    return isinstance(folder, str) and Path(folder).resolve().is_relative_to(home.resolve())
+    if instance.is_ephemeral:
+        return False
+    storage = instance.get_ref().run_storage_data
+    folder = None if storage is None else storage.config_dict.get("base_dir")
+    return isinstance(folder, str) and Path(folder).resolve().is_relative_to(_home(instance).resolve())
 
 
 def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:

@@ -5,7 +5,6 @@ It is asked before the first step asks for a place in a pool. So a run that hold
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import dagster as dg
 from dagster._core.execution.context.system import PlanOrchestrationContext
@@ -20,9 +19,8 @@ MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
 
 class _RecordedExecutor(MultiprocessExecutor):
     def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[dg.DagsterEvent]:
-        home = Path(plan_context.instance.root_directory)
-        record_run(home, plan_context.run_id)
-        with ending_abandoned_runs(plan_context.instance, home):
+        record_run(plan_context.instance, plan_context.run_id)
+        with ending_abandoned_runs(plan_context.instance):
             yield from super().execute(plan_context, execution_plan)
 
 

@@ -80,8 +80,10 @@ def _write_config(path: Path) -> None:
 def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
     try:
         read = InstanceRef.from_dir(str(home), overrides=dict(overrides))
-        said = read.settings.get("telemetry") or {}
-        return read if "enabled" in said else read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
+        said = read.settings.get("telemetry")
+        if isinstance(said, dict) and "enabled" in said:
+            return read
+        return read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
     except Exception as error:  # of the YAML parser, the decoder, and several of Dagster's: this call only reads and checks the file

@@ -100,9 +100,8 @@ def launch_builds(
     run then ends as canceled, and what is on disk is as it was.
     """
     chosen = _chosen(registry, only)
-    home = dagster_home()
-    with ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance, home):
-        launcher = _Launcher(registry, root, instance, home, listener, wait=wait)
+    with ensure_instance(dagster_home(), overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
+        launcher = _Launcher(registry, root, instance, listener, wait=wait)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results = [tokenizer]
         reasons: dict[str, str] = {}  # why a cache is not built
@@ -155,13 +154,10 @@ class _Step:
 
 
 class _Launcher:
-    def __init__(
-        self, registry: Registry, root: Path, instance: dg.DagsterInstance, home: Path, listener: LaunchListener, *, wait: bool
-    ) -> None:
+    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
         self._registry = registry
         self._root = root
         self._instance = instance
-        self._home = home
         self._listener = listener
         self._wait = wait
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
@@ -209,7 +205,7 @@ class _Launcher:
         if step.family != "tokenizer":
             self._say_if_waiting(step.name)
         run_id = str(uuid.uuid4())
-        with recorded_run(self._home, run_id):
+        with recorded_run(self._instance, run_id):
             run = self._defs.resolve_job_def(step.job).execute_in_process(
                 run_config={"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}, **_QUIET},
                 instance=self._instance,

@@ -23,4 +23,4 @@ class CacheRoot(dg.ConfigurableResource):
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Begin a step, before its op does: every op here has this resource."""
         if context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
-            begin_step(Path(context.instance.root_directory), context.run.run_id)
+            begin_step(context.instance, context.run.run_id)

@@ -73,7 +73,7 @@ class Services:
 
     def _on_the_instance(self) -> list[str]:
         """The instance with its settings as they are here: dagster.yaml may say nothing of telemetry."""
-        return ["--instance-ref", dg.serialize_value(self._instance.get_ref())]
+        return [] if self._instance.is_ephemeral else ["--instance-ref", dg.serialize_value(self._instance.get_ref())]
 
     def check(self) -> None:
         """Raise NielsCacheError if one of them has ended."""

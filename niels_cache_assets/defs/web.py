@@ -50,7 +50,7 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
         ExitStack() as stack,
     ):
         if not read_only:
-            stack.enter_context(ending_abandoned_runs(instance, Path(instance.root_directory)))  # what is queued waits for their place
+            stack.enter_context(ending_abandoned_runs(instance))  # what is queued waits for their place
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 
