@@ -88,7 +88,7 @@ def test_a_first_start_that_ends_anywhere_leaves_no_dagster_yaml_or_a_whole_one(
     with ensure_instance():
         pass
     assert (home / "dagster.yaml").read_bytes() == DEFAULT
-    assert [path.name for path in home.glob(".dagster.yaml*")] == []
+    assert [path.name for path in home.glob("*dagster.yaml*")] == ["dagster.yaml"]
 
 
 def test_a_dagster_yaml_that_is_cut_anywhere_is_refused_by_name(home: Path) -> None:

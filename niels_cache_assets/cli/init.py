@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.new_config import Wishes, render
 from niels_cache_assets.registry import CONFIG_NAME, PROFILES, Registry, load_registry
+from niels_cache_assets.streaming.journal import write_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 
@@ -108,9 +108,7 @@ def _write(target: Path, text: str) -> Registry:
                 registry = load_registry(config=file.name)
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
-        partial = target.with_name(f".{target.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
+        write_whole(target, text.encode())
         return registry
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error

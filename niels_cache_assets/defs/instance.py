@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the documented way to a home with overrides: none is public
 
-from niels_cache_assets.streaming.journal import sync_directory
+from niels_cache_assets.streaming.journal import write_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -60,16 +60,7 @@ def _write_config(path: Path) -> None:
     default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
     content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave zeros
     if not content:
-        spare = path.with_name(f".{path.name}.new")
-        try:
-            with open(spare, "wb") as file:
-                file.write(default)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(spare, path)
-        finally:
-            spare.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        write_whole(path, default)
     elif content != default.strip() and default.startswith(content):
         raise NielsCacheError(
             f"{path}: is cut short: it holds the first {len(content)} of the {len(default)} bytes that were to be written; "

@@ -143,8 +143,6 @@ class Journal:
         named = files.keys() | finished.keys()
         for folder in {(self._directory / name).parent for name in named - self._named}:
             sync_directory(folder)
-        path = self._directory / JOURNAL_NAME
-        temporary = path.with_name(f"{JOURNAL_NAME}.new")
         content = {
             "format": _FORMAT,
             "fingerprint": self._fingerprint,
@@ -155,12 +153,7 @@ class Journal:
             "share": share,
             "documents": documents,
         }
-        with open(temporary, "wb") as file:
-            file.write(_encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(self._directory)
+        write_whole(self._directory / JOURNAL_NAME, _encode(content))
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # what the caller did between, to put its files on the disk, included
         self.recorded = True
@@ -179,6 +172,17 @@ def _read(directory: Path) -> Recorded | str:
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
         return _NONE
     return _decode(content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step, also over one that is there: after a kill or a power loss there is the old one or the new one."""
+    spare = path.with_name(f"{path.name}.new")
+    with open(spare, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(spare, path)
+    sync_directory(path.parent)
 
 
 def sync_directory(folder: Path) -> None:
