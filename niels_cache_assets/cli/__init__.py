@@ -34,10 +34,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from niels_cache_assets.cli.console import Loudness, explain, print_error, speaking
-from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, INTERRUPTED, WRONG_USE
+from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.interrupts import Interrupted
 from niels_cache_assets.cli.parser import parse_arguments
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the shell where it asks for completions
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if loudness == "verbose":
             traceback.print_exc()
         print_error(f"error: {error}")
-        return WRONG_USE
+        return FAILED if isinstance(error, NotWrittenError) else WRONG_USE
     except Interrupted as interrupt:
         print_error(str(interrupt))
         if argv is None:  # the process is ours: threads that still encode would hold up its exit by a second or more

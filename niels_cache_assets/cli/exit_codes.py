@@ -12,7 +12,8 @@ TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS = {
     DONE: "done, and all is well",
-    FAILED: "a data set failed, `verify` found something, `status` something incomplete, `doctor` something to mend",
+    FAILED: "a data set failed, a disk or database refused, `verify` found something, `status` something incomplete, `doctor` something "
+    "to mend",
     WRONG_USE: "wrong use or configuration, or what a command needs is not there; nothing was changed",
     BUG: "a bug of niels-cache: a traceback says where",
     INTERRUPTED: "interrupted by Ctrl-C; finished caches are as they were",

@@ -14,15 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.cli.console import diagnostics, new_table, output, print_error, print_json
+from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
 from niels_cache_assets.cli.context import open_registry
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.progress import Throttle
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import file_size
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
@@ -30,15 +30,11 @@ OnArray = Callable[[str, int, int], None]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build what is not there and print all of it. Returns 1 where the blend was good and its folder cannot be written."""
+    """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
-    try:
-        with stop_on_signals(), array_progress() as progress:
-            outcome = prebuild(plan, root=root, progress=progress)
-    except NotWrittenError as error:
-        print_error(f"error: {error}")
-        return FAILED
+    with stop_on_signals(), array_progress() as progress:
+        outcome = prebuild(plan, root=root, progress=progress)
     if arguments.json:
         indices = [{**asdict(index), "hash": index.hash} for index in outcome.indices]
         print_json({"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.hash, "indices": indices})

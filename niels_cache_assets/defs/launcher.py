@@ -16,6 +16,7 @@ import dagster as dg
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.home_refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import (
     CORPUS_JOB,
@@ -97,10 +98,17 @@ def launch_builds(
     and only then the caches. What fails does not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is
     always looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it). What another process
     is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when interrupted: the
-    run then ends as canceled, and what is on disk is as it was.
+    run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the Dagster home cannot record a run, for one
+    because its disk is full: that ends the launch.
     """
     chosen = _chosen(registry, only)
-    with ensure_instance(dagster_home(), overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
+    home = dagster_home()
+    with (
+        home_refusals(home),
+        ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
+        ending_abandoned_runs(instance),
+        ending_refused_runs(instance, home),
+    ):
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results = [tokenizer]
@@ -283,5 +291,5 @@ def _why_failed(run: dg.ExecuteInProcessResult) -> str:
             error = failure.error
             cause = error.cause if error is not None and error.cause is not None else error
             if cause is not None:
-                return " ".join(cause.message.split())
+                return recorded_refusal(cause.message, dagster_home()) or " ".join(cause.message.split())
     return f"run {run.run_id} failed; the Dagster UI shows its log"

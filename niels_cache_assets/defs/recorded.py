@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.defs.home_refusals import home_refusals
 from niels_cache_assets.defs.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, META_KEYS, TOKENIZER
 from niels_cache_runtime.errors import NielsCacheError
@@ -25,12 +26,12 @@ _DIGITS = 12
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
     """Folders below `root` that Dagster built otherwise, or of which it has no record; indices, which can be built again, are left out.
 
-    Raises NielsCacheError where there is no Dagster home.
+    Raises NielsCacheError if there is no Dagster home, NotWrittenError if its disk or database refuses.
     """
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
         raise NielsCacheError(f"{home}: no Dagster home; point {HOME_VARIABLE} at the one that the cache was built with")
-    with ensure_instance(home) as instance:
+    with home_refusals(home), ensure_instance(home) as instance:
         return [finding for folder in folders for finding in _findings(instance, root, folder)]
 
 

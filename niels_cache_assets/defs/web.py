@@ -16,7 +16,8 @@ import dagster as dg
 import uvicorn
 
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home_refusals import home_refusals
+from niels_cache_assets.defs.instance import dagster_home, ensure_instance
 from niels_cache_assets.streaming.locks import Busy, writer_lock, writer_of
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.web_self_test import check_guard
@@ -35,13 +36,15 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     """Serve the UI on a socket that is bound, until an exception (a signal's) ends it; call `ready` when it answers.
 
     Read-only: it shows, and starts no daemon. Otherwise there is one UI per Dagster home. Raises NielsCacheError where there is another,
-    the home cannot be used, the guard does not fit the web server, or a service ends by itself.
+    the home cannot be used, the guard does not fit the web server, or a service ends by itself; NotWrittenError if the disk or database of
+    the home refuses.
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.services import Services
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if listener.family == socket.AF_INET6 else host
     with (
+        home_refusals(dagster_home()),
         ensure_instance() as instance,
         tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
         _only_one(Path(instance.root_directory), shared=read_only),

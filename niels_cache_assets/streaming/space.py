@@ -96,7 +96,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
     if need is None:
         return
-    free = _free_bytes(target)
+    free = free_bytes(target)
     have = free + bytes_below(partial_directory(target))
     if need.bytes <= have:
         return
@@ -124,7 +124,7 @@ def refusal(error: OSError, target: Path) -> str:
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        reason = f"{reason} ({', '.join([*getattr(error, '__notes__', []), f'{file_size(_free_bytes(where))} are free there'])})"
+        reason = f"{reason} ({', '.join([*getattr(error, '__notes__', []), f'{file_size(free_bytes(where))} are free there'])})"
     advice = _ADVICE.get(error.errno or 0)
     return f"{where}: {reason}; {advice}" if advice else f"{where}: {reason}"
 
@@ -145,7 +145,7 @@ def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
         raise
 
 
-def _free_bytes(target: Path) -> int:
+def free_bytes(target: Path) -> int:
     existing = next(folder for folder in (target, *target.absolute().parents) if folder.exists())
     return shutil.disk_usage(existing).free
 

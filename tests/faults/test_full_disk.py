@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.cli import main
 from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.verify import verify_cache
+from tests.dagster_tools import Project
 from tests.faults.rebuilds import TARGETS, Rebuilds, in_root, make_rebuilds, visible
 from tests.small_project import STAGES
 
@@ -17,6 +20,8 @@ _PAGE = 4096
 _LARGE = "64m"
 _ROOMS_IN_CI = (1, 6)  # pages that are left for the build
 _ROOMS = range(24)
+_HOME_ROOMS_IN_CI = (0, 30)
+_HOME_ROOMS = range(0, 240, 5)
 
 
 class SmallDisk:
@@ -103,3 +108,73 @@ def test_a_disk_that_is_mounted_read_only_is_named(builds: Rebuilds, stage: str,
     assert visible(disk.folder) == before
     STAGES[stage](project)
     assert in_root(project.root, stage) == in_root(builds.new.root, stage)
+
+
+def build_all(project: Project, *options: str) -> int:
+    config = str(project.folder / "niels_cache.toml")
+    return main(["build-all", "--profile", "quickstart", "--config", config, "--cache-dir", str(project.root), "--only", "notes", *options])
+
+
+def require_one_line_where_there_is_no_room(project: Project, disk: SmallDisk, capfd: pytest.CaptureFixture[str], *, pages: int) -> int:
+    """The exit code of a build beside its Dagster home."""
+    before = visible(project.root)
+    disk.leave_room(pages)
+    capfd.readouterr()
+    code = build_all(project, "--force")
+    disk.change(f"size={_LARGE}")
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err, said.err
+    assert "Exception" not in said.err, said.err
+    errors = [line for line in said.err.splitlines() if line.startswith("niels-cache: error: ")]
+    assert len(errors) == (code == 1 and "failed" not in said.out), said.err
+    for error in errors:
+        assert f"{project.folder / '.dagster'}: the database of the Dagster home: " in error
+        assert "make room, or point DAGSTER_HOME at a folder on another disk" in error
+        assert visible(project.root) == before
+    assert code in (0, 1), (code, said.err)
+    assert verify_cache(project.root) == []
+    return code
+
+
+def disk_with_a_home_and_a_cache(disk: SmallDisk, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("DAGSTER_HOME", str(disk.folder / "project/.dagster"))
+    project = Project(disk.folder / "project", tiny_model)
+    assert build_all(project) == 0
+    return project
+
+
+def test_a_full_disk_that_holds_the_dagster_home_too_is_one_line(
+    disk: SmallDisk, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = disk_with_a_home_and_a_cache(disk, tiny_model, monkeypatch)
+    before = visible(project.root)
+    for pages in _HOME_ROOMS_IN_CI:
+        assert require_one_line_where_there_is_no_room(project, disk, capfd, pages=pages) == 1, pages
+    assert build_all(project, "--force") == 0
+    assert visible(project.root) == before
+
+
+@pytest.mark.torture
+def test_a_disk_with_any_little_room_for_the_dagster_home_is_one_line(
+    disk: SmallDisk, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = disk_with_a_home_and_a_cache(disk, tiny_model, monkeypatch)
+    before = visible(project.root)
+    codes = [require_one_line_where_there_is_no_room(project, disk, capfd, pages=pages) for pages in _HOME_ROOMS]
+    assert set(codes) == {0, 1}
+    assert build_all(project, "--force") == 0
+    assert visible(project.root) == before
+
+
+def test_a_first_start_on_a_full_disk_is_one_line_and_the_next_one_works(
+    disk: SmallDisk, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(disk.folder / "project/.dagster"))
+    project = Project(disk.folder / "project", tiny_model)
+    disk.leave_room(20)
+    assert build_all(project) == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"niels-cache: error: {project.folder / '.dagster'}: the database of the Dagster home: "), error
+    assert error.count("\n") == 1
+    disk.change(f"size={_LARGE}")
+    assert build_all(project) == 0
