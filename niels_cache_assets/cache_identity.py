@@ -24,13 +24,29 @@ def cache_fingerprint(
     siblings: Mapping[str, PretrainSource],
     prepared: PreparedCorpus | None,
 ) -> str:
-    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless.
+    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless."""
+    return fingerprint_of(
+        cache_identity(registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision, siblings=siblings, prepared=prepared)
+    )
+
+
+def cache_identity(
+    registry: Registry,
+    source: Source,
+    build: BuildSettings,
+    *,
+    tokenizer_sha256: str | None,
+    revision: str | None,
+    siblings: Mapping[str, PretrainSource],
+    prepared: PreparedCorpus | None,
+) -> dict[str, Any]:
+    """Everything that decides a cache's bytes.
 
     `siblings`: the pretrain tables, those with a corpus as what reads it. `prepared`: the corpus that is read instead of the source; its
     content and drop list count then, and nothing of how they came about.
     """
     members = getattr(source, "members", {}) if prepared is None else {}
-    identity = {
+    return {
         "source": source.identity() if prepared is None else _prepared_identity(prepared),
         "members": {member: siblings[member].identity() for member in members if member in siblings},
         "seed": build.seed,
@@ -42,7 +58,6 @@ def cache_fingerprint(
         **_decontamination(source),
         **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
     }
-    return fingerprint_of(identity)
 
 
 def _decontamination(source: Source) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from niels_cache_assets.build_cache import (
     build_sft_cache,
     write_unbuilt_cache,
 )
-from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared, val_may_come_late
+from niels_cache_assets.build_cache.resuming import JournalFingerprint
+from niels_cache_assets.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document
@@ -98,14 +99,7 @@ def build_dataset(
         )
 
     def provenance(revision: str | None, fingerprint: str) -> Provenance:
-        return Provenance(
-            dataset_name=name,
-            dataset_config=getattr(source, "config", None),
-            dataset_revision=revision,
-            source=source.describe(),
-            split_rule=_split_rule(source, build.seed),
-            fingerprint=fingerprint,
-        )
+        return _provenance(name, source, build, revision, fingerprint)
 
     old = finished_meta(directory)
     if old is not None and old.get("built") and not force:
@@ -124,10 +118,13 @@ def build_dataset(
     siblings = with_prepared(registry, root)
     prepared = open_prepared(registry, name, root=root, source=source, build=build) if is_prepared(source) else None
 
-    def fingerprint_at(revision: str | None) -> str:
-        return cache_fingerprint(
+    def identity_at(revision: str | None) -> dict[str, Any]:
+        return cache_identity(
             registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision, siblings=siblings, prepared=prepared
         )
+
+    def fingerprint_at(revision: str | None) -> str:
+        return fingerprint_of(identity_at(revision))
 
     try:
         with briefly(bool(old and old.get("built") and not force)):
@@ -142,7 +139,7 @@ def build_dataset(
         return outcome("cache_hit")
     with HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
         context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
-        resume = Resume(fingerprint=fingerprint, log=log, afresh=force)
+        resume = Resume(fingerprint=fingerprint, log=log, afresh=force, made_of=identity_at(revision))
         run = _Run(directory, tokenizer, build, context, provenance(revision, fingerprint), progress, resume)
         need = _need(source, prepared)
         require_room(directory, need, log=log)
@@ -151,6 +148,34 @@ def build_dataset(
                 return outcome("built", resumed_tokens=_build_pretrain(source, run, prepared))
             assert isinstance(source, SftSource)
             return outcome("built", resumed_tokens=_build_sft(source, run))
+
+
+def journal_fingerprint(registry: Registry, name: str, *, root: Path, revision: str | None) -> JournalFingerprint:
+    """What the journal of a build of this data set would have now, if upstream is at `revision`. Asks nothing of upstream, writes nothing.
+
+    Raises NielsCacheError if there is no tokenizer, or no corpus that is to be read.
+    """
+    source, build = registry.source(name), registry.build
+    directory, tokenizer, siblings = dataset_dir(root, source.family, name), load_tokenizer(registry, root), with_prepared(registry, root)
+    prepared = open_prepared(registry, name, root=root, source=source, build=build) if is_prepared(source) else None
+    if prepared is not None:
+        revision = prepared.meta["dataset_revision"]
+    identity = cache_identity(
+        registry, source, build, tokenizer_sha256=tokenizer.model_sha256, revision=revision, siblings=siblings, prepared=prepared
+    )
+    fingerprint = fingerprint_of(identity)
+    context = StreamContext(seed=build.seed, revision=revision, siblings=siblings)
+    resume = Resume(fingerprint=fingerprint, made_of=identity, only_asked=True)
+    run = _Run(directory, tokenizer, build, context, _provenance(name, source, build, revision, fingerprint), None, resume)
+    try:
+        if isinstance(source, PretrainSource):
+            _build_pretrain(source, run, prepared)
+        else:
+            assert isinstance(source, SftSource)
+            _build_sft(source, run)
+    except JournalFingerprint as answer:
+        return answer
+    raise AssertionError("the builder answers before it builds")
 
 
 @dataclass(frozen=True)
@@ -177,6 +202,17 @@ def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
         return sft_need(text_bytes)
     exact = prepared is not None and prepared.duplicates is None  # how much text a drop list takes is not known
     return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=exact)
+
+
+def _provenance(name: str, source: Source, build: BuildSettings, revision: str | None, fingerprint: str) -> Provenance:
+    return Provenance(
+        dataset_name=name,
+        dataset_config=getattr(source, "config", None),
+        dataset_revision=revision,
+        source=source.describe(),
+        split_rule=_split_rule(source, build.seed),
+        fingerprint=fingerprint,
+    )
 
 
 def _split_rule(source: Source, seed: int) -> str:

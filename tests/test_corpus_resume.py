@@ -203,7 +203,9 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
     reason = "the unfinished build was of other settings, other data or another version"
     if change == "data":
         write_jsonl(tmp_path / "notes.jsonl", [*texts()[1:], "a new last document"])
+        reason += ": the data have changed since"
     elif change == "settings":
+        reason += ": cleaning.min_words has changed since"
         registry = corpus_registry(tmp_path, {"notes": texts()}, table='prepare = ["clean", "dedup"]\ncleaning = { min_words = 60 }\n')
     elif change == "force":
         reason = "a fresh build was asked for"
@@ -352,7 +354,8 @@ def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
         path.unlink()
     log.clear()
     assert contents(find_duplicates(corpora, root=tmp_path, log=log.append).directory) == forced
-    assert log[1] == "starting afresh: the unfinished build was of other settings, other data or another version"
+    reason = "the unfinished build was of other settings, other data or another version: the corpus of notes has changed since"
+    assert log[1] == f"starting afresh: {reason}"
 
 
 def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(

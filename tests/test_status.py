@@ -1,5 +1,6 @@
 """`niels-cache status`: one look says what is complete, what is not and why, who is at work, and what can be gone on with."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,18 +10,23 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cache_state import all_states
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
 from niels_cache_assets.cli.corpora import corpus_names
+from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.pipeline import build_dataset, journal_fingerprint
 from niels_cache_assets.registry import load_registry
+from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.streaming import directories, journal
 from niels_cache_assets.streaming.directories import partial_directory
-from niels_cache_assets.streaming.journal import Journal
+from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal
 from niels_cache_assets.streaming.locks import lock_path, writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from tests.corpora import articles
 
@@ -92,9 +98,39 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 
 def leave_unfinished(target: Path, *, share: float | None) -> None:
+    """One that a build of the project as it is would go on with."""
+    registry = load_registry(config=str(target.parents[2] / "niels_cache.toml"))
+    revision = registry.source(target.name).revision({})
+    expected = journal_fingerprint(registry, target.name, root=target.parents[1], revision=revision)
     partial = partial_directory(target)
     partial.mkdir()
-    Journal.open(partial, fingerprint="f", log=print).record({"n": 3}, files={}, share=share, documents=1234)
+    opened = Journal.open(partial, fingerprint=expected.fingerprint, log=print, made_of=expected.made_of)
+    opened.record({"n": 3}, files={}, share=share, documents=1234)
+
+
+def stop_at_the_last_step(build: Callable[[Callable[[str], None]], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Leave a real unfinished build, with a journal; what its log said."""
+
+    def fail(partial: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "the disk refuses")
+
+    told: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setenv(BYTES_VARIABLE, "1")
+        patched.setattr(store, "TEXT_BYTES_PER_GROUP", 500)
+        patched.setattr(store, "TEXT_BYTES_PER_FILE", 1_000)
+        patched.setattr(directories, "_take_place", fail)
+        with pytest.raises(NielsCacheError, match="the disk refuses"):
+            build(told.append)
+    return told
+
+
+def forget_what_it_is_made_of(target: Path) -> None:
+    """Make its journal one of the time before that was recorded."""
+    path = partial_directory(target) / JOURNAL_NAME
+    content = json.loads(path.read_bytes().partition(b"\n")[2])
+    assert content.pop("made_of")
+    path.write_bytes(journal._encode(content))
 
 
 def line_of(output: str, name: str) -> str:
@@ -323,3 +359,147 @@ def test_caches_of_another_configuration_are_shown_too(project: Path, tmp_path: 
     states = {state.name: state for state in all_states(load_registry(config=str(other)), root=project / "cache")}
     assert (states["notes"].state, states["corpus/books"].state, states["corpus/duplicates"].state) == ("built", "built", "built")
     assert states["python_docs"].condition == "missing"
+
+
+BUILDS: dict[str, Callable[..., object]] = {
+    "notes": lambda registry, root, log: build_dataset(registry, "notes", root=root, log=log),
+    "books": lambda registry, root, log: build_dataset(registry, "books", root=root, log=log),
+    "chats": lambda registry, root, log: build_dataset(registry, "chats", root=root, log=log),
+    "corpus/books": lambda registry, root, log: prepare_corpus(registry, "books", root=root, processes=1, log=log),
+    "corpus/duplicates": lambda registry, root, log: find_duplicates(registry, root=root, log=log),
+}
+CODE_VERSIONS_NOW = dict(CODE_VERSIONS)
+CHATS = """
+[sft.chats]
+source = "chat_jsonl"
+files = ["chats.jsonl"]
+"""
+
+
+def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Path:
+    """Leave it unfinished, with nothing finished beside it; its target."""
+    configure(project, more)
+    registry, root = load_registry(config=str(project / "niels_cache.toml")), project / "cache"
+    target = next(state.directory for state in all_states(registry, root=root) if state.name == name)
+    shutil.rmtree(target, ignore_errors=True)
+    stop_at_the_last_step(lambda log: BUILDS[name](registry, root, log), monkeypatch)
+    assert (partial_directory(target) / JOURNAL_NAME).exists()
+    return target
+
+
+def log_of_the_next_build(project: Path, name: str) -> str:
+    registry, root, told = load_registry(config=str(project / "niels_cache.toml")), project / "cache", list[str]()
+    BUILDS[name](registry, root, told.append)
+    return "\n".join(told)
+
+
+@pytest.mark.parametrize("old_journal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("notes", "[build]\nseed = 7", "seed has changed since"),
+        ("notes", "[build]\nshard_bytes = 4096\nseed = 7", "seed, shard_bytes have changed since"),
+        ("books", "[build]\nshard_bytes = 4096", "shard_bytes has changed since"),
+        ("corpus/books", "[cleaning]\nmin_words = 21", "cleaning.min_words has changed since"),
+        ("corpus/duplicates", "[dedup]\nthreshold = 0.97", "have changed since"),
+    ],
+)
+def test_an_unfinished_build_is_stale_exactly_where_the_next_one_starts_afresh(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: str,
+    why: str,
+    old_journal: bool,
+) -> None:
+    target = stop_a_build(project, name, monkeypatch)
+    if old_journal:
+        forget_what_it_is_made_of(target)
+        why = "its settings, data or code version have changed since (an older journal does not say which)"
+    row = as_json(capsys, name)[1][name]
+    assert row["resumable"] is not None, row
+    assert row["stale_build"] is None
+    assert "the next build goes on where the last one ended, if the data are the same" in line_of(run(capsys, name)[1], name)
+    configure(project, change)
+    row = as_json(capsys, name)[1][name]
+    assert row["resumable"] is None
+    assert why in row["stale_build"]["why"]
+    line = line_of(run(capsys, name)[1], name)
+    assert "missing, an unfinished build is stale" in line
+    assert "resumable" not in line
+    assert "the unfinished build is stale: " in line
+    configure(project)
+    assert as_json(capsys, name)[1][name]["resumable"] is not None
+    assert "resuming" in log_of_the_next_build(project, name)
+
+
+@pytest.mark.parametrize("name", ["notes", "corpus/books"])
+def test_the_next_build_of_changed_settings_says_what_status_said(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    stop_a_build(project, name, monkeypatch)
+    configure(project, "[build]\nseed = 7")
+    why = as_json(capsys, name)[1][name]["stale_build"]["why"]
+    assert why == "seed has changed since"
+    assert f"the unfinished build is stale: {why}; the next build starts afresh" in line_of(run(capsys, name)[1], name)
+    assert f"starting afresh: the unfinished build was of other settings, other data or another version: {why}" in (
+        log_of_the_next_build(project, name)
+    )
+
+
+def test_an_unfinished_sft_build_is_stale_where_its_table_has_changed(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in articles(10)]
+    (project / "chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    stop_a_build(project, "chats", monkeypatch, CHATS)
+    assert as_json(capsys, "chats")[1]["chats"]["resumable"] is not None
+    configure(project, CHATS + "val_frac = 0.5\n")
+    assert as_json(capsys, "chats")[1]["chats"]["stale_build"]["why"] == "val_frac has changed since"
+
+
+def test_other_data_another_tokenizer_and_other_code_are_named(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_a_build(project, "notes", monkeypatch)
+
+    def why() -> str:
+        return str(as_json(capsys, "notes")[1]["notes"]["stale_build"]["why"])
+
+    with monkeypatch.context() as patched:
+        patched.setitem(CODE_VERSIONS, "pretrain", "99")
+        assert why() == f"it was made by code version {CODE_VERSIONS_NOW['pretrain']} of what builds it, which is 99 now"
+    with monkeypatch.context() as patched:
+        patched.setattr(Jsonl, "code_version", "99")
+        assert why().endswith("of the source jsonl, which is 99 now")
+    model = project / "cache/tokenizer/spm.model"
+    whole = model.read_bytes()
+    model.write_bytes(whole + b"\x78\x01")  # a field that SentencePiece does not know
+    assert why() == "the tokenizer has changed since"
+    model.write_bytes(whole)
+    assert as_json(capsys, "notes")[1]["notes"]["resumable"] is not None
+    with open(project / "notes.jsonl", "a") as notes:
+        notes.write(json.dumps({"text": "one more"}) + "\n")
+    assert why() == "the data have changed since"
+
+
+def test_what_cannot_be_compared_is_not_called_stale(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_a_build(project, "notes", monkeypatch)
+    shutil.rmtree(project / "cache/tokenizer")
+    line = line_of(run(capsys, "notes")[1], "notes")
+    assert "missing, resumable" in line
+    assert "if settings and data are the same" in line
+
+
+def test_an_unfinished_build_of_what_is_not_configured_any_more_is_stale(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = stop_a_build(project, "notes", monkeypatch)
+    toml = project / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace('[pretrain.notes]\nsource = "jsonl"', '[pretrain.notes]\nenabled = false\nsource = "jsonl"'))
+    row = as_json(capsys, "notes")[1]["notes"]
+    assert (row["condition"], row["stale_build"]["why"]) == ("off", "it is switched off or not configured now")
+    assert partial_directory(target).exists()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
-from niels_cache_assets.build_cache.resuming import Resume, open_journal
+from niels_cache_assets.build_cache.resuming import Resume, answer_if_asked, open_journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.directories import atomic_directory
@@ -118,8 +118,9 @@ def build_pretrain_cache(
         progress=progress,
         log=resume.log if resume is not None else lambda message: None,
     )
+    known = {"settings": settings, "meta": meta, "on_collision": on_collision}
+    answer_if_asked(resume, identity=known)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        known = {"settings": settings, "meta": meta, "on_collision": on_collision}
         journal = open_journal(partial, resume, name=meta["dataset_name"], identity=known, state=State)
         state: State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}

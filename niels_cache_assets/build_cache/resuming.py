@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.feed import Mark
 from niels_cache_assets.streaming.journal import Journal
+from niels_cache_assets.streaming.made_of import MadeOf, recordable
 from niels_cache_runtime.errors import NielsCacheError
 
 Item = TypeVar("Item")
@@ -43,12 +44,23 @@ class Resume:
     """Asks a builder to keep a journal, and to go on from the one it finds.
 
     `fingerprint` stands for everything the builder cannot know that decides the bytes: the source and its revision. With the same one the
-    source must give the same items in the same order. `afresh`: go on from nothing. `log` is told what happens.
+    source must give the same items in the same order. `afresh`: go on from nothing. `log` is told what happens. `made_of`: what the
+    fingerprint is of, to say what differs. `only_asked`: the builder raises JournalFingerprint before it reads or writes anything.
     """
 
     fingerprint: str
     log: Callable[[str], None] = lambda message: None
     afresh: bool = False
+    made_of: Mapping[str, Any] | None = None
+    only_asked: bool = False
+
+
+class JournalFingerprint(Exception):
+    """No error but an answer: what the journal of a build would have for a fingerprint, and what that is of."""
+
+    def __init__(self, fingerprint: str, made_of: MadeOf | None) -> None:
+        super().__init__(fingerprint)
+        self.fingerprint, self.made_of = fingerprint, made_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +83,12 @@ class Reached:
     share: float | None
 
 
+def answer_if_asked(resume: Resume | None, *, identity: dict[str, Any]) -> None:
+    """Before the builder does anything: raise JournalFingerprint if that is all that is wanted."""
+    if resume is not None and resume.only_asked:
+        raise fingerprint_of_journal(resume, identity)
+
+
 def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
     """The journal of a build in `partial`, whose `state` is None or of that data class; None for a build that keeps none.
 
@@ -78,14 +96,22 @@ def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: d
     """
     if resume is None:
         return None
-    # Python's, too: its Unicode tables decide what cleaning makes of a text.
-    versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
-    fingerprint = fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity})
+    journalled = fingerprint_of_journal(resume, identity)
     parse = TypeAdapter(state).validate_python
-    journal = Journal.open(partial, fingerprint=fingerprint, log=resume.log, afresh=resume.afresh, parse=parse)
+    journal = Journal.open(
+        partial, fingerprint=journalled.fingerprint, log=resume.log, afresh=resume.afresh, parse=parse, made_of=journalled.made_of
+    )
     if journal.state is not None:
         resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
     return journal
+
+
+def fingerprint_of_journal(resume: Resume, identity: dict[str, Any]) -> JournalFingerprint:
+    """With the versions of what shapes bytes in it; `identity` as in open_journal."""
+    # Python's, too: its Unicode tables decide what cleaning makes of a text.
+    versions = {"python": platform.python_version(), **{library: _version(library) for library in _LIBRARIES}}
+    made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
+    return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
 
 
 def take_up(

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
+from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, answer_if_asked, open_journal, take_up
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
@@ -99,8 +99,9 @@ def build_sft_cache(
         chunks = feed.positioned(in_chunks(conversations, _characters), first=first)
         return map_in_order(encode, chunks, threads=threads or available_threads())
 
+    identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
+    answer_if_asked(resume, identity=identity)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
         journal = open_journal(partial, resume, name=meta["dataset_name"], identity=identity, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:

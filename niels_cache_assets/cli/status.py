@@ -1,7 +1,7 @@
 """`status [NAME ...]`: what is complete, stale, broken or being built, what the next build goes on with, and what to do.
 
-Costs what cache_state.py does, and one look at a lock and a journal each; with --full every file is read. How things stand is decided
-there; here it is only put into words.
+Costs what cache_state.py does, one look at a lock and a journal each, and what unfinished.py does where a build was stopped; with --full
+every file is read. How things stand is decided there; here it is only put into words.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.streaming.directories import Work, work_on
+from niels_cache_assets.unfinished import Unfinished, unfinished_build
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.verify import Finding, verify_cache
@@ -33,6 +34,7 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 class Row:
     judged: CacheState
     work: Work
+    unfinished: Unfinished | None = None  # None too while it is being built
 
     @property
     def is_fine(self) -> bool:
@@ -42,6 +44,7 @@ class Row:
     def words(self) -> str:
         """`complete`, `stale, resumable at 43%`, `complete, an unfinished build beside it (43%)`, `missing, being built (43%)`.
 
+        A build that the next one does not go on with: `missing, an unfinished build is stale (43%)`.
         Where the share is not known, how many documents there are already: `missing, resumable (12,345 documents)`.
         """
         share, documents = self.work.share, self.work.documents
@@ -55,6 +58,8 @@ class Row:
             words.append(f"being built{how_far}")
         elif self.work.is_resumable and self.judged.condition == "complete":
             words.append(f"an unfinished build beside it{how_far}")
+        elif self._why_stale is not None:
+            words.append(f"an unfinished build is stale{how_far}")
         elif self.work.is_resumable:
             words.append(f"resumable{how_far}" if share is None else f"resumable at {share:.0%}")
         return ", ".join(words)
@@ -65,15 +70,24 @@ class Row:
         if self.work.writer is not None:
             return f"by {self.work.writer}"
         reasons = [self.judged.advice] if self.judged.advice else []
-        if self.work.is_resumable and self.judged.condition == "complete":
+        if self._why_stale is not None:
+            next_build = "removes it" if self.judged.condition in ("complete", "off") else "starts afresh"
+            reasons.append(f"the unfinished build is stale: {self._why_stale}; the next build {next_build}")
+        elif self.work.is_resumable and self.judged.condition == "complete":
             reasons.append("of other settings, other data or --force: the next build goes on with it only if that is what it is to make")
         elif self.work.is_resumable:
-            reasons.append("the next build goes on where the last one ended, if settings and data are the same")
+            same = "the data" if self.unfinished is not None and self.unfinished.sure else "settings and data"
+            reasons.append(f"the next build goes on where the last one ended, if {same} are the same")
         return "; ".join(reasons)
+
+    @property
+    def _why_stale(self) -> str | None:
+        return self.unfinished.stale if self.unfinished is not None and self.work.is_resumable else None
 
     def as_json(self) -> dict[str, Any]:
         judged, work = self.judged, self.work
         how_far = {"share": work.share, "documents": work.documents}
+        is_unfinished = work.is_resumable and work.writer is None
         return {
             "name": judged.name,
             "kind": judged.kind,
@@ -82,7 +96,8 @@ class Row:
             "state": judged.state,
             "advice": judged.advice,
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
-            "resumable": how_far if work.is_resumable and work.writer is None else None,
+            "resumable": how_far if is_unfinished and self._why_stale is None else None,
+            "stale_build": {**how_far, "why": self._why_stale} if is_unfinished and self._why_stale is not None else None,
         }
 
 
@@ -92,12 +107,18 @@ def run(arguments: argparse.Namespace) -> int:
     states = _chosen(all_states(registry, root=root), arguments.names)
     if arguments.full:
         states = _verified(states, root)
-    rows = [Row(judged, work_on(judged.directory)) for judged in states]
+    rows = [_row(registry, judged, root) for judged in states]
     if arguments.json:
         print_json({"root": str(root), "data_sets": [row.as_json() for row in rows]})
     else:
         _print(rows, root)
     return DONE if all(row.is_fine for row in rows) else FAILED
+
+
+def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
+    work = work_on(judged.directory)
+    is_unfinished = work.is_resumable and work.writer is None
+    return Row(judged, work, unfinished_build(registry, judged, root=root) if is_unfinished else None)
 
 
 def _chosen(states: list[CacheState], names: Iterable[str]) -> list[CacheState]:

@@ -28,6 +28,8 @@ asked; whether their text has changed is for build-all to see.
                 missing or of another size; with --full also where its bytes are others
   off           enabled = false, or a setting is missing
   resumable     an unfinished build lies beside it: the next one goes on where it ended
+  stale build   an unfinished build lies beside it whose settings, tokenizer, data (local files of up
+                to 256 MB) or code version are others now: the next one starts afresh, and why is said
   being built   somebody is at work: which process, where, since when
 
 exit codes: 0 all of it is complete or off, 1 something is not.""",

@@ -37,6 +37,11 @@ class WantedDropLists:
     identity: dict[str, Any]
     fingerprint: str
 
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What the fingerprint is of."""
+        return {**self.identity, "code_version": CODE_VERSION}
+
 
 def wanted_drop_lists(registry: Registry, *, root: Path) -> WantedDropLists:
     """Of all data sets with "dedup" whose corpus is there and current."""

@@ -106,7 +106,7 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         _unchanged(root, wanted.corpora) as require_same,
         ExitStack() as opened,
     ):
-        resume = Resume(fingerprint=wanted.fingerprint, log=log, afresh=force)
+        resume = Resume(fingerprint=wanted.fingerprint, log=log, afresh=force, made_of=wanted.made_of)
         journal = open_journal(partial, resume, name="duplicates", identity={}, state=Steps)
         assert journal is not None
         done: Steps | None = journal.state

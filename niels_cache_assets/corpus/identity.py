@@ -82,7 +82,12 @@ def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePi
 
 
 def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> str:
-    """sha256 over everything that decides a corpus's bytes. An interleave's members are in its revision.
+    """sha256 over everything that decides a corpus's bytes."""
+    return fingerprint_of(corpus_made_of(registry, name, revision=revision, tokenizer_sha256=tokenizer_sha256))
+
+
+def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
+    """Everything that decides a corpus's bytes. An interleave's members are in its revision.
 
     `tokenizer_sha256`: of its `corpus_tokenizer`; None where it has none.
     """
@@ -90,19 +95,17 @@ def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, t
     identity = source.identity()
     for key in _APPLIED_LATER if source.shuffles_itself else (*_APPLIED_LATER, "shuffle_buffer"):
         identity.pop(key, None)
-    return fingerprint_of(
-        {
-            "source": identity,
-            "revision": revision,
-            "seed": registry.build.seed,
-            "prepare": sorted(source.prepare),
-            "cleaning": cleaning_identity(registry, name),
-            "signatures": signature_identity(registry, name),
-            "code_version": CODE_VERSION,
-            **_members_identity(registry, source),
-            **({"tokenizer_sha256": tokenizer_sha256} if tokenizer_sha256 is not None else {}),
-        }
-    )
+    return {
+        "source": identity,
+        "revision": revision,
+        "seed": registry.build.seed,
+        "prepare": sorted(source.prepare),
+        "cleaning": cleaning_identity(registry, name),
+        "signatures": signature_identity(registry, name),
+        "code_version": CODE_VERSION,
+        **_members_identity(registry, source),
+        **({"tokenizer_sha256": tokenizer_sha256} if tokenizer_sha256 is not None else {}),
+    }
 
 
 def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from niels_cache_assets.build_cache.resuming import Reached, Resume, open_journa
 from niels_cache_assets.corpus.chunks import ChunkWork
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
-    corpus_fingerprint,
+    corpus_made_of,
     corpus_tokenizer,
     require_prepared,
     signature_identity,
@@ -30,6 +30,7 @@ from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, Written, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
@@ -128,18 +129,19 @@ def prepare_corpus(
     siblings = with_prepared(registry, root)
     tokenizer = corpus_tokenizer(registry, name, root=root)
 
-    def fingerprint_at(revision: str | None) -> str:
-        return corpus_fingerprint(registry, name, revision=revision, tokenizer_sha256=tokenizer.model_sha256 if tokenizer else None)
+    def made_of_at(revision: str | None) -> dict[str, Any]:
+        return corpus_made_of(registry, name, revision=revision, tokenizer_sha256=tokenizer.model_sha256 if tokenizer else None)
 
     try:
         revision = source.revision(siblings)
     except SourceUnavailable as error:
         if old is not None and not force:
             kept = old["dataset_revision"]
-            if old["fingerprint"] == fingerprint_at(kept):
+            if old["fingerprint"] == fingerprint_of(made_of_at(kept)):
                 return outcome("cache_hit", old, warning=f"{error}; kept the finished corpus of revision {kept}")
         raise
-    fingerprint = fingerprint_at(revision)
+    made_of = made_of_at(revision)
+    fingerprint = fingerprint_of(made_of)
     if old is not None and not force and old["fingerprint"] == fingerprint:
         sweep_beside_hit(directory)
         return outcome("cache_hit", old)
@@ -151,7 +153,7 @@ def prepare_corpus(
     require_room(directory, need, log=log)
     with telling(need), HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
         context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
-        resumed_characters = _write(registry, name, directory, context, fingerprint, workers, progress, afresh=force)
+        resumed_characters = _write(registry, name, directory, context, made_of, workers, progress, afresh=force)
     return outcome("built", read_meta(str(directory / META_NAME)), resumed_characters=resumed_characters)
 
 
@@ -160,24 +162,24 @@ def _write(
     name: str,
     directory: Path,
     context: StreamContext,
-    fingerprint: str,
+    made_of: dict[str, Any],
     processes: int,
     progress: Callable[[CorpusProgress], None] | None,
     *,
     afresh: bool,
 ) -> int:
-    """Build the corpus; how many characters of it an earlier run had read."""
+    """Build the corpus; how many characters of it an earlier run had read. `made_of`: what decides its bytes."""
     from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.corpus.counts import CorpusCounts
 
-    source = registry.pretrain[name]
+    source, fingerprint = registry.pretrain[name], fingerprint_of(made_of)
     signatures = signature_identity(registry, name) or {}
     cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
     work = ChunkWork(
         source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
     )
     with atomic_directory(directory, is_ours=is_corpus_file, resumable=True) as partial:
-        resume = Resume(fingerprint=fingerprint, log=context.log, afresh=afresh)
+        resume = Resume(fingerprint=fingerprint, log=context.log, afresh=afresh, made_of=made_of)
         journal = open_journal(partial, resume, name=name, identity={}, state=_Done)
         assert journal is not None
         done: _Done | None = journal.state

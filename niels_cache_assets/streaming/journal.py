@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from niels_cache_assets.streaming.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
 from niels_cache_runtime.meta_form import is_count
@@ -41,7 +42,7 @@ class Recorded(NamedTuple):
 
     `finished`: {bytes, sha256} of those that nothing is added to, as meta.json will have them. `files`: the bytes of all others; `sums`: of
     some of these, from which byte on, and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: how many were taken in (or
-    conversations); None where it is not known.
+    conversations); None where it is not known. `made_of`: what the fingerprint is of, to say what differs; None in an older journal.
     """
 
     fingerprint: str
@@ -51,6 +52,7 @@ class Recorded(NamedTuple):
     sums: dict[str, tuple[int, str]]
     share: float | None
     documents: int | None
+    made_of: MadeOf | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -68,8 +70,8 @@ class Journal:
     SECONDS = 60.0
     REST = 50  # times as long as a record took is built before the next, unless NIELS_CACHE_JOURNAL_BYTES is set
 
-    def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any) -> None:
-        self._directory, self._fingerprint = directory, fingerprint
+    def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None) -> None:
+        self._directory, self._fingerprint, self._made_of = directory, fingerprint, made_of
         self.state = state
         self.share = latest.share if latest else None
         self.finished = latest.finished if latest else {}
@@ -91,25 +93,27 @@ class Journal:
         log: Callable[[str], None],
         afresh: bool = False,
         parse: Callable[[dict[str, Any]], Any] = dict,
+        made_of: Mapping[str, Any] | None = None,
     ) -> Journal:
         """Take up what lies in `directory`, or clear it; `log` is told why where there was something. `afresh`: clear it in any case.
 
         `parse` makes `state` of the values that were recorded, or raises ValueError. Files are cut back to what was recorded of them, and
-        those that the record does not name are removed, so that the directory is as it was then. Directories stay.
+        those that the record does not name are removed, so that the directory is as it was then. Directories stay. `made_of`: what the
+        fingerprint is of (made_of.py), which is recorded beside it.
         """
-        recorded = _read(directory)
-        reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint)
+        recorded, now = _read(directory), None if made_of is None else recordable(made_of)
+        reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
                 state = parse(recorded.state)
                 _restore(directory, recorded.sizes)
-                return cls(directory, fingerprint, recorded, state)
+                return cls(directory, fingerprint, recorded, state, now)
             except ValueError:
                 reason = "the journal of the unfinished build is not of this kind of build"
         if any(directory.iterdir()):
             log(f"starting afresh: {reason}")
         _clear(directory)
-        return cls(directory, fingerprint, None, None)
+        return cls(directory, fingerprint, None, None, now)
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
@@ -152,6 +156,7 @@ class Journal:
             "sums": dict(sums),
             "share": share,
             "documents": documents,
+            "made_of": self._made_of,
         }
         write_whole(self._directory / JOURNAL_NAME, _encode(content))
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
@@ -226,6 +231,7 @@ def _decode(content: bytes) -> Recorded | str:
     )
     sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
     sound = sound and (recorded.documents is None or is_count(recorded.documents))
+    sound = sound and (recorded.made_of is None or isinstance(recorded.made_of, dict))
     return recorded if sound else _NONE
 
 
@@ -246,12 +252,13 @@ def _sha256(path: Path, first: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str) -> str | None:
+def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_of: MadeOf | None) -> str | None:
     """Why a record cannot be gone on from."""
     if isinstance(recorded, str):
         return recorded
     if recorded.fingerprint != fingerprint:
-        return "the unfinished build was of other settings, other data or another version"
+        told = differences(recorded.made_of, made_of) if recorded.made_of is not None and made_of is not None else []
+        return f"the unfinished build was of other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
     sizes = recorded.sizes
     for name, size in sizes.items():
         path = directory / name

@@ -1,0 +1,64 @@
+"""What an unfinished build is made of, beside its fingerprint: settings, revision, tokenizer, versions, to say what differs.
+
+A journal holds these values; a fingerprint is a hash of them, and still decides. Journals from before 22 November 2026 have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from niels_cache_runtime.meta import canonical_json
+
+MadeOf = dict[str, Any]
+
+_VERSIONS = "versions"
+_MISSING = object()
+_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # of what is read from one
+
+
+def recordable(made_of: Mapping[str, Any]) -> MadeOf:
+    """As it is read back from a journal: tuples are lists."""
+    values: MadeOf = json.loads(canonical_json(dict(made_of)))
+    return values
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, as parts of a sentence: settings first, in one part."""
+    changed, told = [], []
+    for name, before, after in _unequal(then, now):
+        if name == "tokenizer_sha256":
+            told.append("the tokenizer has changed since")
+        elif name == "revision":
+            digests = all(str(value).startswith("sha256:") for value in (before, after))
+            told.append("the data have changed since" if digests else f"it is of revision {before}, and the data are of {after} now")
+        elif name.endswith("code_version"):
+            of = {"code_version": "what builds it", "source.code_version": f"the source {_kind(now)}"}.get(name, name)
+            told.append(f"it was made by code version {before} of {of}, which is {after} now")
+        elif name.startswith(f"{_VERSIONS}."):
+            told.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
+        elif not name.startswith("signatures."):  # of a corpus that is named already
+            setting = name.removeprefix("source.")
+            corpus = setting.removeprefix("inputs.")
+            changed.append(_CORPUS.get(setting, setting) if corpus == setting else f"the corpus of {corpus}")
+    if changed:
+        told.insert(0, f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
+    return told
+
+
+def _unequal(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names, with dots, and both values; None for one that is not there."""
+    for name in sorted(then.keys() | now.keys()):
+        before, after = then.get(name, _MISSING), now.get(name, _MISSING)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _unequal(before, after, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", None if before is _MISSING else before, None if after is _MISSING else after
+
+
+def _kind(made_of: Mapping[str, Any]) -> str:
+    source = made_of.get("source")
+    return str(source.get("source", "")) if isinstance(source, dict) else ""

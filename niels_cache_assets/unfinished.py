@@ -1,0 +1,133 @@
+"""Whether the next build would go on with an unfinished one, told from its journal and from what is on this machine.
+
+What `niels-cache status` says beside each data set. The journal of a build is compared with the one that a build would keep now, for the
+revision that it was of: upstream is not asked, so a source that has moved since goes unseen, except local files of up to 256 MB, which are
+hashed. Costs what the beginning of a build costs, for data sets with an unfinished build only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.cache_identity import is_prepared
+from niels_cache_assets.cache_state import CacheState
+from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
+from niels_cache_assets.corpus.identity import corpus_made_of, corpus_tokenizer
+from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.pipeline import journal_fingerprint
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import PretrainSource, Source
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.streaming.directories import partial_directory
+from niels_cache_assets.streaming.journal import Recorded, read_journal
+from niels_cache_assets.streaming.made_of import differences
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta
+
+_HASHED_BYTES = 1 << 28
+_OLD_JOURNAL = "its settings, data or code version have changed since (an older journal does not say which)"
+_OTHER_BUILD = "another version of niels-cache, or a run with settings of its own, made it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """A build that was stopped. `stale`: why the next one does not go on with it, None if it does. `sure`: whether that could be told.
+
+    Even if it does, upstream may have moved since, which the next build finds out.
+    """
+
+    stale: str | None
+    sure: bool = True
+
+
+_NOT_TOLD = Unfinished(stale=None, sure=False)
+
+
+def unfinished_build(registry: Registry, judged: CacheState, *, root: Path) -> Unfinished | None:
+    """Of the data set, corpus or drop lists that `judged` is of; None if there is none."""
+    try:
+        recorded = read_journal(partial_directory(judged.directory))
+    except OSError:
+        return None
+    if recorded is None:
+        return None
+    if judged.state == "disabled" or judged.condition == "off":
+        return Unfinished(stale="it is switched off or not configured now")
+    try:
+        return _Comparison(registry, judged, recorded, root).verdict()
+    except NielsCacheError:  # what it is to be built from is not there now: the tokenizer, a corpus, files
+        return _NOT_TOLD
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    registry: Registry
+    judged: CacheState
+    recorded: Recorded
+    root: Path
+
+    def verdict(self) -> Unfinished:
+        if self.judged.name == "corpus/duplicates":
+            wanted = wanted_drop_lists(self.registry, root=self.root)
+            return self._compared(_asked(wanted.made_of))
+        name = self.judged.name.removeprefix("corpus/")
+        if name not in (self.registry.prepared() if self.judged.kind == "corpus" else (*self.registry.pretrain, *self.registry.sft)):
+            return Unfinished(stale="this configuration does not name it")
+        source = self.registry.source(name)
+        reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
+        now = None if reads_corpus else _revision_on_this_machine(source, with_prepared(self.registry, self.root))
+        if self.recorded.made_of is not None:
+            then = self.recorded.made_of.get("revision")
+            return self._compared(self._would_be(name, then if now is None else now[0]))
+        if now is not None or reads_corpus:
+            return self._compared(self._would_be(name, None if now is None else now[0]))
+        candidates = {getattr(source, "pinned_revision", None), self._revision_of_the_last()}
+        same = any(self._would_be(name, revision).fingerprint == self.recorded.fingerprint for revision in candidates)
+        return Unfinished(stale=None) if same else _NOT_TOLD
+
+    def _compared(self, would_be: JournalFingerprint) -> Unfinished:
+        then, now = self.recorded.made_of, would_be.made_of
+        if self.recorded.fingerprint == would_be.fingerprint:
+            return Unfinished(stale=None)
+        if then is None or now is None:
+            return Unfinished(stale=_OLD_JOURNAL)
+        return Unfinished(stale="; ".join(differences(then, now)) or _OTHER_BUILD)
+
+    def _would_be(self, name: str, revision: str | None) -> JournalFingerprint:
+        """The journal that a build would keep now."""
+        if self.judged.kind == "corpus":
+            tokenizer = corpus_tokenizer(self.registry, name, root=self.root)
+            sha256 = tokenizer.model_sha256 if tokenizer else None
+            return _asked(corpus_made_of(self.registry, name, revision=revision, tokenizer_sha256=sha256))
+        return journal_fingerprint(self.registry, name, root=self.root, revision=revision)
+
+    def _revision_of_the_last(self) -> str | None:
+        """That of the finished build beside it."""
+        with suppress(NielsCacheError):
+            revision: str | None = read_meta(str(self.judged.directory / META_NAME)).get("dataset_revision")
+            return revision
+        return None
+
+
+def _asked(made_of: Mapping[str, Any]) -> JournalFingerprint:
+    return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(dict(made_of)), made_of=made_of), {})
+
+
+def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
+    """The revision now, if that needs no network and little time."""
+    if getattr(source, "members", None):
+        return None
+    urls = [file.url for file in source.input_files()]
+    if any("://" in url for url in urls) or (isinstance(source, HubData) and not urls):
+        return None
+    if sum(os.path.getsize(url) for url in urls if os.path.isfile(url)) > _HASHED_BYTES:
+        return None
+    return (source.revision(siblings),)
