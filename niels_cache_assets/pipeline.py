@@ -72,11 +72,13 @@ def build_dataset(
     force: bool = False,
     progress: OnProgress | None = None,
     log: Log = lambda message: None,
+    before_streaming: Callable[[], None] = lambda: None,
 ) -> BuildOutcome:
     """Build one data set under `root`, or find that the cache there is what a build would make.
 
     `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run; None means the registry's
-    value. Raises NielsCacheError, also if the folder holds another data set and `force` is off; the last good cache then stays.
+    value. `before_streaming` is called once it is certain that the source must be read; it may wait, and raise LookAgain (directories.py).
+    Raises NielsCacheError, also if the folder holds another data set and `force` is off; the last good cache then stays.
     """
     started = time.monotonic()
     family = registry.family_of(name)
@@ -137,6 +139,7 @@ def build_dataset(
     if not force and old is not None and old.get("fingerprint") == fingerprint:
         sweep_beside_hit(directory)
         return outcome("cache_hit")
+    before_streaming()
     with HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
         context = StreamContext(seed=build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
         resume = Resume(fingerprint=fingerprint, log=log, afresh=force, made_of=identity_at(revision))

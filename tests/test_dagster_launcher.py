@@ -187,23 +187,6 @@ def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> No
     assert not project.root.exists()
 
 
-def test_a_launch_that_has_to_wait_says_for_what(project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = instance.event_log_storage
-    other = instance.create_run_for_job(project.defs.resolve_job_def("build_pretrain"), tags={"dagster/partition": "books"}).run_id
-    storage.set_concurrency_slots(STREAM_POOL, 1)
-    storage.claim_concurrency_slot(STREAM_POOL, other, "step")
-    freed = []
-
-    class Freeing(Recorder):
-        def logged(self, name: str, message: str) -> None:
-            if message.startswith("waiting"):
-                freed.append(message)
-                storage.free_concurrency_slots_for_run(other)
-
-    launch_builds(project.registry, root=project.root, only=["notes"], listener=Freeing())
-    assert freed == [f"waiting for the build of books (run {other[:8]})"]
-
-
 @pytest.mark.usefixtures("in_memory")
 def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(project: Project) -> None:
     launch(project, only=["tokenizer"])

@@ -97,12 +97,13 @@ def prepare_corpus(
     processes: int | None = None,
     progress: Callable[[CorpusProgress], None] | None = None,
     log: Log = lambda message: None,
+    before_streaming: Callable[[], None] = lambda: None,
 ) -> CorpusOutcome:
     """Make `corpus/<name>` under `root`, or find that the corpus there is what that would make.
 
     `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
     without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays. What an ended run
-    left is gone on with, unless `force`.
+    left is gone on with, unless `force`. `before_streaming` as of build_dataset.
     """
     started = time.monotonic()
     source = require_prepared(registry, name)
@@ -145,6 +146,7 @@ def prepare_corpus(
     if old is not None and not force and old["fingerprint"] == fingerprint:
         sweep_beside_hit(directory)
         return outcome("cache_hit", old)
+    before_streaming()
     log(f"preparing {name}: {', '.join(source.prepare)}")
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")

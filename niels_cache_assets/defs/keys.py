@@ -10,7 +10,7 @@ from niels_cache_runtime.formats import Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
-STREAM_POOL = "source_stream"  # at most as many streams at a time as the instance's limit says
+STREAM_POOL = "source_stream"  # its limit is how many streams there may be at a time; no op is in it (turns.py)
 
 STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}

@@ -25,11 +25,9 @@ from niels_cache_assets.defs.keys import (
     DUPLICATES_JOB,
     FAMILY_JOBS,
     LOCATION,
-    PARTITION_TAG,
     REPORT,
     REPORT_JOB,
     STREAM_OPS,
-    STREAM_POOL,
     TOKENIZER,
     TOKENIZER_JOB,
     corpus_name,
@@ -210,8 +208,6 @@ class _Launcher:
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
         started = time.monotonic()
         self._listener.started(step.name, step.family)
-        if step.family != "tokenizer":
-            self._say_if_waiting(step.name)
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
             run = self._defs.resolve_job_def(step.job).execute_in_process(
@@ -244,13 +240,6 @@ class _Launcher:
     def _finish(self, result: LaunchResult) -> LaunchResult:
         self._listener.finished(result)
         return result
-
-    def _say_if_waiting(self, name: str) -> None:
-        pool = self._instance.event_log_storage.get_concurrency_info(STREAM_POOL)
-        if 0 < pool.slot_count <= pool.active_slot_count:
-            runs = [self._instance.get_run_by_id(identity) for identity in sorted(pool.active_run_ids)]
-            streaming = [f"{run.tags.get(PARTITION_TAG, run.job_name)} (run {run.run_id[:8]})" for run in runs if run is not None]
-            self._listener.logged(name, f"waiting for the build of {', '.join(streaming) or 'another data set'}")
 
 
 def _op(asset: dg.AssetKey) -> str:

@@ -140,7 +140,8 @@ def _what_stands(target: Path) -> str:
 def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
     """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there.
 
-    Where another build has replaced `target` between the beginning of the attempt and its lock, it is made again: it may find a hit.
+    Where another build has replaced `target` between the beginning of the attempt and its lock, it is made again: it may find a hit. So it
+    is where it raises LookAgain.
     """
     try:
         sweep_leftovers(target)
@@ -155,14 +156,20 @@ def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, lo
                 return attempt()
             except _Overtaken:
                 log(f"another build of {target} has just ended; looking at what it made")
+            except LookAgain:
+                pass
             finally:
                 _found.reset(token)
 
     return when_free(attempt_afresh, wait=wait, log=log)
 
 
-class _Overtaken(NielsCacheError):
-    """`in_turn` catches it."""
+class LookAgain(NielsCacheError):
+    """An attempt has waited after it decided what to do, so it decides again. `in_turn` catches it."""
+
+
+class _Overtaken(LookAgain):
+    """Another build took the place of the target."""
 
 
 def _require_not_overtaken(target: Path) -> None:

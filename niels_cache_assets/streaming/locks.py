@@ -37,7 +37,7 @@ class Busy(NielsCacheError):
 
     def __init__(self, target: Path, writer: Writer) -> None:
         super().__init__(f"{target}: another build is writing it now: {writer}; wait for it to end (build-all --wait does), or stop it")
-        self.target = target
+        self.target, self.writer = target, writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Writer:
         return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
 
     @classmethod
-    def here(cls) -> Writer:
-        command = " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+    def here(cls, doing: str | None = None) -> Writer:
+        command = doing or " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
         return cls(
             pid=os.getpid(),
             host=os.uname().nodename,
@@ -73,16 +73,16 @@ def lock_path(target: Path) -> Path:
 
 
 @contextmanager
-def writer_lock(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, whose parent exists.
+def writer_lock(target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """Hold the lock of `target`, whose parent exists. `doing` stands for the command in what others are told of its owner.
 
     Raises Busy with who holds it, NielsCacheError where the file system has no locks or the lock's file cannot be written.
     """
-    descriptor = _acquire(target)
+    descriptor = _acquire(target, patience)
     try:
         with suppress(OSError):  # a full disk: the lock holds without its owner's name
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(Writer.here())).encode(), 0)
+            os.pwrite(descriptor, json.dumps(asdict(Writer.here(doing))).encode(), 0)
         yield
     finally:
         with suppress(OSError):
@@ -133,10 +133,10 @@ def _wait_until_free(target: Path, log: Callable[[str], None]) -> None:
         time.sleep(_WAIT_SECONDS)
 
 
-def _acquire(target: Path) -> int:
+def _acquire(target: Path, patience: float) -> int:
     """A descriptor of the lock's file that holds the lock."""
     path = lock_path(target)
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while True:
         descriptor = _open(path)
         writer: Writer | None = None

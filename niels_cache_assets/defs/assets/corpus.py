@@ -27,7 +27,6 @@ from niels_cache_assets.defs.keys import (
     KEPT,
     REPORT,
     REPORTS_GROUP,
-    STREAM_POOL,
     UPSTREAM_KEYS,
     corpus_name,
     corpus_partitions,
@@ -35,6 +34,7 @@ from niels_cache_assets.defs.keys import (
 )
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import in_turn
@@ -96,7 +96,6 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=CORPUS_CODE_VERSION,
-        pool=STREAM_POOL,
         description=_DOCUMENTS,
     )
     def documents(
@@ -108,17 +107,19 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         reporter = BuildReporter(context, progress_sink, name=corpus_name(name), observed=DOCUMENTS, partition=name)
         with readable_failures():
-            build = partial(
-                prepare_corpus,
-                registry,
-                name,
-                root=cache_root.path,
-                force=config.force,
-                processes=registry.build.threads,
-                progress=reporter.progress,
-                log=reporter.log,
-            )
-            outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
+            with StreamPlace(context, corpus_name(name), log=reporter.log) as place:
+                build = partial(
+                    prepare_corpus,
+                    registry,
+                    name,
+                    root=cache_root.path,
+                    force=config.force,
+                    processes=registry.build.threads,
+                    progress=reporter.progress,
+                    log=reporter.log,
+                    before_streaming=place.take,
+                )
+                outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
             else:

@@ -18,6 +18,7 @@ from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
 from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
 from niels_cache_assets.streaming.directories import in_turn
@@ -54,17 +55,19 @@ def stream_dataset(
     with readable_failures():
         if name not in registry.datasets(family):  # Dagster launches a run for any partition key
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        build = partial(
-            build_dataset,
-            registry,
-            name,
-            root=cache_root.path,
-            run_settings=run_settings,
-            force=force,
-            progress=reporter.progress,
-            log=reporter.log,
-        )
-        outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
+        with StreamPlace(context, name, log=reporter.log) as place:
+            build = partial(
+                build_dataset,
+                registry,
+                name,
+                root=cache_root.path,
+                run_settings=run_settings,
+                force=force,
+                progress=reporter.progress,
+                log=reporter.log,
+                before_streaming=place.take,
+            )
+            outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
         else:

@@ -10,7 +10,6 @@ from niels_cache_assets.defs.keys import (
     DOCUMENTS,
     KEPT,
     STREAM_OPS,
-    STREAM_POOL,
     TOKENIZER,
     UPSTREAM_KEYS,
     on_corpus,
@@ -51,7 +50,6 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
         name=STREAM_OPS["pretrain"],
         specs=family_specs("pretrain", train=_SHARDS.format(split="train"), val=_SHARDS.format(split="val"), meta=_META, above=above),
         partitions_def=partitions(registry, "pretrain"),
-        pool=STREAM_POOL,
         description="Stream one data set through the tokenizer into train and val shards, in one pass.",
     )
     def stream_pretrain_dataset(

@@ -6,7 +6,7 @@ import dagster as dg
 
 from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
 from niels_cache_assets.defs.config import SftConfig
-from niels_cache_assets.defs.keys import STREAM_OPS, STREAM_POOL, TOKENIZER, UPSTREAM_KEYS, partitions
+from niels_cache_assets.defs.keys import STREAM_OPS, TOKENIZER, UPSTREAM_KEYS, partitions
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
@@ -44,7 +44,6 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
         name=STREAM_OPS["sft"],
         specs=family_specs("sft", train=_PAIR.format(split="train"), val=_PAIR.format(split="val"), meta=_META, above=above),
         partitions_def=partitions(registry, "sft"),
-        pool=STREAM_POOL,
         description="Stream one data set through the tokenizer into train and val pairs, in one pass.",
     )
     def stream_sft_dataset(

@@ -1,0 +1,196 @@
+"""Streams of a Dagster home take turns; what is a cache hit or switched off waits for none of them."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.defs import turns
+from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.launcher import launch_builds
+from niels_cache_assets.defs.turns import stream_limit
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.streaming.locks import writer_lock
+from tests.dagster_tools import Project
+from tests.test_dagster_launcher import Recorder, states
+
+WAITING = "waiting for the build of letters (run 0a1b2c3d)"
+PREPARED_AND_OFF = """
+val_frac = 0.2
+prepare = ["dedup"]
+[pretrain.off]
+source = "text"
+files = ["books/*.txt"]
+enabled = false
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(turns, "_POLL_SECONDS", 0.05)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(home: Path, tmp_path: Path, tiny_model: Path) -> Project:
+    return Project(tmp_path, tiny_model)
+
+
+@pytest.fixture
+def instance(home: Path) -> Iterator[dg.DagsterInstance]:
+    with ensure_instance() as opened:
+        yield opened
+
+
+@contextmanager
+def taken(home: Path, *places: int) -> Iterator[None]:
+    """Another build has these places."""
+    (home / ".streams").mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        for number in places:
+            stack.enter_context(writer_lock(home / ".streams" / str(number), doing="letters (run 0a1b2c3d)"))
+        yield
+
+
+class NeverWaiting(Recorder):
+    def logged(self, name: str, message: str) -> None:
+        assert not message.startswith("waiting"), (name, message)
+
+
+class Freeing(Recorder):
+    """Frees the places as soon as something waits for them, after `first`."""
+
+    def __init__(self, places: ExitStack) -> None:
+        super().__init__()
+        self.places = places
+        self.waited: list[tuple[str, str]] = []
+
+    def first(self) -> None:
+        pass
+
+    def logged(self, name: str, message: str) -> None:
+        if message.startswith("waiting"):
+            self.waited.append((name, message))
+            self.first()
+            self.places.close()
+
+
+def test_build_all_settles_hits_and_what_is_switched_off_while_another_build_has_the_place(
+    project: Project, instance: dg.DagsterInstance, home: Path
+) -> None:
+    project.configure(extra=PREPARED_AND_OFF)
+    first = launch_builds(project.registry, root=project.root, only=["tokenizer", "notes", "books", "chats"], listener=Recorder())
+    assert {result.name for result in first if result.state == "built"} >= {"corpus/books", "books", "notes", "chats"}
+    runs = len(instance.get_runs())
+    storage = instance.event_log_storage
+    storage.set_concurrency_slots(STREAM_POOL, 1)
+    storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")  # as builds once took their place
+    with taken(home, 0):
+        second = launch_builds(project.registry, root=project.root, listener=NeverWaiting())
+    assert {result.name: result.state for result in second} == {
+        "tokenizer": "cache_hit",
+        "corpus/books": "cache_hit",
+        "corpus/duplicates": "cache_hit",
+        "report/books": "cache_hit",
+        "notes": "cache_hit",
+        "books": "cache_hit",
+        "off": "disabled",
+        "chats": "cache_hit",
+    }
+    assert len(instance.get_runs()) == runs + len(second)
+    [record] = instance.fetch_materializations(dg.AssetKey(["pretrain", "meta_json"]), limit=1).records
+    assert record.asset_materialization is not None
+    assert record.asset_materialization.partition in ("off", "books", "notes")
+    [latest] = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["pretrain", "meta_json"]), asset_partitions=["notes"]), limit=1
+    ).records
+    assert latest.asset_materialization is not None
+    assert latest.asset_materialization.metadata["cache_hit"].value is True
+
+
+def test_no_op_is_in_a_pool_that_is_asked_before_the_op_can_look(project: Project) -> None:
+    project.configure(extra=PREPARED_AND_OFF)
+    definitions = project.defs.resolve_asset_graph().assets_defs
+    ops = {asset.op.name: asset.op.pool for asset in definitions if asset.is_executable and asset.node_def}
+    assert {"stream_pretrain_dataset", "stream_sft_dataset", "corpus__documents"} <= ops.keys()
+    assert set(ops.values()) == {None}
+
+
+@pytest.mark.usefixtures("instance")
+def test_a_build_waits_for_a_place_and_says_for_whose(project: Project, home: Path) -> None:
+    project.configure(extra='val_frac = 0.2\nprepare = ["dedup"]')
+    with ExitStack() as places:
+        places.enter_context(taken(home, 0))
+        listener = Freeing(places)
+        results = launch_builds(project.registry, root=project.root, only=["notes", "books"], listener=listener)
+        assert listener.waited == [("corpus/books", WAITING)]
+    assert {result.state for result in results} == {"built"}
+
+
+@pytest.mark.usefixtures("instance")
+def test_who_has_waited_looks_again_before_it_builds(project: Project, home: Path) -> None:
+    launch_builds(project.registry, root=project.root, only=["tokenizer"], listener=Recorder())
+
+    class Building(Freeing):
+        def first(self) -> None:
+            assert build_dataset(project.registry, "notes", root=project.root).state == "built"
+
+    with ExitStack() as places:
+        places.enter_context(taken(home, 0))
+        listener = Building(places)
+        results = launch_builds(project.registry, root=project.root, only=["notes"], listener=listener)
+        assert listener.waited == [("notes", WAITING)]
+    assert states({result.name: result for result in results})["notes"] == "cache_hit"
+
+
+def test_the_limit_is_that_of_the_pool_else_the_default_of_dagster_yaml(project: Project, instance: dg.DagsterInstance, home: Path) -> None:
+    assert stream_limit(instance) == 1
+    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 3)
+    assert stream_limit(instance) == 3
+    with taken(home, 0, 1):
+        results = launch_builds(project.registry, root=project.root, only=["notes"], listener=NeverWaiting())
+        assert {result.state for result in results} == {"built"}
+    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 0)
+
+    class Opening(Freeing):
+        def first(self) -> None:
+            instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
+
+    listener = Opening(ExitStack())
+    launch_builds(project.registry, root=project.root, only=["notes"], force=True, listener=listener)
+    assert listener.waited == [("notes", "waiting: the pool source_stream has no place (its limit is 0)")]
+
+
+def test_a_dagster_yaml_without_pools_limits_nothing(home: Path) -> None:
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    with ensure_instance() as instance:
+        assert stream_limit(instance) is None
+
+
+@pytest.mark.usefixtures("instance")
+def test_a_home_whose_places_cannot_be_locked_builds_without_turns_and_says_so(project: Project, home: Path) -> None:
+    (home / ".streams").write_text("no folder")
+    listener = Recorder()
+    results = launch_builds(project.registry, root=project.root, only=["notes"], listener=listener)
+    assert {result.state for result in results} == {"built"}
+    assert any("WARNING: streams of this Dagster home do not take turns: " in told for told in listener.told)
+
+
+def test_an_interrupt_ends_a_run_that_waits(project: Project, instance: dg.DagsterInstance, home: Path) -> None:
+    class Interrupting(Recorder):
+        def logged(self, name: str, message: str) -> None:
+            if message == WAITING:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with taken(home, 0), pytest.raises(KeyboardInterrupt):
+        launch_builds(project.registry, root=project.root, only=["notes"], listener=Interrupting())
+    assert [(run.job_name, run.status.value) for run in instance.get_runs(limit=1)] == [("build_pretrain", "CANCELED")]
+    assert not (project.root / "pretrain/notes").exists()
