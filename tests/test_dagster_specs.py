@@ -92,11 +92,11 @@ def test_jobs_are_these_and_say_what_they_do(defs: dg.Definitions) -> None:
     assert all(job.description for job in jobs.values())
 
 
-def test_streams_share_a_pool_and_are_not_retried(defs: dg.Definitions) -> None:
+def test_streams_are_in_no_pool_and_are_not_retried(defs: dg.Definitions) -> None:
     for key in (["pretrain", "meta_json"], ["sft", "meta_json"]):
         definition = defs.resolve_assets_def(dg.AssetKey(key))
         op = definition.op
-        assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == ("source_stream", None, False, None)
+        assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == (None, None, False, None)
 
 
 def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Definitions) -> None:
