@@ -14,6 +14,7 @@ import pytest
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.streaming.directories import work_on
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from niels_cache_assets.streaming.locks import writer_lock
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 from tests.ui.running import RunningUi, is_alive, running_ui, wait_until
@@ -136,3 +137,12 @@ def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: R
     (copy / "tokenizer").symlink_to(ui.project.root / "tokenizer")
     build_dataset(ui.project.registry, "notes", root=copy)
     assert digests(copy / "pretrain/notes") == digests(target)
+
+
+def test_a_click_on_a_cache_hit_ends_while_another_build_has_the_place(ui: RunningUi) -> None:
+    assert build_dataset(ui.project.registry, "books", root=ui.project.root).state in ("built", "cache_hit")
+    (ui.home / ".streams").mkdir(exist_ok=True)
+    with writer_lock(ui.home / ".streams/0", doing="letters (run 0a1b2c3d)"):
+        run = ui.launch("books")
+        wait_until(lambda: ui.status_of(run) in ("SUCCESS", "FAILURE"), seconds=BUILD_SECONDS, what="it waits")
+    assert ui.status_of(run) == "SUCCESS"
