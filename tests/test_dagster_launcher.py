@@ -14,7 +14,6 @@ import pytest
 
 from niels_cache_assets.defs import abandoned
 from niels_cache_assets.defs.instance import ensure_instance
-from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.row_files import Jsonl
