@@ -58,9 +58,11 @@ class SourceReport:
     A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch:
     where the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other. Any other source is read
     from the beginning, and the builder skips what it has. `share`: how much of the source was read, 0 to 1, where that is known cheaply.
+    `within`: what names of files in facts begin with, for a source that is a member of another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within: str = "") -> None:
+        self.within = within
         self.dropped: Counter[str] = Counter()
         self.facts: dict[str, Any] = {}
         self.place: Place | None = None

@@ -1,10 +1,61 @@
-"""The fingerprint of anything that is built: one sha256 over everything that decides its bytes. Loads nothing of what builds it."""
+"""The fingerprint of anything that is built: one sha256 over everything that decides its bytes. Loads nothing of what builds it.
 
+A key that is added to a table of the configuration counts only where it is not at its default, so that caches from before it stay valid:
+`settings_that_count` leaves it out. Whoever changes the default of such a key must raise the code version of what it decides.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
+from pydantic import BaseModel
+
 from niels_cache_runtime.meta import canonical_json, sha256_text
+
+# The keys that count at their defaults too, by table (of sources: by kind): fingerprints have had them from the first. Never add one.
+_FIRST_KEYS: dict[str, str] = {
+    "fineweb_edu": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
+    " val_tokens",
+    "wikitext": "config dataset enabled pinned_revision shuffle_buffer split train_tokens val_frac val_split val_tokens",
+    "roam": "enabled shuffle_buffer train_tokens val_frac val_tokens",
+    "gutenberg": "config dataset enabled pinned_revision shuffle_buffer split train_tokens val_frac val_split val_tokens",
+    "wikipedia": "config dataset enabled pinned_revision shuffle_buffer split train_tokens val_frac val_split val_tokens",
+    "huggingface": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
+    " val_tokens",
+    "markdown_folder": "enabled shuffle_buffer train_tokens val_frac val_tokens",
+    "parquet": "enabled id_field shuffle_buffer text_field train_tokens val_frac val_tokens",
+    "jsonl": "enabled id_field shuffle_buffer text_field train_tokens val_frac val_tokens",
+    "text": "enabled sample_by shuffle_buffer train_tokens val_frac val_tokens",
+    "interleave": "enabled members shuffle_buffer stopping_strategy train_tokens val_frac val_tokens",
+    "python_docs": "enabled min_characters shuffle_buffer train_tokens val_frac val_tokens",
+    "dolly15k": "config dataset enabled pinned_revision split system_message val_frac val_split",
+    "oasst1": "config dataset enabled languages max_messages pinned_revision split split_by val_frac val_split",
+    "chat_jsonl": "enabled input_field instruction_field messages_field output_field system_field val_frac",
+    "python_help": "enabled max_characters min_characters val_frac",
+    "cleaning": "language_characters languages max_bigram_share max_bullet_share max_duplicate_lines max_duplicate_paragraphs"
+    " max_mean_word_length max_reason_share max_symbols_per_word max_top_2gram_characters max_top_3gram_characters max_top_4gram_characters"
+    " min_alpha_word_share min_characters min_language_share min_mean_word_length min_stopwords min_words skip",
+    "dedup": "bands ngram num_perm priority rows threshold verify",
+    "tokenizer": "character_coverage model model_type sample_bytes special_tokens train_on vocab_size",
+    "blend": "num_samples part seed sequence_length split weights",
+    "reports": "batch_size max_epochs sequence_length steps",
+}
 
 
 def fingerprint_of(settings: dict[str, Any]) -> str:
     """64 hex digits: sha256 over the canonical JSON of everything that decides the bytes."""
     return sha256_text(canonical_json(settings))
+
+
+def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a table for an identity, as JSON values, those in `without` aside. `name`: of the table, or the kind of a source.
+
+    A key that is not among the first of that table counts only where it is not at its default.
+    """
+    always = {*_FIRST_KEYS.get(name, "").split(), "source"}
+    fields = type(table).model_fields
+    counted = {
+        key
+        for key in fields
+        if key not in without and (key in always or getattr(table, key) != fields[key].get_default(call_default_factory=True))
+    }
+    return table.model_dump(mode="json", include=counted)

@@ -30,6 +30,7 @@ from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings
 from niels_cache_assets.sources.base import PretrainSource, SftSource, Source, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.encodings import decoding_warning
 from niels_cache_assets.sources.network import briefly, patient
 from niels_cache_assets.streaming.directories import finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.feed import Feed, ValShare
@@ -47,7 +48,10 @@ State = Literal["built", "cache_hit", "disabled"]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOutcome:
-    """What happened to one data set. `warning` is set where an old cache was kept because its upstream could not be reached.
+    """What happened to one data set.
+
+    `warning` is set where an old cache was kept because its upstream could not be reached, and where bytes of files were replaced or
+    documents are no text.
 
     seconds: of this run. resumed_tokens: those of its tokens that an earlier, stopped build had made already.
     """
@@ -87,13 +91,17 @@ def build_dataset(
     if missing is not None:
         raise NielsCacheError(f"{registry.origin}: [{family}.{name}] cannot be built: it needs {missing}")
     directory = dataset_dir(root, family, name)
+    prepared: PreparedCorpus | None = None
 
     def outcome(state: State, warning: str | None = None, resumed_tokens: int = 0) -> BuildOutcome:
+        meta = read_meta(str(directory / META_NAME))
+        if state == "built" and prepared is None:  # of a corpus it was said when that was made
+            warning = decoding_warning(meta["facts"], source)
         return BuildOutcome(
             family=family,
             name=name,
             state=state,
-            meta=read_meta(str(directory / META_NAME)),
+            meta=meta,
             directory=directory,
             seconds=time.monotonic() - started,
             warning=warning,

@@ -21,9 +21,10 @@ from shutil import copyfile
 from typing import Any, Literal
 
 from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.encodings import nothing_is_text
 from niels_cache_assets.sources.network import patient
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import normalize_newlines
@@ -111,7 +112,8 @@ def tokenizer_fingerprint(registry: Registry) -> str:
         _require_readable(settings.model)
         identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
     else:
-        identity = {**settings.model_dump(mode="json", exclude={"model"}), "seed": registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
+        counted = settings_that_count(settings, "tokenizer", without={"model"})
+        identity = {**counted, "seed": registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
     return fingerprint_of({**identity, "code_version": CODE_VERSION})
 
 
@@ -193,6 +195,7 @@ def _spool_sample(registry: Registry, sample: Path, beginnings: dict[str, list[s
     used: dict[str, int] = {}
     revisions: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
+    no_text: list[str] = []
     digest = hashlib.sha256()
     with open(sample, "wb") as file:
         for name in names:
@@ -210,6 +213,8 @@ def _spool_sample(registry: Registry, sample: Path, beginnings: dict[str, list[s
                     written += len(data)
                     if written >= settings.sample_bytes:
                         break
+                if not written and (reason := nothing_is_text(context.report.facts)):
+                    no_text.append(f"{name}{reason}")
             except NielsCacheError as error:
                 unavailable = isinstance(error, SourceUnavailable)
                 if settings.train_on is not None and not unavailable:
@@ -220,7 +225,7 @@ def _spool_sample(registry: Registry, sample: Path, beginnings: dict[str, list[s
                     continue
             used[name] = written
     if not sum(used.values()):
-        reason = "; none could be reached" if skipped else ""
+        reason = "".join(f"; {found}" for found in no_text) or ("; none could be reached" if skipped else "")
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
     return {"sources": used, "revisions": revisions, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
 

@@ -91,7 +91,7 @@ def test_notes_come_sorted_by_relative_path_without_hidden_ones(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "bad.md").write_bytes(b"caf\xff\r\n")
-    documents, context = read(MarkdownFolder(path=str(tmp_path)))
+    documents, context = read(MarkdownFolder(path=str(tmp_path), max_replaced_share=1))
     assert [(document.file, document.text) for document in documents] == [
         ("D.MD", "dee"),
         ("a/z.md", "zed"),

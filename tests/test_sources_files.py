@@ -186,11 +186,11 @@ def test_a_bad_json_line_is_an_error_with_file_and_line(tmp_path: Path, bad: byt
 
 def test_invalid_utf8_and_byte_order_marks_are_repaired_everywhere(tmp_path: Path) -> None:
     line = b'\xef\xbb\xbf{"text": "caf\xff"}\n'
-    assert read(Jsonl(files=one_file(tmp_path, "a.jsonl", line)))[0][0].text == "caf\ufffd"
-    assert read(Text(files=one_file(tmp_path, "a.txt", b"\xef\xbb\xbfcaf\xff")))[0][0].text == "caf\ufffd"
+    assert read(Jsonl(files=one_file(tmp_path, "a.jsonl", line), max_replaced_share=1))[0][0].text == "caf\ufffd"
+    assert read(Text(files=one_file(tmp_path, "a.txt", b"\xef\xbb\xbfcaf\xff"), max_replaced_share=1))[0][0].text == "caf\ufffd"
     column = pa.array([b"caf\xff", None, b"ok"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")]))
+    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")], max_replaced_share=1))
     assert [document.text for document in documents] == ["caf\ufffd", "ok"]
     assert context.report.dropped == {"null_text": 1}
 

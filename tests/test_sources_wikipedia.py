@@ -257,17 +257,20 @@ def test_a_tag_or_comment_longer_than_any_of_a_dump_is_refused(tmp_path: Path, m
     assert len(read(Wikipedia(files=[str(tmp_path / "x.xml")]))[0]) == 2
 
 
-def test_nuls_and_broken_characters_in_a_dump_are_replaced(tmp_path: Path) -> None:
-    content = dump([page(0, "NUL>X< half>Y< latin>Z<")]).replace(b"X", b"\0").replace(b"Y", b"\xed\xa0\x80").replace(b"Z", b"\xe9")
-    (document,) = read(Wikipedia(files=file(tmp_path, "w.xml", content)))[0]
-    assert re.fullmatch("NUL>\ufffd< half>\ufffd+< latin>\ufffd<", document.text)
+def test_broken_characters_in_a_dump_are_replaced_and_a_page_with_a_nul_is_dropped(tmp_path: Path) -> None:
+    pages = [page(0, "half>Y< latin>Z<"), page(1, "NUL>X<")]
+    content = dump(pages).replace(b"X", b"\0").replace(b"Y", b"\xed\xa0\x80").replace(b"Z", b"\xe9")
+    (document,), context = read(Wikipedia(files=file(tmp_path, "w.xml", content), max_replaced_share=1))
+    assert re.fullmatch("half>\ufffd+< latin>\ufffd<", document.text)
+    assert context.report.dropped == {"not_text": 1}
+    assert context.report.facts["replaced"] == {"bytes": 5, "files": 1, "by_file": {"w.xml": 5}}
 
 
 def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_path: Path) -> None:
-    line = json.dumps({"id": "a\ud800", "title": "t\ud800", "text": "x\ud800\x00y"}).encode() + b"\n"
+    line = json.dumps({"id": "a\ud800", "title": "t\ud800", "text": "x\ud800y"}).encode() + b"\n"
     (document,) = read(Wikipedia(files=file(tmp_path, "w.jsonl", line)))[0]
     assert (document.source_id, document.title) == ("a?", "t?")
-    assert document.text == "x\ud800\x00y", "texts are left to the cleaning, as of every source"
+    assert document.text == "x\ud800y", "texts are left to the cleaning, as of every source"
 
 
 def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What the builders of both families say about a build: while it runs (Progress), and in meta.json (Provenance and the common keys)."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.build_cache.resuming import Counts
 from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.sources.encodings import nothing_is_text
 from niels_cache_assets.tokenization import BuildTokenizer
 from niels_cache_runtime.formats import TOKEN_DTYPE_NAME
 from niels_cache_runtime.meta import Meta
@@ -67,5 +68,7 @@ def common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenance
     }
 
 
-def dropped_note(dropped: Counter[str]) -> str:
-    return f" (dropped: {', '.join(f'{reason} {count}' for reason, count in sorted(dropped.items()))})" if dropped else ""
+def dropped_note(counts: Counts) -> str:
+    """What to say of a source of which nothing is left: reasons, and the files that are no text."""
+    dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
+    return (f" (dropped: {dropped})" if dropped else "") + nothing_is_text(counts.facts)

@@ -1,13 +1,12 @@
 """The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass."""
 
 import functools
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
-from niels_cache_assets.build_cache.resuming import Resume, answer_if_asked, open_journal
+from niels_cache_assets.build_cache.resuming import Counts, Resume, answer_if_asked, open_journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.directories import atomic_directory
@@ -131,7 +130,7 @@ def build_pretrain_cache(
         ):
             counts = middle.write(writer, splitter, guard, journal)
             if not writer.tokens("train"):
-                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, Counter(counts.dropped)))
+                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, counts))
             writer.seal()
             meta |= {
                 **writer.totals(),
@@ -144,10 +143,10 @@ def build_pretrain_cache(
     return sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
 
-def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, dropped: Counter[str]) -> str:
+def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts) -> str:
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (budget max_val_tokens={max_val_tokens:,}), "
             "so train has none; lower the val budget or use val_frac"
         )
-    return f"{out_dir}: the source gave no usable document{dropped_note(dropped)}; nothing was written"
+    return f"{out_dir}: the source gave no usable document{dropped_note(counts)}; nothing was written"

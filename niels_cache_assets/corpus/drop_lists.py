@@ -13,7 +13,7 @@ from typing import Any
 from niels_cache_assets.corpus.identity import current_corpus, split_identity
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, duplicates_dir
 from niels_cache_assets.dedup.settings import DedupSettings
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime.errors import NielsCacheError
@@ -98,7 +98,7 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
     from niels_cache_assets.dedup.bands import choose_bands
 
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose_bands(dedup.threshold, dedup.num_perm)
-    return {"settings": dedup.model_dump(mode="json", exclude={"bands", "rows", "priority"}), "bands": bands, "rows": rows}
+    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority"}), "bands": bands, "rows": rows}
 
 
 def _what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:

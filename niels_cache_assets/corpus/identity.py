@@ -10,7 +10,7 @@ from typing import Any
 
 from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
@@ -32,7 +32,7 @@ def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None
     """The cleaning settings that decide a data set's documents; None where it is not cleaned."""
     if "clean" not in registry.pretrain[name].prepare:
         return None
-    settings = registry.cleaning_of(name).model_dump(mode="json", exclude=_ONLY_CHECKED)
+    settings = settings_that_count(registry.cleaning_of(name), "cleaning", without=_ONLY_CHECKED)
     return {key: sorted(set(value)) if key in _IN_ANY_ORDER else value for key, value in settings.items()}
 
 

@@ -34,6 +34,7 @@ from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import SourceUnavailable, StreamContext
+from niels_cache_assets.sources.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.space import corpus_need, file_bytes, require_room, telling
@@ -66,7 +67,8 @@ class CorpusProgress:
 class CorpusOutcome:
     """What happened to one corpus. `meta` is empty where the data set is switched off and was never prepared.
 
-    `warning` is set where an old corpus was kept because its upstream could not be reached. seconds: of this run. resumed_characters: those
+    `warning` is set where an old corpus was kept because its upstream could not be reached, and where bytes of files were replaced or
+    documents are no text. seconds: of this run. resumed_characters: those
     that an earlier, stopped run had read already.
     """
 
@@ -156,7 +158,8 @@ def prepare_corpus(
     with telling(need), HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
         context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
         resumed_characters = _write(registry, name, directory, context, made_of, workers, progress, afresh=force)
-    return outcome("built", read_meta(str(directory / META_NAME)), resumed_characters=resumed_characters)
+    meta = read_meta(str(directory / META_NAME))
+    return outcome("built", meta, warning=decoding_warning(meta["facts"], source), resumed_characters=resumed_characters)
 
 
 def _write(
@@ -207,7 +210,7 @@ def _write(
                     progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
             dropped_by_source = counts.dropped_by_source + context.report.dropped
             if not writer.documents:
-                raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source))
+                raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source, context.report.facts))
             writer.seal()
             write_rejected(partial, counts.report.rows(), writer.files)
             meta = {
@@ -233,8 +236,8 @@ def _write(
     return resumed_characters
 
 
-def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str]) -> str:
+def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], facts: dict[str, Any]) -> str:
     counts = sorted((dropped_here + dropped_by_source).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
-    return f"{directory}: no document is left ({reasons}); nothing was written; check {advice}"
+    return f"{directory}: no document is left ({reasons}){nothing_is_text(facts)}; nothing was written; check {advice}"

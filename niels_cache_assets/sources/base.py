@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
+from niels_cache_assets.fingerprint import settings_that_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
 
@@ -83,6 +84,7 @@ class Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
+    never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not decide what the source gives
 
     source: str
     enabled: bool = Field(True, description="False writes an empty cache that says so instead of building")
@@ -106,11 +108,17 @@ class Source(BaseModel):
         """`source` of meta.json: kind, streaming and what identifies the data; no absolute path, no clock, no host."""
         return {"kind": self.source, "streaming": True}
 
+    @property
+    def version_that_counts(self) -> str:
+        """The code version of what this table reads."""
+        return self.code_version
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the bytes, for the fingerprint. Which keys name files is among them; where the files lie is not."""
-        settings = self.model_dump(mode="json", exclude=set(PATH_KEYS))
+        never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
+        settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
-        return {**settings, "given": given, "code_version": self.code_version}
+        return {**settings, "given": given, "code_version": self.version_that_counts}
 
 
 class PretrainSource(Source):
@@ -120,6 +128,8 @@ class PretrainSource(Source):
     """
 
     family: ClassVar[Family] = "pretrain"
+    # Preparation and decontamination count where they are done.
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
     shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
@@ -166,13 +176,6 @@ class PretrainSource(Source):
     def builder_shuffle(self) -> int:
         """Documents that the builder shuffles at a time; 0 where it keeps the order, which the stream itself may have shuffled."""
         return 0 if self.shuffles_itself else self.shuffle_buffer
-
-    def identity(self) -> dict[str, Any]:
-        """As of every source; preparation and decontamination, which are no part of what the source gives, count where they are done."""
-        settings = super().identity()
-        for key in ("prepare", "cleaning", "decontaminate", "decontaminate_threshold"):
-            del settings[key]
-        return settings
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:

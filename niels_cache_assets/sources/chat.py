@@ -6,16 +6,16 @@ What makes a conversation valid is in niels_cache_assets.conversations; here row
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.limits import LimitsDocuments
 from niels_cache_assets.sources.places import FilePass
 from niels_cache_assets.sources.rows import file_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
@@ -61,11 +61,13 @@ def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message
     return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
-class ChatJsonl(LimitsDocuments, SftSource):
+class ChatJsonl(DecodesText, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
 
     Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
     """
+
+    code_version: ClassVar[str] = "2"
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
@@ -97,17 +99,22 @@ class ChatJsonl(LimitsDocuments, SftSource):
         configured = {key: name for key in keys if (name := getattr(self, key))}
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
+        decoding = Decoding(self, context)
+        texts_of = lambda values: _contents(self._messages(values))  # noqa: E731
         for file in files.files():
-            for row, values in file_rows(file, files.position, limit=self.max_document_bytes):
+            for row, values in file_rows(file, files.position, encoding=self.encoding, limit=self.max_document_bytes):
+                replaced = decoding.count_row(file.name, values, texts_of)
                 if state["unseen"]:
                     state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
                     state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
                 if field not in values:
                     context.report.dropped["missing_messages_field"] += 1
                     continue
-                messages = self._mapped(values) if self.instruction_field else _messages(values[field])
+                messages = self._messages(values)
                 if messages is None:
                     context.report.dropped["malformed_messages"] += 1
+                    continue
+                if not decoding.admits(file.name, *_contents(messages), replaced=replaced):
                     continue
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
         if "first" in state and state["unseen"]:
@@ -117,11 +124,19 @@ class ChatJsonl(LimitsDocuments, SftSource):
                 f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
             )
 
+    def _messages(self, values: dict[str, Any]) -> list[Message] | None:
+        """Those of a row; None where there is no list of them."""
+        return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
+
     def _mapped(self, values: dict[str, Any]) -> list[Message]:
         extra = values.get(self.input_field) if self.input_field else None
         user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
         system = values.get(self.system_field) if self.system_field else None
         return instruction_messages(system, user, values.get(self.output_field or ""))
+
+
+def _contents(messages: list[Message] | None) -> list[str]:
+    return [content for message in messages or () if isinstance(content := message["content"], str)]
 
 
 def _messages(value: Any) -> list[Message] | None:
@@ -149,9 +164,14 @@ class Dolly15k(HubData, SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        decoding = Decoding(self, context, of_files=self.reads_files)
         for part in self.parts():
-            for columns, files, rows in self.stream(part, context, self._columns):
+            for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
                 for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
+                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
+                    given = (text for text in (instruction, response, extra) if isinstance(text, str))
+                    if not decoding.admits(files[index], *given, replaced=replaced):
+                        continue
                     user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
                     messages = instruction_messages(self.system_message, user, response)
                     file, row = files[index], rows[index]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from niels_cache_assets.sources.base import Source, StreamContext
@@ -15,13 +13,6 @@ class KeepsDamaged(Source):
     """Key of the kinds that read files line by line or page by page."""
 
     keep_damaged: bool = Field(False, description="Keep what comes before the damage in a damaged file; otherwise it fails the build")
-
-    def identity(self) -> dict[str, Any]:
-        """As of every source; the key counts only where it is set, so that caches from before it stay."""
-        settings = super().identity()
-        if not self.keep_damaged:
-            del settings["keep_damaged"]
-        return settings
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
         """None (damage is an error), or what logs a damaged file of this pass and counts it among the dropped as `damaged_file`.

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
-from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_whole
 from niels_cache_assets.sources.network import endless_redirect, first_line, install, is_of_network, shown
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -190,15 +189,6 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     filesystem, path = _filesystem(file.url)
     stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # many file systems' own files read no line up to a limit
     return decompressed(stream, file.name, on_damage)
-
-
-def read_text(file: SourceFile, on_damage: OnDamage | None = None, *, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """The whole file as UTF-8 without its byte order mark; invalid bytes become U+FFFD. Line ends stay as they are.
-
-    Raises NielsCacheError for one of more than `limit` bytes, decompressed.
-    """
-    with reading(file), open_bytes(file, on_damage) as stream:
-        return read_whole(stream, file.name, limit).decode("utf-8-sig", errors="replace")
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:

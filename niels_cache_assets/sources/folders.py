@@ -15,21 +15,24 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, read_text, writable
-from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
+from niels_cache_assets.sources.encodings import DecodesText, Decoding, marked_json, read_text
+from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, writable
+from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 from niels_cache_assets.sources.rows import batched, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 
-class _Notes(LimitsDocuments, PretrainSource):
+class _Notes(DecodesText, PretrainSource):
     def _documents(self, found: list[SourceFile], context: StreamContext, *, named: bool = False) -> Iterator[list[Document]]:
         files = FilePass(found, context)
-        yield from batched(_notes(files, context, limit=self.max_document_bytes, named=named), files)
+        yield from batched(_notes(files, context, self, named=named), files)
 
 
 class MarkdownFolder(_Notes):
     """Every *.md below `path`."""
+
+    code_version: ClassVar[str] = "2"
 
     source: Literal["markdown_folder"] = "markdown_folder"
     path: ConfigPath = Field(description="Folder of notes")
@@ -47,7 +50,7 @@ class MarkdownFolder(_Notes):
 class Roam(_Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
-    code_version: ClassVar[str] = "2"
+    code_version: ClassVar[str] = "3"
 
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
@@ -70,24 +73,37 @@ class Roam(_Notes):
         return files_of_folder(self.path, (".md", ".json"))
 
 
-def _notes(files: FilePass, context: StreamContext, *, limit: int, named: bool) -> Iterator[Document]:
+def _notes(files: FilePass, context: StreamContext, source: DecodesText, *, named: bool) -> Iterator[Document]:
+    limit, decoding = source.max_document_bytes, Decoding(source, context)
     for file in files.files():
         position = files.position
         is_export = file.name.lower().endswith(".json")
         if position.row and not is_export:
             continue
-        text = read_text(file, limit=limit)
+        text, marked = read_text(file, encoding=source.encoding, limit=limit)
         if not text.strip():
             context.report.dropped["empty"] += 1
         elif is_export:
-            yield from _pages(file, text, position, context, limit=limit, named=named)
+            yield from _pages(file, text, marked, position, context, decoding, limit=limit, named=named)
         else:
             position.row = position.rows = 1
+            if not decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
+                continue
             title = file.name.rsplit("/", 1)[-1].removesuffix(".md")
             yield Document(text, file.name, file.name, 0, title)
 
 
-def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamContext, *, limit: int, named: bool) -> Iterator[Document]:
+def _pages(
+    file: SourceFile,
+    text: str,
+    marked: str | None,
+    position: FilePosition,
+    context: StreamContext,
+    decoding: Decoding,
+    *,
+    limit: int,
+    named: bool,
+) -> Iterator[Document]:
     """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
     dropped = context.report.dropped
     try:
@@ -101,12 +117,18 @@ def _pages(file: SourceFile, text: str, position: FilePosition, context: StreamC
             raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
         dropped["not_a_roam_export"] += 1
         return
+    if not position.row:  # the file's, before its first page
+        decoding.count_marked(file.name, marked)
+    marked_pages, mark = (None, None) if marked is None else marked_json(marked)
     for row, page in enumerate(pages[position.row :], position.row):
         position.row = row + 1
         outline = _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
+        replaced = 0
+        if mark is not None:
+            replaced = len(mark.findall(_outline(marked_pages[row], Counter(), where=file.name, limit=limit)))
         if not outline:
             dropped["empty"] += 1
-        else:
+        elif decoding.admits(file.name, outline, replaced=replaced):
             title = page["title"]
             yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, read_text
+from niels_cache_assets.sources.encodings import Decoding, read_text
+from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.places import FilePass, RowsPass
 from niels_cache_assets.sources.rows import batched, choose_text_field
@@ -47,6 +48,10 @@ class Gutenberg(HubData, PretrainSource):
         return files_digest(self.input_files()) if self.path else super().revision(siblings)
 
     @property
+    def reads_files(self) -> bool:
+        return bool(self.path or self.files)
+
+    @property
     def follows_the_hub(self) -> bool:
         return not self.path and super().follows_the_hub
 
@@ -58,22 +63,26 @@ class Gutenberg(HubData, PretrainSource):
         return batched(self._folder_books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        decoding = Decoding(self, context)
         for file in files.files():
             if not files.position.row:
                 files.position.row = files.position.rows = 1
-                whole = Document(read_text(file, limit=self.max_document_bytes), file.name, file.name)
-                yield from _book(whole, context)
+                text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
+                if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
+                    yield from _book(Document(text, file.name, file.name), context)
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
+        decoding = Decoding(self, context, of_files=self.reads_files)
         choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
         for part, start in places.parts(self.parts()):
-            for columns, files, rows in self.stream(part, context, choose, start=start):
+            for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
                 (texts,) = columns.values()
-                for text, file, row in zip(texts, files, rows, strict=True):
+                for index, (text, file, row) in enumerate(zip(texts, files, rows, strict=True)):
                     places.file, places.row = file, row + 1
+                    replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                     if type(text) is not str:
                         context.report.dropped["null_text" if text is None else "non_string_text"] += 1
-                    else:
+                    elif decoding.admits(file, text, replaced=replaced):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
 
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import glob
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from niels_cache_assets.sources import hub_tables
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, reading
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
-from niels_cache_assets.sources.limits import LimitsDocuments, refuse_length
+from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.network import install, shown
 from niels_cache_assets.sources.rows import is_string_type, refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
@@ -31,11 +32,15 @@ _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
 
 class HubRows(NamedTuple):
-    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and row of each."""
+    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and row of each.
+
+    `damaged`: what was replaced in the texts of a row, by its index here, of those rows where something was.
+    """
 
     columns: dict[str, list[Any]]
     files: list[str]
     rows: list[int]
+    damaged: dict[int, Damage]
 
 
 class Part(NamedTuple):
@@ -46,8 +51,10 @@ class Part(NamedTuple):
     files: list[str] | None
 
 
-class HubData(LimitsDocuments):
+class HubData(DecodesText):
     """Keys of tables that read a hub data set. With `files` the same loading code reads local files instead, and the hub is not asked."""
+
+    files_code_version: ClassVar[str] = "2"  # as code_version, which is of what the hub has, of tables that read files instead
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -72,6 +79,15 @@ class HubData(LimitsDocuments):
         install()
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether it is the user's files that are read, which may hold anything."""
+        return bool(self.files)
+
+    @property
+    def version_that_counts(self) -> str:
+        return self.files_code_version if self.reads_files else self.code_version
 
     @property
     def follows_the_hub(self) -> bool:
@@ -105,9 +121,11 @@ class HubData(LimitsDocuments):
         shuffle_buffer: int = 0,
         keep_linebreaks: bool = False,
         start: tuple[str, int] | None = None,
+        texts: Collection[str] = (),
     ) -> Iterator[HubRows]:
         """Rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
+        `texts`: those of them whose damage is told; none: the first.
         `keep_linebreaks` is for plain text files, whose rows are lines. `start`: the file and row to begin at, without a shuffle; files
         before it are not opened. Closing the iterator early is quick.
         """
@@ -120,8 +138,15 @@ class HubData(LimitsDocuments):
             counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffle_buffer
             try:
                 for batch in batches:
-                    columns = batch if isinstance(batch, dict) else {name: hub_tables.values_of(batch[name]) for name in batch.column_names}
+                    marked: dict[str, dict[int, str]] = {}
+                    columns = batch
+                    if not isinstance(batch, dict):
+                        columns = {}
+                        for name in batch.column_names:
+                            marked[name] = {}
+                            columns[name] = hub_tables.values_of(batch[name], self.encoding, marked[name])
                     indices, rows = columns.pop(hub_tables.FILE), columns.pop(hub_tables.ROW)
+                    damaged = hub_tables.damage_of_rows(columns.pop(hub_tables.DAMAGE, ()))
                     files = [names[index] for index in indices]
                     if counts_files:
                         context.report.share = indices[0] / len(names)
@@ -129,7 +154,11 @@ class HubData(LimitsDocuments):
                         for index, value in enumerate(values):
                             if type(value) is str and len(value) > self.max_document_bytes:
                                 refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
-                    yield HubRows(columns, files, rows)
+                    for name in texts or [*columns][:1]:
+                        for index, text in marked.get(name, {}).items():
+                            before, here = damaged.get(index, NO_DAMAGE), damage_of(text)
+                            damaged[index] = Damage(before.size + here.size, before.characters + here.characters)
+                    yield HubRows(columns, files, rows, damaged)
             except Exception:
                 raise
             except BaseException as interrupt:
@@ -169,6 +198,7 @@ def _open(
     datasets = _datasets()
     local_names = {}
     settings: dict[str, Any] = {}
+    read_tables = None
     if part.files is None:
         path = data.dataset
         settings = {"name": data.config, "revision": context.revision}
@@ -182,16 +212,31 @@ def _open(
                 refuse_long_lines(file, data.max_document_bytes)  # the loaders hold any line whole
         if path == "text":
             settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
+            read_tables = hub_tables.text_tables(local_names, data.encoding, keep_linebreaks=keep_linebreaks)
     builder = _builder(datasets, data, path, settings)
+    if part.files is not None and path == "json" and _needs_decoding(local_names, data.encoding):
+        hub_tables.decode_json(builder, local_names, data.encoding)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns(_fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
         hub_tables.decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
-        return hub_tables.with_origin(dataset, columns, local_names, start)
+        return hub_tables.with_origin(dataset, columns, local_names, start, read_tables)
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
     return hub_tables.with_origin(dataset, columns, local_names, start, hub_tables.parquet_tables(builder))
+
+
+def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
+    """Whether the loader, which reads UTF-8 alone, cannot read one of the files by itself."""
+    if encoding != UTF8:
+        return True
+    for file in map(SourceFile, local_names, local_names.values()):
+        if "://" not in file.url:
+            with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+                if encoding_of(stream, UTF8) != UTF8:
+                    return True
+    return False
 
 
 def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) -> Any:

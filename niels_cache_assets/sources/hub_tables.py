@@ -12,16 +12,30 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import Any
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import IO, Any
 
+from niels_cache_assets.sources.encodings import (
+    CARRIED_MARKS,
+    MARK,
+    MARKS,
+    UTF8,
+    Damage,
+    carried,
+    damage_of,
+    decoded_blocks,
+    encoding_of,
+    unmarked,
+)
+from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.rows import column_values
 from niels_cache_runtime.errors import NielsCacheError
 
 ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
-FILE, ROW = "__niels_cache_file", "__niels_cache_row"
+FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
+_TEXT_CHARACTERS = 1 << 20  # read at a time
 _ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # a literal first: that is fast
 _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 
@@ -67,7 +81,7 @@ def with_origin(
                 end = row + len(table)
                 before = min(first_row - row, len(table)) if index == first and row < first_row else 0
                 row += before
-                table = table.select(columns).slice(before)
+                table = table.select([*columns, *({DAMAGE} & {*table.column_names})]).slice(before)
                 if len(table) or not before:
                     table = table.append_column(FILE, pa.repeat(pa.scalar(index, pa.int32()), len(table)))
                     yield key, table.append_column(ROW, pa.array(range(row, end), pa.int64()))
@@ -114,16 +128,17 @@ def survive_null_rows() -> None:
     loader.paj = SimpleNamespace(**{**vars(loader.paj), "read_json": without_null_rows})
 
 
-def values_of(column: Any) -> list[Any]:
+def values_of(column: Any, encoding: str, damaged: dict[int, str]) -> list[Any]:
     """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
 
+    `encoding`, `damaged`: as of column_values, of bytes that may hold marks already.
     The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
     """
     import pyarrow as pa
 
     if isinstance(column.type, pa.JsonType):
         return [_decoded(value) for value in column.to_pylist()]
-    return column_values(column)
+    return column_values(column, encoding, damaged, CARRIED_MARKS)
 
 
 def _decoded(value: str | None) -> Any:
@@ -154,6 +169,96 @@ def decode_late_json(builder: Any) -> None:
         return cast(table, json_field_paths=json_field_paths)
 
     builder._cast_table = decoding
+
+
+def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
+    """What the text loader yields of the user's files, a row for each line, decoded as `encoding` and with a column DAMAGE."""
+    import pyarrow as pa
+
+    def tables(base_files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
+        for index, url in enumerate(base_files):
+            file = SourceFile(url, local_names.get(url, url))
+            with reading(file), open_bytes(file) as stream:
+                text = io.TextIOWrapper(stream, encoding=encoding_of(stream, encoding), errors=MARKS)  # any line end becomes a line feed
+                for number, marked in enumerate(_pieces(text)):
+                    lines = marked.split("\n")
+                    last = lines.pop()
+                    if keep_linebreaks:
+                        lines = [f"{line}\n" for line in lines]
+                    lines += [last] if last else []
+                    damage = [_packed(damage_of(line)) if MARK.search(line) else 0 for line in lines] if MARK.search(marked) else None
+                    texts = lines if damage is None else [*map(unmarked, lines)]
+                    columns = {"text": pa.array(texts, pa.string()), DAMAGE: pa.array(damage or [0] * len(lines), pa.int64())}
+                    yield (index, number), pa.table(columns)
+
+    return tables
+
+
+def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
+    """Whole lines, about a million characters at a time; the first without a byte order mark."""
+    piece = text.read(_TEXT_CHARACTERS).removeprefix("\ufeff")
+    while piece:
+        yield piece + text.readline()
+        piece = text.read(_TEXT_CHARACTERS)
+
+
+def _packed(damage: Damage) -> int:
+    return damage.size << 32 | damage.characters
+
+
+def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
+    """What a column DAMAGE says, by row."""
+    return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
+
+
+def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
+    """Have this JSON loader, which knows UTF-8 alone, read the user's files as `encoding`, or as their byte order marks say.
+
+    It reads with `open`, which its module takes for its own. Here the function that reads is given another one. Damage comes through it
+    as marks (`carried`).
+    """
+    from datasets.packaged_modules.json import json as loader
+
+    def opened(path: str, mode: str = "r", **_: Any) -> IO[Any]:
+        url = path.rsplit("::", 1)[-1]
+        stream = open_bytes(SourceFile(url, local_names.get(url, url)))
+        named = encoding_of(stream, encoding)
+        if named != UTF8:
+            stream = io.BufferedReader(_Recoded(stream, named))
+        return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=UTF8, errors="replace")
+
+    function = type(builder)._generate_tables
+    reader = FunctionType(
+        function.__code__, {**vars(loader), "open": opened}, function.__name__, function.__defaults__, function.__closure__
+    )
+    builder._generate_tables = MethodType(reader, builder)
+
+
+class _Recoded(io.RawIOBase):
+    """A stream as UTF-8, with marks."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._stream, self._blocks, self._is_start = stream, decoded_blocks(stream, encoding), True
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            text = next(self._blocks, None)
+            if text is None:
+                return 0
+            if text and self._is_start:
+                text, self._is_start = text.removeprefix("\ufeff"), False
+            self._waiting = carried(text)
+        piece, self._waiting = self._waiting[: len(buffer)], self._waiting[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def parquet_tables(builder: Any) -> Callable[..., Iterator[tuple[Any, Any]]]:

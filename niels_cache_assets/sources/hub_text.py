@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from niels_cache_assets import defaults
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.encodings import Decoding
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.places import RowsPass
 from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
@@ -38,15 +39,16 @@ class HubText(HubData, PretrainSource):
     def _part_documents(
         self, part: Part, context: StreamContext, places: RowsPass, begin: tuple[str, int] | None
     ) -> Iterator[list[Document]]:
-        dropped = context.report.dropped
-        for columns, files, rows in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer, start=begin):
+        dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
+        for columns, files, rows, damaged in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer, start=begin):
             texts, *maybe_ids = columns.values()
             ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
             batch = []
-            for text, source_id, file, row in zip(texts, ids, files, rows, strict=True):
+            for index, (text, source_id, file, row) in enumerate(zip(texts, ids, files, rows, strict=True)):
+                replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                 if problem := text_problem(text):
                     dropped[problem] += 1
-                else:
+                elif decoding.admits(file, text, replaced=replaced):
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))
             for start in range(0, len(batch), BATCH_DOCUMENTS):
                 context.report.place = None

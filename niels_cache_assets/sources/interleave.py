@@ -127,7 +127,7 @@ class _Member:
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
         # The library starts a member again when it ends, even at the end of the mix: what is left out counts once.
-        report = SourceReport()  # of its own: a member's place is none of the mix
+        report = SourceReport(within=f"{self._name}/")  # of its own: a member's place is none of the mix
         if not self._started:
             report.dropped, report.facts = self._context.report.dropped, self._context.report.facts
         self._started = True

@@ -8,13 +8,11 @@ remote file, takes what it takes. (A local file is looked through before that li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import IO, Any, NoReturn
+from typing import IO, ClassVar, NoReturn
 
 from pydantic import Field, PositiveInt
 
 from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.places import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_DOCUMENT_MIB = 256
@@ -26,6 +24,8 @@ _BLOCK = 1 << 20
 class LimitsDocuments(Source):
     """Key of the kinds that read files."""
 
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # decides whether there is a cache, not what is in it
+
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB, description="Longest document, line, or file that is one document, in MiB; a longer one fails the build"
     )
@@ -33,12 +33,6 @@ class LimitsDocuments(Source):
     @property
     def max_document_bytes(self) -> int:
         return self.max_document_mib << 20
-
-    def identity(self) -> dict[str, Any]:
-        """As of every source; a limit decides whether there is a cache, not what is in it."""
-        settings = super().identity()
-        del settings["max_document_mib"]
-        return settings
 
 
 def refuse_length(where: str, limit: int) -> NoReturn:
@@ -59,18 +53,3 @@ def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
         if size > limit:
             refuse_length(where, limit)
     return b"".join(blocks)
-
-
-def read_lines(stream: IO[bytes], position: FilePosition, where: str, limit: int) -> Iterator[tuple[int, bytes]]:
-    """(index from 0, line with its end) from `position` on, which is behind every line that is given. A newly opened stream."""
-    index = position.seek(stream)
-    offset = position.offset
-    while line := stream.readline(limit + 1):
-        if len(line) > limit:
-            refuse_length(f"{where}: line {index + 1}", limit)
-        offset += len(line)
-        index += 1
-        if index > position.row:
-            position.row = position.offset_row = index
-            position.offset = offset
-            yield index - 1, line

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.encodings import MARKS, UTF8, encoding_of
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.places import FilePosition
@@ -24,12 +26,15 @@ _BLOCK = 1 << 18
 _MAX_DEPTH = 64  # of elements; a dump has five
 _MAX_MARKUP_BYTES = 1 << 20  # of one tag, or one comment: expat scans it from its beginning with every block
 _MAX_NAME = 1000  # characters of an element's name, its namespace included
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # characters that XML cannot hold
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 
 
 class Page(NamedTuple):
-    """A page of a dump; `row` counts pages from 0. `text` is None where the dump holds none (deleted revisions, dumps of titles)."""
+    """A page of a dump; `row` counts pages from 0. `text` is None where the dump holds none (deleted revisions, dumps of titles).
+
+    `replaced_bytes`: those of the page that U+FFFD stands for, `replaced`: such characters in `text`, `has_nul`: whether one was a NUL.
+    """
 
     row: int
     id: str
@@ -38,6 +43,17 @@ class Page(NamedTuple):
     redirect: bool
     model: str
     text: str | None
+    replaced_bytes: int = 0
+    replaced: int = 0
+    has_nul: bool = False
+
+
+class _Replaced(NamedTuple):
+    """A U+FFFD that expat is given: where, in the bytes that it was given, for how many bytes, and whether for a NUL."""
+
+    at: int
+    size: int
+    is_nul: bool
 
 
 class _Handler:
@@ -62,6 +78,8 @@ class _Handler:
         self._collected = 0  # characters in them
         self._redirect = False
         self._start = 0
+        self._text = (0, 0)  # where the text of the page begins and ends, as `starts`
+        self.replaced: deque[_Replaced] = deque()  # what was given and is behind the last page, in order
         self._row = row
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -80,6 +98,8 @@ class _Handler:
         elif name == "revision":
             self._values.pop("text", None)
         self._parts = [] if f"{parent}/{name}" in _KEPT and "deleted" not in attributes else None
+        if name == "text":
+            self._text = (self.parser.CurrentByteIndex,) * 2
         self._collected = 0
 
     def data(self, text: str) -> None:
@@ -94,8 +114,12 @@ class _Handler:
         if self._parts is not None:
             self._values[_KEPT[f"{self._path[-1]}/{name}"]] = "".join(self._parts)
             self._parts = None
+        if name == "text":
+            self._text = (self._text[0], self.parser.CurrentByteIndex)
         if name == "page":
             values = self._values
+            replaced = self._replaced_in_page()
+            in_text = [each for each in replaced if self._text[0] <= each.at < self._text[1]]
             namespace = values.get("namespace", "0").strip()
             self.pages.append(
                 Page(
@@ -106,6 +130,9 @@ class _Handler:
                     redirect=self._redirect,
                     model=values.get("model", "wikitext").strip(),
                     text=values.get("text"),
+                    replaced_bytes=sum(each.size for each in replaced),
+                    replaced=len(in_text),
+                    has_nul=any(each.is_nul for each in in_text),
                 )
             )
             self.starts.append(self._start)
@@ -113,16 +140,30 @@ class _Handler:
             self._values = {}
         self.ended = not self._path
 
+    def _replaced_in_page(self) -> list[_Replaced]:
+        """What was replaced in the page that ends here; what was before it is forgotten."""
+        found = []
+        while self.replaced and self.replaced[0].at < self.parser.CurrentByteIndex:
+            each = self.replaced.popleft()
+            if each.at >= self._start:
+                found.append(each)
+        return found
+
 
 def _refuse_doctype(*_: object) -> None:
     raise ValueError("it declares a document type, which no dump does")
 
 
 def read_pages(
-    file: SourceFile, position: FilePosition | None = None, *, limit: int = MAX_DOCUMENT_BYTES, on_damage: OnDamage | None = None
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
 ) -> Iterator[Page]:
-    """The pages from `position` on, in the order of the dump. Bytes that are not UTF-8, and characters that XML cannot hold (NULs), become
-    U+FFFD.
+    """The pages from `position` on, in the order of the dump. Bytes that are not of `encoding`, and characters that XML cannot hold (NULs),
+    become U+FFFD, and the page says how many.
 
     A dump that is damaged, cut or no XML, has a page of more than `limit` characters, or a tag or comment that no dump has, raises
     NielsCacheError with file and offset; with `on_damage` one with damage ends before that.
@@ -135,16 +176,18 @@ def read_pages(
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+        encoding = encoding_of(stream, encoding)
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
         given, offset = len(header.encode()), position.offset  # bytes that expat has, and where in the file they end
         _parse(parser, header, file.name)  # what is wrong with it is wrong with the next piece too
-        for text, begin, end in _decoded(stream, offset):
+        for text, begin, end, replaced in _decoded(stream, offset, encoding):
+            handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
             problem = _parse(parser, text, file.name)
             size = len(text.encode())
-            # U+FFFD is never shorter than what it replaces, so of equal sizes every byte is in its place.
-            yield from _given(handler, position, after=given, offset=begin if size == end - begin else None)
+            # U+FFFD is never shorter than what it replaces, so of equal sizes every byte is in its place; in other encodings none is.
+            yield from _given(handler, position, after=given, offset=begin if encoding == UTF8 and size == end - begin else None)
             given, offset = given + size, end
             if problem:
                 break
@@ -172,7 +215,7 @@ def _seek(stream: IO[bytes], position: FilePosition) -> str:
             header, position.offset = b"", 0
         stream.seek(0)
     position.seek(stream)
-    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))
+    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # of UTF-8: no other has an offset
 
 
 def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
@@ -205,16 +248,36 @@ def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = Fa
     return ""
 
 
-def _decoded(stream: IO[bytes], offset: int) -> Iterator[tuple[str, int, int]]:
-    """(text, where in the file it begins, and ends) of the pieces of a stream that is at `offset`. A byte order mark is in none."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[str, int, int, list[_Replaced]]]:
+    """(text, where in the file it begins, and ends, what was replaced) of the pieces of a stream that is at `offset`, and that goes on in
+    `encoding`. A byte order mark is in none.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(MARKS)
     begin, read = offset, offset
     while block := stream.read(_BLOCK):
-        if not read:
-            begin = len(codecs.BOM_UTF8) if block.startswith(codecs.BOM_UTF8) else 0
+        is_first = not read
         read += len(block)
-        text = _NOT_XML.sub("\ufffd", decoder.decode(block))
+        text = decoder.decode(block)
+        if is_first and encoding == UTF8 and block.startswith(codecs.BOM_UTF8):
+            begin = len(codecs.BOM_UTF8)
         end = read - len(decoder.getstate()[0])
-        yield text, begin, end
+        text, replaced = _readable(text.removeprefix("\ufeff") if is_first else text)
+        yield text, begin, end, replaced
         begin = end
-    yield decoder.decode(b"", final=True), begin, read
+    text, replaced = _readable(decoder.decode(b"", final=True))
+    yield text, begin, read, replaced
+
+
+def _readable(text: str) -> tuple[str, list[_Replaced]]:
+    """The text with U+FFFD for marks and for what XML cannot hold; `at` is in bytes from its beginning."""
+    replaced: list[_Replaced] = []
+    if not _NOT_XML.search(text):
+        return text, replaced
+    last = at = 0
+    for found in _NOT_XML.finditer(text):
+        at += len(text[last : found.start()].encode())
+        size = ord(found[0]) - 0xDC00 if "\udc01" <= found[0] <= "\udcff" else len(found[0].encode())
+        replaced.append(_Replaced(at, size, found[0] == "\0"))
+        at += len("\ufffd".encode())
+        last = found.end()
+    return _NOT_XML.sub("\ufffd", text), replaced

@@ -15,6 +15,7 @@ from pydantic import Field
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.sources.base import SftSource, StreamContext
 from niels_cache_assets.sources.chat import valid_batches
+from niels_cache_assets.sources.encodings import DamagedRow, Decoding
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.rows import json_rows, row_id
@@ -39,6 +40,7 @@ class Node(NamedTuple):
     deleted: bool | None
     file: str
     row: int
+    replaced: int = 0  # characters of its text that stand for replaced bytes
 
 
 class Oasst1(HubData, SftSource):
@@ -59,40 +61,45 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
+        decoding = Decoding(self, context, of_files=self.reads_files)
         for part in self.parts():
-            for nodes in self._trees(part, context):
+            for nodes in self._trees(part, context, decoding):
                 context.report.facts["trees"] += 1
-                yield from threads(self._kept(nodes, context.report.dropped), self.max_messages, context.report.dropped, part.split)
+                yield from threads(
+                    self._kept(nodes, context.report.dropped, decoding), self.max_messages, context.report.dropped, part.split
+                )
 
-    def _kept(self, nodes: list[Node], dropped: Counter[str]) -> list[Node]:
+    def _kept(self, nodes: list[Node], dropped: Counter[str], decoding: Decoding) -> list[Node]:
         kept = []
         for node in nodes:
             if node.deleted:
                 dropped["deleted"] += 1
             elif self.languages and node.lang is not None and node.lang not in self.languages:
                 dropped["other_language"] += 1
-            else:
+            elif decoding.admits(node.file, node.text if isinstance(node.text, str) else "", replaced=node.replaced):
                 kept.append(node)
         return kept
 
-    def _trees(self, part: Part, context: StreamContext) -> Iterator[list[Node]]:
+    def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
         """The messages of one tree after the other, by first appearance."""
         files = find_files(part.files) if part.files else []
-        tree_files = [file for file in files if _holds_trees(file, self.max_document_bytes)]
+        tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
         if tree_files:
             for file in tree_files:
-                for row, tree in json_rows(file, limit=self.max_document_bytes):
+                for row, tree in json_rows(file, encoding=self.encoding, limit=self.max_document_bytes):
+                    decoding.count_row(file.name, tree, lambda marked: [])
                     if isinstance(tree.get("prompt"), dict):
-                        yield list(_flattened(tree, file.name, row, context.report.dropped))
+                        yield _nodes(tree, file.name, row, context.report.dropped)
                     else:
                         context.report.dropped["missing_prompt"] += 1
             return
         grouped: dict[str, list[Node]] = {}
-        for columns, names, rows in self.stream(part, context, self._columns):
+        for columns, names, rows, damaged in self.stream(part, context, self._columns, texts=("text",)):
             empty = [None] * len(rows)
-            for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, strict=True):
+            replaced = [decoding.count(names[index], damaged[index]) if index in damaged else 0 for index in range(len(rows))]
+            for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, replaced, strict=True):
                 message_id, parent_id, tree_id, *others = values
                 if not all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
                     context.report.dropped["malformed_message"] += 1
@@ -106,11 +113,20 @@ class Oasst1(HubData, SftSource):
         return [name for name in (*_NEEDED, *_OPTIONAL) if name in fields]
 
 
-def _holds_trees(file: SourceFile, limit: int) -> bool:
+def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
     if file.name.lower().endswith(".parquet"):
         return False
-    _, first = next(json_rows(file, limit=limit), (0, {}))
+    _, first = next(json_rows(file, encoding=encoding, limit=limit), (0, {}))
     return "prompt" in first
+
+
+def _nodes(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> list[Node]:
+    """The messages of a tree; those of a damaged row with what was replaced in them."""
+    nodes = list(_flattened(tree, file, row, dropped))
+    if not isinstance(tree, DamagedRow):
+        return nodes
+    marked = _flattened(tree.marked, file, row, Counter())
+    return [node._replace(replaced=len(tree.mark.findall(str(other.text)))) for node, other in zip(nodes, marked, strict=True)]
 
 
 def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> Iterator[Node]:

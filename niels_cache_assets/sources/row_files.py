@@ -6,10 +6,9 @@ input order is kept, a shuffle is the builder's. Data sets of the Hugging Face h
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,14 +17,15 @@ from niels_cache_assets.sources import rows
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import OnDamage
 from niels_cache_assets.sources.damage import KeepsDamaged
-from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, read_text, reading, writable
-from niels_cache_assets.sources.limits import LimitsDocuments, read_lines, refuse_length
+from niels_cache_assets.sources.encodings import DecodesText, Decoding, encoding_of, read_lines, read_text
+from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, reading, writable
+from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
 
 _PEEK_CHARACTERS = 1 << 24
 
 
-class FileSource(LimitsDocuments, PretrainSource):
+class FileSource(DecodesText, PretrainSource):
     """Keys shared by the kinds that read globs of files."""
 
     files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
@@ -44,6 +44,8 @@ class RowFileSource(FileSource):
 
 class Jsonl(KeepsDamaged, RowFileSource):
     """JSON Lines: one object a line; a string `title` is the document's. `row` is the line's index, so blank lines count."""
+
+    code_version: ClassVar[str] = "2"
 
     source: Literal["jsonl"] = "jsonl"
 
@@ -65,10 +67,14 @@ class Jsonl(KeepsDamaged, RowFileSource):
                     fields[name] = fields.get(name, False) or isinstance(value, str)
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
+        decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
         for name, row, values in files.replayed(head, stream):
             text = values.get(text_field)
+            replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
             if problem := rows.text_problem(text):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
+                continue
+            if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
                 continue
             title = values.get("title")
             title = writable(title) if isinstance(title, str) else None
@@ -76,8 +82,9 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
         on_damage = self.on_damage(context, files)
+        how: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
-            for row, values in rows.json_rows(file, files.position, limit=self.max_document_bytes, on_damage=on_damage):
+            for row, values in rows.json_rows(file, files.position, **how):
                 yield file.name, row, values
 
 
@@ -93,6 +100,8 @@ def _first_rows(stream: Iterator[tuple[str, int, dict[str, Any]]]) -> Iterator[t
 
 class Parquet(RowFileSource):
     """Parquet files; only the text and id columns, and a column `title` of strings, are read."""
+
+    code_version: ClassVar[str] = "2"
 
     source: Literal["parquet"] = "parquet"
 
@@ -111,7 +120,7 @@ class Parquet(RowFileSource):
 
     def _file_documents(self, file: SourceFile, position: FilePosition, text_field: str, context: StreamContext) -> Iterator[Document]:
         id_field = self.id_field or "id"
-        name, limit = file.name, self.max_document_bytes
+        name, limit, decoding = file.name, self.max_document_bytes, Decoding(self, context)
         with rows.open_parquet(file) as parquet:
             position.rows = parquet.metadata.num_rows
             fields = {field.name: field.type for field in parquet.schema_arrow}
@@ -122,22 +131,26 @@ class Parquet(RowFileSource):
             has_title = text_field != "title" and "title" in fields and rows.is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
             for first, table in rows.parquet_batches(parquet, batch_rows=rows.BATCH_DOCUMENTS, start=position.row, columns=columns):
-                texts = rows.column_values(table[text_field])
+                damaged: dict[int, str] = {}
+                texts = rows.column_values(table[text_field], self.encoding, damaged)
                 nothing = [None] * len(texts)
-                ids = rows.column_values(table[id_field]) if has_id else nothing
-                titles = rows.column_values(table["title"]) if has_title else nothing
+                ids = rows.column_values(table[id_field], self.encoding) if has_id else nothing
+                titles = rows.column_values(table["title"], self.encoding) if has_title else nothing
                 for row, (text, source_id, title) in enumerate(zip(texts, ids, titles, strict=True), first):
                     position.row = row + 1
+                    replaced = decoding.count_marked(name, damaged.get(row - first)) if damaged else 0
                     if problem := rows.text_problem(text):
                         context.report.dropped[problem] += 1
                     elif len(text) > limit:
                         refuse_length(f"{name}: row {row}", limit)
-                    else:
+                    elif decoding.admits(name, text, replaced=replaced):
                         yield Document(text, rows.row_id(source_id, name, row), name, row, title)
 
 
 class Text(KeepsDamaged, FileSource):
     """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts those in the file."""
+
+    code_version: ClassVar[str] = "2"
 
     source: Literal["text"] = "text"
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")
@@ -147,51 +160,58 @@ class Text(KeepsDamaged, FileSource):
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        on_damage = self.on_damage(context, files)
+        on_damage, decoding = self.on_damage(context, files), Decoding(self, context)
         for file in files.files():
-            for row, text in self._pieces(file, files.position, on_damage):
-                if not text.strip():
+            for row, text, marked in self._pieces(file, files.position, on_damage):
+                replaced = decoding.count_marked(file.name, marked)
+                if not text or text.isspace():
                     context.report.dropped["empty"] += 1
-                else:
+                elif decoding.admits(file.name, text, replaced=replaced):
                     yield Document(text, f"{file.name}#{row}", file.name, row)
             if not files.position.row:
                 context.report.dropped["empty"] += 1  # a file without a line or paragraph
 
-    def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str]]:
-        """(row, text) from `position` on; of unlimited files in constant memory."""
+    def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
+        """(row, text, the same with marks or None) from `position` on; of unlimited files in constant memory."""
+        limit = self.max_document_bytes
         if self.sample_by == "document":
             if not position.row:
                 position.row = position.rows = 1
-                yield 0, read_text(file, on_damage, limit=self.max_document_bytes)
+                yield 0, *read_text(file, on_damage, encoding=self.encoding, limit=limit)
             return
         pieces = _lines if self.sample_by == "line" else _paragraphs
         with reading(file), open_bytes(file, on_damage) as stream:
-            yield from pieces(stream, position, file.name, self.max_document_bytes)
+            yield from pieces(stream, position, file.name, limit, self.encoding)
 
 
-def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int) -> Iterator[tuple[int, str]]:
-    for index, raw in read_lines(stream, position, where, limit):
-        line = raw.removeprefix(BOM_UTF8) if index == 0 else raw
-        yield index, line.decode("utf-8", errors="replace").rstrip("\r\n")
+def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
+    for index, line, marked in read_lines(stream, position, where, limit, encoding):
+        yield index, line.rstrip("\r\n"), marked
 
 
-def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int) -> Iterator[tuple[int, str]]:
+def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
     """Runs of lines between blank lines, without the last line end."""
+    encoding = encoding_of(stream, encoding)
     row = position.seek(stream)
     begin = position.offset
     lines = FilePosition()  # behind `begin`
     where = f"{where}: after byte {begin}" if begin else where
-    paragraph = bytearray()
-    for index, raw in chain(read_lines(stream, lines, where, limit), [(-1, b"")]):
-        line = raw.removeprefix(BOM_UTF8) if index == begin == 0 else raw
-        if line.decode("utf-8", errors="replace").strip():
-            paragraph += line.rstrip(b"\r\n") + b"\n"
-            if len(paragraph) > limit:
+    paragraph: list[str] = []
+    damaged: list[str] = []
+    length = 0
+    for index, line, marked in chain(read_lines(stream, lines, where, limit, encoding, is_start=not begin), [(-1, "", None)]):
+        if line and not line.isspace():
+            paragraph.append(line.rstrip("\r\n"))
+            length += len(paragraph[-1]) + 1
+            if marked is not None:
+                damaged.append(marked)
+            if length > limit:
                 refuse_length(f"{where}: the paragraph at line {index + 1}", limit)
         elif paragraph:
             row += 1
             if row > position.row:
-                position.row = position.offset_row = row
-                position.offset = begin + lines.offset
-                yield row - 1, paragraph[:-1].decode("utf-8", errors="replace")
-            paragraph.clear()
+                position.row = row
+                if lines.offset:
+                    position.offset_row, position.offset = row, begin + lines.offset
+                yield row - 1, "\n".join(paragraph), "".join(damaged) or None
+            paragraph, damaged, length = [], [], 0

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compression_of
+from niels_cache_assets.sources.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
-from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, read_lines, refuse_length
+from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -64,11 +65,18 @@ def text_problem(text: Any) -> str | None:
 
 
 def json_rows(
-    file: SourceFile, position: FilePosition | None = None, *, limit: int = MAX_DOCUMENT_BYTES, on_damage: OnDamage | None = None
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line index from 0, object) of a JSON Lines file from `position` on. Blank lines are passed over; what else is no object is an error.
 
-    So is a line of more than `limit` bytes. With `on_damage` a compressed file ends with the last whole line before the damage that it is
+    So is a line of more than `limit` bytes. The object of a line with bytes that are not of `encoding` is a DamagedRow.
+
+    With `on_damage` a compressed file ends with the last whole line before the damage that it is
     given (`open_bytes`).
     """
     damage: list[DamagedFile] = []
@@ -78,22 +86,20 @@ def json_rows(
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
-        for index, line in read_lines(stream, position or FilePosition(), file.name, limit):
-            if index == 0:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.isspace():
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+            if not line or line.isspace():
                 continue
-            if damage and not line.endswith(b"\n"):
+            if damage and not line.endswith("\n"):
                 return
             try:
-                row = json.loads(line.decode("utf-8", errors="replace"))
+                row = json.loads(line)
             except RecursionError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
             except ValueError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
-            yield index, row
+            yield index, row if marked is None else DamagedRow.of_json(row, marked)
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
@@ -140,8 +146,11 @@ def is_string_type(arrow_type: Any) -> bool:
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
 
 
-def column_values(column: Any) -> list[Any]:
-    """The Python values of an Arrow column; strings by way of NumPy, which is several times faster."""
+def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
+    """The Python values of an Arrow column; strings by way of NumPy, which is several times faster.
+
+    Strings that are not UTF-8 are decoded as `encoding`. `damaged` is filled with the marked text of those of which bytes were replaced.
+    """
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -149,8 +158,65 @@ def column_values(column: Any) -> list[Any]:
         try:
             return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
         except (UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
-            return [None if value is None else value.decode("utf-8", errors="replace") for value in column.cast("large_binary").to_pylist()]
+            return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
     return cast(list[Any], column.to_pylist())
+
+
+def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+    """The rows of a batch; strings that are not UTF-8, also inside lists and structs, as of column_values."""
+    try:
+        return cast(list[dict[str, Any]], batch.to_pylist())
+    except UnicodeDecodeError:
+        columns = [[_marked(value, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns]
+    rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [_settled(row) for row in rows]
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes for strings."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if is_string_type(kind):
+        return pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.large_list(_with_bytes(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
+    return kind
+
+
+def _marked(value: Any, encoding: str) -> Any:
+    """The value with text, with marks, for bytes."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode(encoding, MARKS)
+    return _mapped(value, lambda inner: _marked(inner, encoding))
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, list):
+        return [change(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: change(inner) for key, inner in value.items()}
+    return value
+
+
+def _settled(marked: dict[str, Any]) -> dict[str, Any]:
+    """A row with marks as a DamagedRow; the row itself where it has none."""
+    size = 0
+
+    def clean(value: Any) -> Any:
+        nonlocal size
+        if not isinstance(value, str):
+            return _mapped(value, clean)
+        size += damage_of(value).size
+        return unmarked(value)
+
+    values = clean(marked)
+    return DamagedRow(values, marked, MARK, size) if size else marked
 
 
 def parquet_batches(
@@ -168,9 +234,16 @@ def parquet_batches(
 
 
 def parquet_rows(
-    file: SourceFile, position: FilePosition | None = None, *, limit: int = MAX_DOCUMENT_BYTES, columns: Sequence[str] | None = None
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has.
+
+    Strings that are not UTF-8 are decoded as `encoding`; a row of which bytes were replaced then is a DamagedRow.
 
     A row that takes more than `limit` bytes in Arrow is an error.
     """
@@ -183,7 +256,7 @@ def parquet_rows(
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
                         refuse_length(f"{file.name}: row {first + row}", limit)
-            for row, values in enumerate(batch.to_pylist(), first):
+            for row, values in enumerate(_rows_of(batch, encoding), first):
                 position.row = row + 1
                 yield row, values
 
@@ -192,14 +265,15 @@ def file_rows(
     file: SourceFile,
     position: FilePosition | None = None,
     *,
+    encoding: str = UTF8,
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
     if file.name.lower().endswith(".parquet"):
-        return parquet_rows(file, position, limit=limit, columns=columns)
-    return json_rows(file, position, limit=limit, on_damage=on_damage)
+        return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
+    return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
 
 
 def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:

@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from niels_cache_assets.sources.files import SourceFile, files_digest, read_text, walk_folder
+from niels_cache_assets.sources.encodings import read_text
+from niels_cache_assets.sources.files import SourceFile, files_digest, walk_folder
 from niels_cache_runtime.errors import NielsCacheError
 
 # Packages whose docstrings are tests, vendored or generated code, or not the standard library at all.
@@ -57,7 +58,7 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
         try:
             with warnings.catch_warnings():  # the library's own invalid escapes are not the user's concern
                 warnings.simplefilter("ignore")
-                tree = ast.parse(read_text(file))
+                tree = ast.parse(read_text(file)[0])
         except SyntaxError:
             continue  # templates for other tools that only look like Python
         if "module" in kinds and (doc := ast.get_docstring(tree)):

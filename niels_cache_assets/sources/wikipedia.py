@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.damage import KeepsDamaged
+from niels_cache_assets.sources.encodings import Damage, Decoding
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.mediawiki import read_pages
@@ -32,6 +33,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
     code_version: ClassVar[str] = "3"  # of wikipedia_markup too
+    files_code_version: ClassVar[str] = "4"
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
@@ -91,9 +93,10 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield document._replace(split=split)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        dropped = context.report.dropped
+        dropped, decoding = context.report.dropped, Decoding(self, context)
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        for page in read_pages(file, files.position, limit=limit, on_damage=on_damage):
+        for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
+            replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
             if page.namespace != 0:
                 dropped["other_namespace"] += 1
             elif page.redirect and "clean" not in self.prepare:
@@ -102,30 +105,35 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 dropped["other_content_model"] += 1
             elif problem := text_problem(page.text):
                 dropped[problem] += 1
-            else:
+            elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
 
     def _rows(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        dropped = context.report.dropped
+        dropped, decoding = context.report.dropped, Decoding(self, context)
         columns = ("text", "id", "title")
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        for row, values in file_rows(file, files.position, limit=limit, on_damage=on_damage, columns=columns):
+        read = file_rows(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage, columns=columns)
+        for row, values in read:
             text = values.get("text")
+            replaced = 0 if type(values) is dict else decoding.count_row(file.name, values, lambda marked: [marked.get("text")])
             if problem := text_problem(text):
                 dropped[problem if "text" in values else "missing_text_field"] += 1
-            else:
+            elif decoding.admits(file.name, text, replaced=replaced):  # type: ignore[arg-type]
                 yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         wanted = ("text", "id", "title")
+        decoding = Decoding(self, context, of_files=False)
         choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
         for part, start in places.parts(self.parts()):
-            for columns, files, rows in self.stream(part, context, choose, start=start):
+            for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
                 nothing = [None] * len(files)
                 texts, ids, titles = (columns.get(name, nothing) for name in wanted)
-                for text, source_id, title, file, row in zip(texts, ids, titles, files, rows, strict=True):
+                for index, (text, source_id, title, file, row) in enumerate(zip(texts, ids, titles, files, rows, strict=True)):
                     places.file, places.row = file, row + 1
+                    if index in damaged:
+                        decoding.count(file, damaged[index])
                     if problem := text_problem(text):
                         context.report.dropped[problem] += 1
                     else:

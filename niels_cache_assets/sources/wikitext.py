@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.encodings import NO_DAMAGE, Damage, Decoding
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.places import RowsPass
@@ -25,6 +26,7 @@ class Row(NamedTuple):
     text: str
     file: str
     row: int
+    damage: Damage = NO_DAMAGE
 
 
 class Wikitext(HubData, PretrainSource):
@@ -39,14 +41,19 @@ class Wikitext(HubData, PretrainSource):
         places = RowsPass(context)
         for part, start in places.parts(self.parts()):
             rows = self._rows(part, context, start)
-            for batch in batched(articles(rows, context.report, places, limit=self.max_document_bytes), places):
+            decoding = Decoding(self, context, of_files=self.reads_files)
+            found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
+            for batch in batched(found, places):
                 yield [document._replace(split=part.split) for document in batch]
 
     def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None) -> Iterator[Row]:
         choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
-        for columns, files, rows in self.stream(part, context, choose, keep_linebreaks=True, start=start):
+        for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start):
             (texts,) = columns.values()
-            yield from map(Row, texts, files, rows)
+            if damaged:
+                yield from map(Row, texts, files, rows, (damaged.get(index, NO_DAMAGE) for index in range(len(texts))))
+            else:
+                yield from map(Row, texts, files, rows)
 
 
 def heading_title(text: str) -> str | None:
@@ -56,16 +63,22 @@ def heading_title(text: str) -> str | None:
 
 
 def articles(
-    rows: Iterable[Row], report: SourceReport, places: RowsPass | None = None, *, limit: int = MAX_DOCUMENT_BYTES
+    rows: Iterable[Row],
+    report: SourceReport,
+    places: RowsPass | None = None,
+    *,
+    limit: int = MAX_DOCUMENT_BYTES,
+    decoding: Decoding | None = None,
 ) -> Iterator[Document]:
     """Join rows into articles at level-1 headings that stand between blank rows (a formula such as ` = 2 = ` inside a text does not).
 
     What precedes the first heading is a document of its own, unless it is blank: then it stays in front of the first article. `row` is
     that of the heading. Read this way WikiText-2 has 60 validation and 60 test articles, as its paper says. One of more than `limit`
-    characters is an error. The next place of `places` is the heading after an article.
+    characters is an error. The next place of `places` is the heading after an article. `decoding` counts replaced bytes, and says which
+    articles are no text.
     """
     parts: list[str] = []
-    characters = 0
+    characters = replaced = 0
     start = Row("", "", 0)
     title: str | None = None
     previous = Row("", "", 0)
@@ -80,18 +93,24 @@ def articles(
             if "".join(parts).strip():
                 if places is not None:
                     places.file, places.row = row.file, row.row
-                yield _document(parts, start, title)
-                parts, characters = [], 0
+                document = _document(parts, start, title)
+                if decoding is None or decoding.admits(document.file, document.text, replaced=replaced):
+                    yield document
+                parts, characters, replaced = [], 0, 0
             start, title = row, new_title
         parts.append(row.text)
         characters += len(row.text)
+        if decoding is not None and row.damage.size:
+            replaced += decoding.count(row.file, row.damage)
         if characters > limit:
             refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
         if places is not None:
             places.file, places.row = previous.file, previous.row + 1
-        yield _document(parts, start, title)
+        document = _document(parts, start, title)
+        if decoding is None or decoding.admits(document.file, document.text, replaced=replaced):
+            yield document
 
 
 def _ends_block(neighbour: Row, row: Row) -> bool:

@@ -13,7 +13,7 @@ from niels_cache_assets.defs.metadata import STATE, Metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 
 _CODE_VERSION = "1"  # the algorithms' own version is in every hash
@@ -37,7 +37,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     names = registry.blend_keys()
     if not names:
         return []
-    settings = fingerprint_of({name: registry.blend[name].model_dump(mode="json") for name in names})
+    settings = fingerprint_of({name: settings_that_count(registry.blend[name], "blend") for name in names})
     blends_of: dict[str, list[str]] = {}
     for name in names:
         for member in registry.blend[name].weights:

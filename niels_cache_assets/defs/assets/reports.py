@@ -15,7 +15,7 @@ from niels_cache_assets.defs.metadata import Metadata
 from niels_cache_assets.defs.pictures import picture
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
 from niels_cache_assets.reports.drawings import NONE, draw_report
@@ -56,7 +56,8 @@ def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 def _code_version(registry: Registry, by_hand: str) -> str:
     """With the settings of runs, so that changed ones show as unsynced."""
-    settings = {"reports": registry.reports.model_dump(), "blend": {name: blend.model_dump() for name, blend in registry.blend.items()}}
+    blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
+    settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}
     return f"{by_hand}-{fingerprint_of(settings)[:8]}"
 
 
