@@ -96,7 +96,7 @@ def build_dataset(
     def outcome(state: State, warning: str | None = None, resumed_tokens: int = 0) -> BuildOutcome:
         meta = read_meta(str(directory / META_NAME))
         if state == "built" and prepared is None:  # of a corpus it was said when that was made
-            warning = decoding_warning(meta["facts"], source)
+            warning = decoding_warning(meta)
         return BuildOutcome(
             family=family,
             name=name,

@@ -159,7 +159,7 @@ def prepare_corpus(
         context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)
         resumed_characters = _write(registry, name, directory, context, made_of, workers, progress, afresh=force)
     meta = read_meta(str(directory / META_NAME))
-    return outcome("built", meta, warning=decoding_warning(meta["facts"], source), resumed_characters=resumed_characters)
+    return outcome("built", meta, warning=decoding_warning(meta), resumed_characters=resumed_characters)
 
 
 def _write(

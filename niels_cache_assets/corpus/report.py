@@ -16,6 +16,7 @@ from typing import Any, Literal
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.corpus.reading import UNKNOWN, PreparedCorpus, open_prepared
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS
@@ -64,7 +65,9 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
     `funnel`: documents, characters, bytes and estimated tokens after each stage. `reasons`: documents of each, and their share of all that
     the source gave. `lengths`: documents per power of two of characters, from `from` on and below `below`. `duplicates`: None without
-    "dedup". Raises NielsCacheError, which says what to materialize, where the corpus or its drop list is missing or of other settings.
+    "dedup". `replaced`, `not_text`: bytes and documents that are no text, as in facts of meta.json, where there are any.
+
+    Raises NielsCacheError, which says what to materialize, where the corpus or its drop list is missing or of other settings.
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
@@ -85,6 +88,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "languages": dict(meta["languages"]),
         "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
+        **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT) if key in meta["facts"]},
     }
 
 

@@ -16,7 +16,7 @@ from niels_cache_assets.corpus.prepare import CorpusOutcome
 from niels_cache_assets.corpus.reading import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.excerpt import fenced
-from niels_cache_assets.defs.metadata import Metadata, files_table, state_of
+from niels_cache_assets.defs.metadata import Metadata, files_table, replaced_metadata, state_of
 from niels_cache_assets.defs.pictures import pictures
 from niels_cache_assets.defs.tables import table
 
@@ -46,6 +46,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
         "cleaning": dg.MetadataValue.json(meta["cleaning"]),
         "source": dg.MetadataValue.json(meta["source"]),
         "facts": dg.MetadataValue.json(meta["facts"]),
+        **replaced_metadata(meta["facts"]),
         "dataset_revision": meta["dataset_revision"],
         "content_sha256": meta["content_sha256"],
         "meta_sha256": meta["meta_sha256"],
@@ -124,6 +125,7 @@ def report_metadata(outcome: ReportOutcome) -> Metadata:
         "plots": pictures({Path(name).stem: (outcome.directory / name).read_bytes() for name in plot_names(report)}),
         "funnel_table": table(funnel, stage="string", documents="int", bytes="int", estimated_tokens="int"),
         "reasons_table": reasons_table(report["reasons"]),
+        **replaced_metadata(report),
         "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
     }
     if report["language_share"] is not None:

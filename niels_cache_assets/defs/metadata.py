@@ -15,6 +15,7 @@ from niels_cache_assets.defs.excerpt import fenced, samples
 from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.pipeline import BuildOutcome
+from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
@@ -101,6 +102,7 @@ def dataset_metadata(
         "dropped_by_reason": dropped_table(meta["dropped"]),
         "split_rule": meta["split_rule"],
         "facts": dg.MetadataValue.json(meta["facts"]),
+        **replaced_metadata(meta["facts"]),
         "tokenizer_sha256": meta["tokenizer_sha256"],
         "vocab_size": meta["vocab_size"],
     }
@@ -134,6 +136,17 @@ def files_table(files: FileEntries) -> dg.TableMetadataValue:
     """Path, bytes and sha256; a long list is cut, and meta.json has it whole."""
     rows = [{"path": path, "bytes": entry["bytes"], "sha256": entry["sha256"]} for path, entry in sorted(files.items())]
     return table(rows, path="string", bytes="int", sha256="string")
+
+
+def replaced_metadata(facts: Mapping[str, Any]) -> Metadata:
+    """Bytes that were replaced, and documents that are no text, by file; nothing where there are none."""
+    metadata: Metadata = {}
+    for key, unit in ((REPLACED, "bytes"), (NOT_TEXT, "documents")):
+        if key in facts:
+            by_file = sorted(facts[key]["by_file"].items(), key=lambda item: (-item[1], item[0]))
+            metadata[f"{key}_{unit}"] = facts[key][unit]
+            metadata[f"{key}_by_file"] = table([{"file": file, unit: count} for file, count in by_file], file="string", **{unit: "int"})
+    return metadata
 
 
 def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:

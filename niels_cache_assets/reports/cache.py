@@ -18,6 +18,7 @@ from niels_cache_assets.contents import content_hash, counts_of, total_bytes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
+from niels_cache_assets.sources.encodings import decoding_warning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, built_names
 from niels_cache_runtime.meta import Meta, read_meta
@@ -160,6 +161,8 @@ class CacheReport:
         has_corpus = any(other.name == f"corpus/{item.name}" for other in self.items)  # then that is what is of a revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built of revision {item.revision}; upstream was last observed at {newest}")
+        if not has_corpus and (warning := decoding_warning(item.meta)):
+            texts.append(warning)
         return texts
 
     def as_json(self) -> dict[str, Any]:

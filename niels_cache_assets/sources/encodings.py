@@ -15,12 +15,12 @@ import codecs
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from niels_cache_assets.sources.base import Source, StreamContext
+from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.sources.compressed import OnDamage
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, LimitsDocuments, read_whole, refuse_length
@@ -61,6 +61,10 @@ class DecodesText(LimitsDocuments):
         strict=False,
         description="A document is dropped (`not_text`) with a NUL, or a larger share of characters for bytes that are not of `encoding`",
     )
+
+    def describe(self) -> dict[str, Any]:
+        """As of every source, and another encoding than the default."""
+        return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
 
     @field_validator("encoding")
     @classmethod
@@ -321,9 +325,10 @@ class Decoding:
         self._report.facts[key] = {unit: old[unit] + count, "files": old["files"] + is_new, "by_file": by_file}
 
 
-def decoding_warning(facts: dict[str, Any], source: Source) -> str | None:
-    """One line about what a build replaced, or dropped as no text, by the facts of its meta.json; None for nothing."""
-    encoding = getattr(source, "encoding", UTF8)
+def decoding_warning(meta: Mapping[str, Any]) -> str | None:
+    """One line about what a build replaced, or dropped as no text, by its meta.json; None for nothing."""
+    facts, source = meta.get("facts", {}), meta.get("source", {})
+    encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
     told = []
     if REPLACED in facts:
         told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_worst(facts[REPLACED])})")

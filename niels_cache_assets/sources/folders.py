@@ -119,7 +119,7 @@ def _pages(
         return
     if not position.row:  # the file's, before its first page
         decoding.count_marked(file.name, marked)
-    marked_pages, mark = (None, None) if marked is None else marked_json(marked)
+    marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
     for row, page in enumerate(pages[position.row :], position.row):
         position.row = row + 1
         outline = _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)

@@ -217,7 +217,7 @@ def _open(
     if part.files is not None and path == "json" and _needs_decoding(local_names, data.encoding):
         hub_tables.decode_json(builder, local_names, data.encoding)
     dataset = _split(builder.as_streaming_dataset(), part, data)
-    columns = choose_columns(_fields(dataset))
+    columns = choose_columns({"text": True} if read_tables else _fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
         hub_tables.decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
@@ -271,7 +271,7 @@ def _loader(name: str) -> str:
 
 
 def _fields(dataset: Any) -> dict[str, bool]:
-    """{field: holds strings}; read from the first row where the loader does not know (text files)."""
+    """{field: holds strings}; read from the first row where the loader does not know."""
     if dataset.features is not None:
         return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})

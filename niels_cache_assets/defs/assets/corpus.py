@@ -122,7 +122,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
                 outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
-            else:
+            if outcome.state == "built" or not outcome.warning:
                 observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))

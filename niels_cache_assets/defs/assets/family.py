@@ -70,7 +70,7 @@ def stream_dataset(
             outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
-        else:
+        if outcome.state == "built" or not outcome.warning:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         source = apply_run_settings(registry.source(name), own)

@@ -1,0 +1,502 @@
+"""What is no text is never taken for it: encodings, byte order marks, replaced bytes counted, binaries dropped, by all sources of files."""
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import random
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.report import corpus_report
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, chat, encodings, mediawiki, rows
+from niels_cache_assets.sources.base import Source
+from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.encodings import DecodesText, decoding_warning
+from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub_text import Huggingface
+from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from tests.read_sources import read
+from tests.test_sources_seek import require_every_place_is_exact
+
+FRENCH = "Le garçon élève fut très étonné: à l'été, déjà, où était la forêt? "
+ENGLISH = "The café on the corner of the long street opens at seven in the morning, and nobody who lives there comes before nine. " * 3
+
+
+def png() -> bytes:
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + zlib.compress(random.Random(1).randbytes(4000))
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", FRENCH * 40)
+    return file.getvalue()
+
+
+NO_TEXT: dict[str, Callable[[], bytes]] = {
+    "Latin-1": lambda: (FRENCH * 40).encode("latin-1"),
+    "UTF-16 without a BOM": lambda: (FRENCH * 40).encode("utf-16-le"),
+    "ELF": lambda: Path(sys.executable).read_bytes()[:20_000],
+    "PNG": png,
+    "zip": zipped,
+    "gzip": lambda: gzip.compress((FRENCH * 40).encode()),
+}
+
+
+def one(folder: Path, name: str, content: bytes) -> list[str]:
+    (folder / name).write_bytes(content)
+    return [str(folder / name)]
+
+
+@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
+@pytest.mark.parametrize("what", NO_TEXT)
+def test_what_is_no_text_is_dropped_and_counted_with_its_file(tmp_path: Path, what: str, sample_by: Any) -> None:
+    documents, context = read(Text(files=one(tmp_path, "a.txt", NO_TEXT[what]()), sample_by=sample_by))
+    assert context.report.dropped["not_text"] >= 1
+    assert context.report.facts["not_text"]["by_file"] == {"a.txt": context.report.dropped["not_text"]}
+    if sample_by == "document":
+        assert documents == []
+    text = "".join(document.text for document in documents)
+    assert "\0" not in text
+    assert text.count("\ufffd") <= 0.01 * len(text)
+
+
+def test_replaced_bytes_are_counted_exactly_and_few_of_them_drop_nothing(tmp_path: Path) -> None:
+    content = ENGLISH.encode("latin-1") * 4 + "日本".encode()[:-1] + b" end \xf0\x9f\x98"
+    (document,), context = read(Text(files=one(tmp_path, "a.txt", content)))
+    assert document.text == content.decode(errors="replace")
+    assert context.report.facts == {"replaced": {"bytes": 12 + 2 + 3, "files": 1, "by_file": {"a.txt": 17}}}
+    assert not context.report.dropped
+
+
+@pytest.mark.parametrize(("replaced", "dropped"), [(1, 0), (2, 1)])
+def test_the_share_of_replaced_characters_decides(tmp_path: Path, replaced: int, dropped: int) -> None:
+    content = b"\xff" * replaced + b"x" * (100 - replaced)
+    _, context = read(Text(files=one(tmp_path, "a.txt", content)))
+    assert context.report.dropped["not_text"] == dropped
+    assert not read(Text(files=one(tmp_path, "a.txt", content), max_replaced_share=0.02))[1].report.dropped
+    assert read(Text(files=one(tmp_path, "a.txt", content), max_replaced_share=0))[1].report.dropped == {"not_text": 1}
+
+
+def held(folder: Path) -> dict[str, Source]:
+    """Sources of files that hold U+FFFD themselves: raw, and as JSON escapes it."""
+    text = "\ufffd held \ufffd\ufffd"
+    tree = {"message_tree_id": "t", "prompt": {"message_id": "a", "text": text, "role": "prompter", "lang": "en", "replies": []}}
+    tree["prompt"]["replies"] = [{"message_id": "b", "text": text, "role": "assistant", "lang": "en"}]  # type: ignore[index]
+    raw = json.dumps({"text": text}, ensure_ascii=False) + "\n" + json.dumps({"text": text}) + "\n"
+    pq.write_table(pa.table({"text": [text]}), folder / "a.parquet")
+    (folder / "a.md").write_text(text)
+    (folder / "b.txt").write_text(text)
+    return {
+        "text": Text(files=[str(folder / "b.txt")]),
+        "jsonl": Jsonl(files=one(folder, "a.jsonl", raw.encode())),
+        "parquet": Parquet(files=[str(folder / "a.parquet")]),
+        "notes": MarkdownFolder(path=str(folder)),
+        "wikitext": Wikitext(files=[str(folder / "b.txt")]),
+        "huggingface": Huggingface(dataset="a/b", files=[str(folder / "a.jsonl")], shuffle_buffer=0),
+        "trees": Oasst1(files=one(folder, "t.trees.jsonl", json.dumps(tree).encode())),
+    }
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "notes", "wikitext", "huggingface", "trees"])
+def test_a_replacement_character_that_the_file_holds_is_no_replacement(tmp_path: Path, kind: str) -> None:
+    found, context = read(held(tmp_path)[kind])
+    assert found
+    assert not {"replaced", "not_text"} & context.report.facts.keys()
+    assert not context.report.dropped
+
+
+BOMS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+LINES = ["första raden", "ℌ ਊ ਍ line ends inside characters: Ċ", "", " \u2028 ", "日本語 \U0001f600", "last"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
+@pytest.mark.parametrize("named", BOMS)
+def test_byte_order_marks_are_honoured_and_lines_split_after_decoding(tmp_path: Path, named: str, sample_by: Any, suffix: str) -> None:
+    text = "\r\n".join(LINES)
+    plain = read(Text(files=one(tmp_path, "a.txt", text.encode()), sample_by=sample_by))
+    content = BOMS[named] + text.encode(named)
+    marked = read(Text(files=one(tmp_path, "b.txt" + suffix, gzip.compress(content) if suffix else content), sample_by=sample_by))
+    assert plain[0]
+    assert [document.text for document in marked[0]] == [document.text for document in plain[0]]
+    assert (marked[1].report.dropped, marked[1].report.facts) == (plain[1].report.dropped, plain[1].report.facts)
+
+
+@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-be", "utf-32", "cp1252", "cp037", "utf-7", "shift_jis"])
+def test_a_file_in_a_given_encoding_reads_as_its_text_in_utf_8(
+    tmp_path: Path, encoding: str, sample_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encodings, "_BLOCK", 7)  # ends inside characters
+    lines = ["日本", "", "one", "two"] if encoding == "shift_jis" else ["déjà", "", "one", "two"] * 5
+    text = "\n".join(lines)
+    data = text.encode("utf-16-le" if encoding == "utf-16" else "utf-32-le" if encoding == "utf-32" else encoding)
+    found, context = read(Text(files=one(tmp_path, "a.txt", data), sample_by=sample_by, encoding=encoding))
+    expected, _ = read(Text(files=one(tmp_path, "a.txt", text.encode()), sample_by=sample_by))
+    assert [(each.text, each.row) for each in found] == [(each.text, each.row) for each in expected]
+    assert not context.report.facts
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("rot13", ""),
+        ("base64", ""),
+        ("hex", ""),
+        ("utf9", "utf"),
+        ("lattin-1", "latin"),
+        ("windows1252", "windows-1252"),
+        ("", "utf-8"),
+        ("utf\0", "utf"),
+    ],
+)
+def test_what_is_no_text_encoding_is_refused_with_table_key_and_the_nearest(given: str, near: str) -> None:
+    with pytest.raises(NielsCacheError) as caught:
+        load_registry(profile="default", overrides={"pretrain": {"mine": {"source": "text", "files": ["x"], "encoding": given}}})
+    message = str(caught.value)
+    assert "[pretrain.mine] encoding = " in message
+    assert "did you mean '" + near in message
+    assert f"did you mean {given!r}?" not in message
+    assert "\n" not in message
+
+
+def test_names_of_one_encoding_are_one_setting() -> None:
+    assert {Text(files=["x"], encoding=name).encoding for name in ("utf-8", "UTF8", "utf_8", "utf-8-sig")} == {"utf-8"}
+    assert Text(files=["x"], encoding="latin-1").identity() == Text(files=["x"], encoding="iso-8859-1").identity()
+    assert Text(files=["x"], encoding="latin-1").identity() != Text(files=["x"]).identity()
+    assert Text(files=["x"], encoding="latin-1").describe()["encoding"] == "iso8859-1"
+    assert "encoding" not in Text(files=["x"]).describe()
+
+
+def test_every_source_of_files_has_the_keys_and_a_version_of_its_own_for_files() -> None:
+    kinds = {**PRETRAIN_SOURCES, **SFT_SOURCES}
+    without = {name for name, kind in kinds.items() if not issubclass(kind, DecodesText)}
+    assert without == {"interleave", "python_docs", "python_help"}
+
+
+LATIN = FRENCH.encode("latin-1")
+
+
+def damaged_sources(folder: Path) -> dict[str, Callable[..., Source]]:
+    """Each kind that reads files, over the same French text as Latin-1, and how many bytes of each are no UTF-8."""
+    row = json.dumps({"text": FRENCH, "title": "t"}, ensure_ascii=False).encode("latin-1") + b"\n"
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": FRENCH}]
+    chats = json.dumps({"messages": turns}, ensure_ascii=False).encode("latin-1") + b"\n"
+    flat = (
+        json.dumps({"instruction": "q", "response": FRENCH, "context": "", "category": "c"}, ensure_ascii=False).encode("latin-1") + b"\n"
+    )
+    tree = {
+        "message_tree_id": "t",
+        "prompt": {"message_id": "a", "text": "q", "role": "prompter", "lang": "en", "replies": [
+            {"message_id": "b", "text": FRENCH, "role": "assistant", "lang": "en"}]},
+    }  # fmt: skip
+    nodes = [
+        {"message_id": "a", "parent_id": None, "message_tree_id": "t", "text": "q", "role": "prompter", "lang": "en", "deleted": False},
+        {"message_id": "b", "parent_id": "a", "message_tree_id": "t", "text": FRENCH, "role": "assistant", "lang": "en", "deleted": False},
+    ]
+    latin = lambda value: json.dumps(value, ensure_ascii=False).encode("latin-1") + b"\n"  # noqa: E731
+    export = [{"title": "T", "uid": "u", "children": [{"string": FRENCH}]}]
+    dump = f"<mediawiki><page><title>T</title><ns>0</ns><id>1</id><revision><text>{FRENCH}</text></revision></page></mediawiki>"
+    for name in ("notes", "books", "export"):
+        (folder / name).mkdir()
+    (folder / "notes" / "a.md").write_bytes(LATIN)
+    (folder / "books" / "a.txt").write_bytes(LATIN)
+    (folder / "export" / "a.json").write_bytes(latin(export))
+    column = pa.array([LATIN], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), folder / "a.parquet")
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["user", "assistant"]), pa.array([b"q", LATIN], pa.binary()).view(pa.string())], names=["role", "content"]
+    )
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 2], struct)}), folder / "chat.parquet")
+    files = {
+        name: one(folder, name, content)
+        for name, content in {
+            "a.txt": LATIN, "a.jsonl": row, "chat.jsonl": chats, "dolly.jsonl": flat, "a.trees.jsonl": latin(tree),
+            "flat.jsonl": b"".join(map(latin, nodes)), "a.xml": dump.encode("latin-1"), "w.txt": b" \n = T = \n \n" + LATIN + b"\n",
+        }.items()
+    }  # fmt: skip
+    parquet = [str(folder / "a.parquet")]
+    return {
+        "text": lambda **keys: Text(files=files["a.txt"], **keys),
+        "jsonl": lambda **keys: Jsonl(files=files["a.jsonl"], **keys),
+        "parquet": lambda **keys: Parquet(files=parquet, **keys),
+        "notes": lambda **keys: MarkdownFolder(path=str(folder / "notes"), **keys),
+        "roam": lambda **keys: Roam(path=str(folder / "export"), **keys),
+        "books": lambda **keys: Gutenberg(path=str(folder / "books"), **keys),
+        "book lines": lambda **keys: Gutenberg(files=files["a.txt"], **keys),
+        "dump": lambda **keys: Wikipedia(files=files["a.xml"], **keys),
+        "extracted": lambda **keys: Wikipedia(files=files["a.jsonl"], **keys),
+        "articles in parquet": lambda **keys: Wikipedia(files=parquet, **keys),
+        "wikitext": lambda **keys: Wikitext(files=files["w.txt"], **keys),
+        "wikitext rows": lambda **keys: Wikitext(files=files["a.jsonl"], **keys),
+        "hub json": lambda **keys: Huggingface(dataset="a/b", files=files["a.jsonl"], **keys),
+        "hub parquet": lambda **keys: Huggingface(dataset="a/b", files=parquet, **keys),
+        "hub text": lambda **keys: Huggingface(dataset="a/b", files=files["a.txt"], **keys),
+        "chat": lambda **keys: ChatJsonl(files=files["chat.jsonl"], **keys),
+        "chat in parquet": lambda **keys: ChatJsonl(files=[str(folder / "chat.parquet")], **keys),
+        "dolly": lambda **keys: Dolly15k(files=files["dolly.jsonl"], **keys),
+        "trees": lambda **keys: Oasst1(files=files["a.trees.jsonl"], **keys),
+        "flat messages": lambda **keys: Oasst1(files=files["flat.jsonl"], **keys),
+    }
+
+
+KINDS = [
+    *("text", "jsonl", "parquet", "notes", "roam", "books", "book lines", "dump", "extracted", "articles in parquet", "wikitext"),
+    *("wikitext rows", "hub json", "hub parquet", "hub text", "chat", "chat in parquet", "dolly", "trees", "flat messages"),
+]
+NOT_ASCII = sum(not character.isascii() for character in FRENCH)
+
+
+def strings(found: list[Any]) -> str:
+    texts = [each.text if hasattr(each, "text") else each.messages[-1]["content"] for each in found]
+    return "".join(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_of_files_counts_drops_and_decodes_alike(tmp_path: Path, kind: str) -> None:
+    make = damaged_sources(tmp_path)[kind]
+    found, context = read(make())
+    assert FRENCH.strip()[:9] not in strings(found)
+    assert not [each for each in found if "\ufffd" in strings([each])]
+    assert context.report.facts["replaced"]["bytes"] == NOT_ASCII
+    assert context.report.dropped["not_text"] == 1
+    kept, context = read(make(max_replaced_share=1))
+    assert context.report.facts["replaced"]["bytes"] == NOT_ASCII
+    assert strings(kept).count("\ufffd") == NOT_ASCII
+    decoded, context = read(make(encoding="latin-1"))
+    assert FRENCH.strip() in strings(decoded)
+    assert not {"replaced", "not_text"} & context.report.facts.keys()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "hub json", "chat", "dolly", "trees", "wikitext", "dump", "notes", "roam", "books", "extracted"])
+def test_utf_16_with_a_byte_order_mark_is_read_by_every_reader(tmp_path: Path, kind: str) -> None:
+    make = damaged_sources(tmp_path)[kind]
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.suffix != ".parquet":
+            path.write_bytes(path.read_bytes().decode("latin-1").encode("utf-16"))
+    found, context = read(make())
+    assert FRENCH.strip() in strings(found)
+    assert not {"replaced", "not_text"} & context.report.facts.keys()
+
+
+def test_a_nul_that_json_escapes_is_a_nul(tmp_path: Path) -> None:
+    found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", b'{"text": "a\\u0000b"}\n{"text": "ok"}\n')))
+    assert [document.text for document in found] == ["ok"]
+    assert context.report.dropped == {"not_text": 1}
+    pq.write_table(pa.table({"text": ["a\0b", "ok"]}), tmp_path / "a.parquet")
+    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[1].report.dropped == {"not_text": 1}
+
+
+def test_only_what_is_replaced_in_the_text_counts_against_it(tmp_path: Path) -> None:
+    line = json.dumps({"text": "short", "other": FRENCH}, ensure_ascii=False).encode("latin-1") + b"\n"
+    found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", line)))
+    assert [document.text for document in found] == ["short"]
+    assert context.report.facts["replaced"]["bytes"] == NOT_ASCII
+
+
+def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(tmp_path: Path) -> None:
+    line = b'{"text": "\\udc01 \\ufdd0 \xef\xb7\x91 \xff' + b"x" * 200 + b'"}\n'
+    (document,), context = read(Jsonl(files=one(tmp_path, "a.jsonl", line)))
+    assert document.text == "\udc01 \ufdd0 \ufdd1 \ufffd" + "x" * 200
+    assert context.report.facts["replaced"]["bytes"] == 1
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 2)
+    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
+    monkeypatch.setattr(mediawiki, "_BLOCK", 701)
+    monkeypatch.setattr(encodings, "_BLOCK", 61)
+
+
+def mixed(number: int) -> bytes:
+    """A text with a few replaced bytes, one with many, one with NULs, or a clean one."""
+    plain = f"Text {number} of those that are read. ".encode() * 8
+    return [plain, plain + b"\xff\xe2\x82", b"\xe9" * 30 + plain, plain + b"\0", plain][number % 5]
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("suffix", ["", ".bz2"])
+@pytest.mark.parametrize("kind", ["line", "paragraph", "jsonl", "chat", "dump", "utf-16", "utf-16 jsonl", "wikitext"])
+def test_a_pass_that_starts_at_any_place_counts_the_same(tmp_path: Path, kind: str, suffix: str) -> None:
+    texts = [mixed(number) for number in range(14)]
+    contents = {
+        "line": b"\n".join(texts),
+        "paragraph": b"\r\n\r\n".join(texts),
+        "jsonl": b"\n".join(b'{"text": "' + text.replace(b"\0", b"\\u0000") + b'"}' for text in texts),
+        "chat": b"\n".join(
+            b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "'
+            + text.replace(b"\0", b"\\u0000")
+            + b'"}]}'
+            for text in texts
+        ),
+        "dump": b"<mediawiki>"
+        + b"\n".join(
+            b"<page><title>T</title><ns>0</ns><id>%d</id><revision><text>%b</text></revision></page>" % (number, text)
+            for number, text in enumerate(texts)
+        )
+        + b"</mediawiki>",
+        "wikitext": b"".join(b" \n = T = \n \n" + text + b"\n" for text in texts),
+    }
+    contents["utf-16"] = codecs.BOM_UTF16_LE + b"\n\0".join(
+        [f"Line {number} ".encode("utf-16-le") * 20 + b"\0\xd8" * (number % 3) for number in range(14)]
+    )
+    contents["utf-16 jsonl"] = codecs.BOM_UTF16_LE + b"\n\0".join(
+        [
+            '{"text": "'.encode("utf-16-le") + "x".encode("utf-16-le") * 60 + b"\0\xd8" * (number % 3) + '"}'.encode("utf-16-le")
+            for number in range(14)
+        ]
+    )
+    name = {"dump": "a.xml", "line": "a.txt", "paragraph": "a.txt", "utf-16": "a.txt", "wikitext": "a.txt"}.get(kind, "a.jsonl") + suffix
+    content = contents[kind]
+    files = one(tmp_path, name, bz2.compress(content) if suffix else content)
+    source: dict[str, Callable[[], Source]] = {
+        "dump": lambda: Wikipedia(files=files),
+        "chat": lambda: ChatJsonl(files=files),
+        "line": lambda: Text(files=files, sample_by="line"),
+        "paragraph": lambda: Text(files=files, sample_by="paragraph"),
+        "utf-16": lambda: Text(files=files, sample_by="line"),
+        "wikitext": lambda: Wikitext(files=files),
+    }
+    made = source.get(kind, lambda: Jsonl(files=files))()
+    _, context = read(made)
+    assert context.report.facts["replaced"]["bytes"] > 0
+    assert context.report.dropped["not_text"] > 0
+    require_every_place_is_exact(made, at_least=2)
+
+
+def test_facts_name_the_worst_files_and_count_the_rest(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_bytes(b"x" * 10_000 + b"\xff" * (number * 7 % 40 + 1))
+    _, context = read(Text(files=[str(tmp_path / "*.txt")]))
+    replaced = context.report.facts["replaced"]
+    assert (replaced["bytes"], replaced["files"]) == (sum(range(1, 41)), 40)
+    worst = sorted(range(1, 41), reverse=True)[:20]
+    assert set(worst) <= set(replaced["by_file"].values())
+    assert len(replaced["by_file"]) <= 21
+
+
+def test_members_of_a_mixture_name_their_files_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_bytes(b"x" * 1000 + b"\xff")
+    members = {name: Text(files=[str(tmp_path / name / "x.txt")], val_frac=0.0) for name in "ab"}
+    _, context = read(Interleave(members={"a": 1.0, "b": 1.0}), siblings=members)
+    assert set(context.report.facts["replaced"]["by_file"]) <= {"a/x.txt", "b/x.txt"}
+    assert context.report.facts["replaced"]["by_file"]
+
+
+def project(folder: Path, **table: Any) -> Registry:
+    (folder / "good").mkdir(exist_ok=True)
+    for number in range(30):
+        (folder / "good" / f"{number}.txt").write_text(f"Text {number} that the tokenizer learns from. " * 20)
+    overrides: dict[str, Any] = {
+        "pretrain": {
+            "mine": {"source": "text", **table},
+            "good": {"source": "text", "files": [str(folder / "good/*.txt")]},
+        },
+        "tokenizer": {"vocab_size": 293, "train_on": ["good"]},
+    }
+    return load_registry(profile="default", overrides=overrides)
+
+
+@pytest.fixture
+def nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", NO_TEXT)
+def test_a_build_of_which_nothing_is_text_fails_and_names_file_and_key(nothing_configured: Path, what: str) -> None:
+    registry = project(nothing_configured, files=one(nothing_configured, "wrong.txt", NO_TEXT[what]()))
+    build_tokenizer(registry, root=nothing_configured / "cache")
+    with pytest.raises(NielsCacheError, match=r"dropped: not_text 1.*wrong\.txt: 1.*set the key encoding"):
+        build_dataset(registry, "mine", root=nothing_configured / "cache")
+    assert not (nothing_configured / "cache/pretrain/mine/meta.json").exists()
+
+
+def test_a_tokenizer_of_nothing_but_binaries_names_file_and_key(nothing_configured: Path) -> None:
+    overrides = {
+        "pretrain": {"mine": {"source": "text", "files": one(nothing_configured, "wrong.txt", png())}},
+        "tokenizer": {"train_on": ["mine"]},
+    }
+    with pytest.raises(NielsCacheError, match=r"no text to train a tokenizer on.*wrong\.txt: 1.*set the key encoding"):
+        build_tokenizer(load_registry(profile="default", overrides=overrides), root=nothing_configured / "cache")
+
+
+def some_wrong(folder: Path) -> list[str]:
+    (folder / "texts").mkdir()
+    for number in range(8):
+        (folder / "texts" / f"{number}.txt").write_bytes(f"Fine text {number}, with words enough. ".encode() * 20)
+    (folder / "texts" / "latin.txt").write_bytes(ENGLISH.encode("latin-1") * 3)
+    (folder / "texts" / "picture.txt").write_bytes(png())
+    return [str(folder / "texts/*.txt")]
+
+
+def test_a_build_says_what_it_replaced_and_dropped(nothing_configured: Path) -> None:
+    registry = project(nothing_configured, files=some_wrong(nothing_configured))
+    root = nothing_configured / "cache"
+    build_tokenizer(registry, root=root)
+    outcome = build_dataset(registry, "mine", root=root)
+    assert outcome.meta["dropped"] == {"not_text": 1}
+    assert outcome.meta["facts"]["not_text"] == {"documents": 1, "files": 1, "by_file": {"picture.txt": 1}}
+    assert outcome.meta["facts"]["replaced"]["by_file"]["latin.txt"] == 9
+    assert outcome.warning is not None
+    assert "picture.txt" in outcome.warning
+    assert "set the key encoding" in outcome.warning
+    assert build_dataset(registry, "mine", root=root).state == "cache_hit"
+    good = build_dataset(registry, "good", root=root)
+    assert (good.warning, good.meta["facts"]) == (None, {})
+    assert decoding_warning(good.meta) is None
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_corpus_its_report_and_its_cache_say_so_too(nothing_configured: Path, processes: int) -> None:
+    registry = project(nothing_configured, files=some_wrong(nothing_configured), prepare=["dedup"])
+    root = nothing_configured / "cache"
+    build_tokenizer(registry, root=root)
+    outcome = prepare_corpus(registry, "mine", root=root, processes=processes)
+    assert outcome.meta["dropped_by_source"] == {"not_text": 1}
+    assert outcome.meta["facts"]["replaced"]["by_file"]["latin.txt"] == 9
+    assert "picture.txt" in str(outcome.warning)
+    from niels_cache_assets.corpus.duplicates import find_duplicates
+
+    find_duplicates(registry, root=root)
+    report = corpus_report(registry, "mine", root=root)
+    assert report["replaced"] == outcome.meta["facts"]["replaced"]
+    assert [row["reason"] for row in report["reasons"] if row["stage"] == "source"] == ["not_text"]
+    assert build_dataset(registry, "mine", root=root).meta["facts"] == outcome.meta["facts"]
+
+
+def test_a_corpus_of_which_nothing_is_text_names_file_and_key(nothing_configured: Path) -> None:
+    registry = project(nothing_configured, files=one(nothing_configured, "wrong.txt", png()), prepare=["dedup"])
+    with pytest.raises(NielsCacheError, match=r"no document is left.*wrong\.txt: 1.*set the key encoding"):
+        prepare_corpus(registry, "mine", root=nothing_configured / "cache", processes=1)
