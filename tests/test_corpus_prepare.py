@@ -237,7 +237,7 @@ def test_a_corpus_outlives_an_upstream_that_is_down(tmp_path: Path, registry: Re
 
 
 def test_what_cannot_be_written_is_counted_without_cleaning_and_repaired_with_it(tmp_path: Path) -> None:
-    texts = [*articles(5), f"half a pair \ud800 and a \0 NUL in {articles(1, seed=3)[0]}"]
+    texts = [*articles(5), f"half a pair \ud800 and a \1 control character in {articles(1, seed=3)[0]}"]
     plain = corpus_registry(tmp_path / "plain", {"notes": texts}, table='prepare = ["dedup"]\n')
     outcome = prepare_corpus(plain, "notes", root=tmp_path / "plain", processes=1)
     assert (outcome.meta["documents"], outcome.meta["dropped"]) == ({"read": 6, "kept": 5}, {"invalid_unicode": 1})

@@ -500,3 +500,21 @@ def test_a_corpus_of_which_nothing_is_text_names_file_and_key(nothing_configured
     registry = project(nothing_configured, files=one(nothing_configured, "wrong.txt", png()), prepare=["dedup"])
     with pytest.raises(NielsCacheError, match=r"no document is left.*wrong\.txt: 1.*set the key encoding"):
         prepare_corpus(registry, "mine", root=nothing_configured / "cache", processes=1)
+
+
+def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path) -> None:
+    from niels_cache_assets.defs.metadata import replaced_metadata
+    from niels_cache_assets.reports.cache import cache_report, find_items
+    from niels_cache_assets.reports.history import History
+
+    registry = project(nothing_configured, files=some_wrong(nothing_configured))
+    root = nothing_configured / "cache"
+    build_tokenizer(registry, root=root)
+    outcome = build_dataset(registry, "mine", root=root)
+    metadata = replaced_metadata(outcome.meta["facts"])
+    assert metadata["not_text_documents"] == 1
+    assert metadata["replaced_bytes"] == outcome.meta["facts"]["replaced"]["bytes"]
+    assert [record.data for record in metadata["not_text_by_file"].records] == [{"file": "picture.txt", "documents": 1}]
+    assert replaced_metadata({"trees": 1}) == {}
+    report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
+    assert [notice.name for notice in report.notices if "picture.txt" in notice.text] == ["mine"]
