@@ -31,7 +31,7 @@ from tests.corpora import articles, corpus_registry, nearly, write_jsonl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LISTS = ["\n".join(f"* the item of list {page} to number {index}" for index in range(60)) for page in range(5)]
-SHORT = ["too short", "short as well, the one and only", "\x1b[31mred\x00"]
+SHORT = ["too short", "short as well, the one and only", "\x1b[31mred\x01"]
 TEXTS = [*articles(40), *LISTS, *SHORT]
 NEAR = [nearly(text) for text in articles(40)[:12]]
 
@@ -164,7 +164,7 @@ def test_examples_show_the_measured_value_and_cannot_drive_the_terminal(own_fold
     assert len(re.findall(r"^--- list_page 1: notes\.jsonl, row 4\d$", shown, flags=re.MULTILINE)) == 5
     assert "--- too_short 9: notes.jsonl, row 45\ntoo short\n" in shown
     assert "\x1b" not in shown
-    assert "\x00" not in shown
+    assert "\x01" not in shown
     one_reason = printed(capsys, "clean", "notes.jsonl", "--reason", "list_page")
     assert one_reason.count("--- ") == one_reason.count("--- list_page ") == 3
 
