@@ -4,6 +4,7 @@ A key that is added to a table of the configuration counts only where it is not 
 `settings_that_count` leaves it out. Whoever changes the default of such a key must raise the code version of what it decides.
 """
 
+import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -11,7 +12,8 @@ from pydantic import BaseModel
 
 from niels_cache_runtime.meta import canonical_json, sha256_text
 
-# The keys that count at their defaults too, by table (of sources: by kind): fingerprints have had them from the first. Never add one.
+# The keys that count at their defaults too, by table (of sources: by kind): fingerprints have had them from the first.
+# Never add one to a table that was released; a new kind comes with all of its keys.
 _FIRST_KEYS: dict[str, str] = {
     "fineweb_edu": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
     " val_tokens",
@@ -49,13 +51,19 @@ def fingerprint_of(settings: dict[str, Any]) -> str:
 def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
     """The keys of a table for an identity, as JSON values, those in `without` aside. `name`: of the table, or the kind of a source.
 
-    A key that is not among the first of that table counts only where it is not at its default.
+    A key that is not among the first of that table counts only where it is not at its default. Of a table that is not known here, as a
+    kind of source that somebody else has written, its own keys are the first.
     """
-    always = {*_FIRST_KEYS.get(name, "").split(), "source"}
-    fields = type(table).model_fields
+    always, fields = _first_keys(table, name), type(table).model_fields
     counted = {
         key
         for key in fields
         if key not in without and (key in always or getattr(table, key) != fields[key].get_default(call_default_factory=True))
     }
     return table.model_dump(mode="json", include=counted)
+
+
+def _first_keys(table: BaseModel, name: str) -> set[str]:
+    if name in _FIRST_KEYS:
+        return {"source", *_FIRST_KEYS[name].split()}
+    return {"source", *inspect.get_annotations(type(table)), *" ".join(_FIRST_KEYS.values()).split()}

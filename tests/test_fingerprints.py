@@ -8,11 +8,11 @@ from pydantic import Field
 
 from niels_cache_assets import tokenizer_training
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.cache_identity import cache_fingerprint
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.drop_lists import dedup_identity
 from niels_cache_assets.corpus.identity import corpus_fingerprint
-from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.pipeline import cache_fingerprint
+from niels_cache_assets.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import Source
@@ -107,7 +107,7 @@ def fingerprints(registry: Registry) -> dict[str, str]:
             )
     return {
         **found,
-        "corpus": corpus_fingerprint(registry, "prepared", revision="1"),
+        "corpus": corpus_fingerprint(registry, "prepared", revision="1", tokenizer_sha256=None),
         "tokenizer": tokenizer_fingerprint(registry),
         "dedup": fingerprint_of(dedup_identity(registry.dedup)),
     }
@@ -152,6 +152,10 @@ def test_every_raised_version_changes_the_fingerprint_of_its_kind_alone(monkeypa
     monkeypatch.setattr(Text, "code_version", "99")
     after = fingerprints(registry())
     assert {name for name in before if after[name] != before[name]} == {"text", "interleave"}  # which has it as a member
+
+
+def test_every_kind_has_its_first_keys() -> None:
+    assert set(KINDS) <= set(_FIRST_KEYS)
 
 
 def test_a_new_key_counts_only_where_it_is_set() -> None:
