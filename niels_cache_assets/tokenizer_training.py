@@ -1,4 +1,4 @@
-"""The tokenizer of a cache: import a model, or train one on a sample of the configured sources.
+"""The tokenizer of a cache: import a model, or train one on a sample of the configured data sets (tokenizer_sample.py).
 
 SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer_training SPEC`) that is
 killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
@@ -7,14 +7,13 @@ kept, bytes for what has no piece. Training text is spooled to disk; SentencePie
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
@@ -23,14 +22,12 @@ from typing import Any, Literal
 from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
-from niels_cache_assets.sources.encodings import nothing_is_text
 from niels_cache_assets.sources.network import patient
 from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.writers import Files, add_file
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import measure_texts, noting
+from niels_cache_assets.tokenizer_measures import measure_texts
+from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, spool_sample
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
@@ -38,7 +35,6 @@ from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
 Log = Callable[[str], None]
 
 CODE_VERSION = "1"
-MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; ours are split
 ROUND_TRIP_TEXTS = (
     "one\ntwo\n\nthree\n",
     "\tindented\n\t\ttwice\n",
@@ -52,16 +48,18 @@ ROUND_TRIP_TEXTS = (
 
 _POLL_SECONDS = 0.1
 _SAMPLE_NAME = "sample.txt"
+_WARNING = "WARNING: "
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerOutcome:
-    """What happened to the tokenizer of a cache root."""
+    """What happened to the tokenizer of a cache root. `warning`: which data sets it was trained without, or on raw text of, and why."""
 
     state: Literal["built", "cache_hit"]
     meta: Meta
     model: Path
     seconds: float
+    warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ class RoundTripLoss:
 def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log: Log = lambda message: None) -> TokenizerOutcome:
     """Make `root/tokenizer/{spm.model, meta.json}`, or find that it is what the settings ask for.
 
-    A trained tokenizer is kept until its own settings change or `force`: a new note or data set does not invalidate every cache.
+    A trained tokenizer is kept until its own settings change or `force`: a new note, data set or corpus does not invalidate every cache.
     Raises NielsCacheError for a model that lacks the special tokens, no source that can be read, or a vocabulary too large for the text.
     """
     started = time.monotonic()
@@ -88,6 +86,13 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
     if old is not None and old["fingerprint"] == fingerprint:
         return TokenizerOutcome(state="cache_hit", meta=old, model=model, seconds=time.monotonic() - started)
     beginnings: dict[str, list[str]] = {}
+    warnings: list[str] = []
+
+    def note(message: str) -> None:
+        if message.startswith(_WARNING):
+            warnings.append(message.removeprefix(_WARNING))
+        log(message)
+
     with atomic_directory(directory) as partial:
         made = partial / TOKENIZER_MODEL_NAME
         if settings.model is not None:
@@ -95,14 +100,20 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
             _require_readable(settings.model)
             copyfile(settings.model, made)
         else:
-            origin = {"trained_on": _train(registry, partial, beginnings, log)}
+            origin = {"trained_on": _train(registry, root, partial, beginnings, note)}
         tokenizer = SentencePieceTokenizer(settings.model or str(made), special_tokens=settings.special_tokens)
         if settings.model is None:
             origin["trained_on"] |= measure_texts(beginnings, tokenizer)
         files: Files = {}
         add_file(made, TOKENIZER_MODEL_NAME, files)
         write_meta(str(partial / META_NAME), _meta(tokenizer, registry, fingerprint, files, origin))
-    return TokenizerOutcome(state="built", meta=read_meta(str(directory / META_NAME)), model=model, seconds=time.monotonic() - started)
+    return TokenizerOutcome(
+        state="built",
+        meta=read_meta(str(directory / META_NAME)),
+        model=model,
+        seconds=time.monotonic() - started,
+        warning="; ".join(warnings) or None,
+    )
 
 
 def tokenizer_fingerprint(registry: Registry) -> str:
@@ -121,19 +132,6 @@ def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
     """The texts of the fixed list that come back changed; empty for a tokenizer trained here."""
     pairs = ((text, tokenizer.decode(tokenizer.encode(text))) for text in ROUND_TRIP_TEXTS)
     return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
-
-
-def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit where there is one."""
-    data = line.encode()
-    start = 0
-    while len(data) - start > max_bytes:
-        head = data[start : start + max_bytes].decode(errors="ignore")
-        cut = head.rfind(" ")
-        piece = head[:cut] if cut > 0 else head
-        yield piece
-        start += len(piece.encode())
-    yield data[start:].decode()
 
 
 def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
@@ -169,11 +167,11 @@ def _intact_meta(directory: Path) -> Meta | None:
     return meta if intact else None
 
 
-def _train(registry: Registry, partial: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
+def _train(registry: Registry, root: Path, partial: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
     """Spool the sample, train in a child process, and return what it was trained on. `beginnings`: filled with those of the sources."""
     settings = registry.tokenizer
     sample = partial / _SAMPLE_NAME
-    trained_on = _spool_sample(registry, sample, beginnings, log)
+    trained_on = spool_sample(registry, root, sample, beginnings, log)
     log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
     spec = {
         "sample": str(sample),
@@ -186,73 +184,6 @@ def _train(registry: Registry, partial: Path, beginnings: dict[str, list[str]], 
     _run_child(spec)
     sample.unlink()
     return trained_on
-
-
-def _spool_sample(registry: Registry, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
-    """Write the first `sample_bytes` of every source, one line of text a line; sources that cannot be reached are said and recorded."""
-    settings = registry.tokenizer
-    names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
-    used: dict[str, int] = {}
-    revisions: dict[str, str | None] = {}
-    skipped: dict[str, str] = {}
-    no_text: list[str] = []
-    digest = hashlib.sha256()
-    with open(sample, "wb") as file:
-        for name in names:
-            source = registry.source(name)
-            if settings.train_on is None and not source.enabled:
-                continue
-            written = 0
-            try:
-                revisions[name] = source.revision(registry.pretrain)
-                context = StreamContext(seed=registry.build.seed, revision=revisions[name], log=log, siblings=registry.pretrain)
-                for line in _lines(noting(_texts(source, context), beginnings.setdefault(name, []))):
-                    data = line.encode() + b"\n"
-                    file.write(data)
-                    digest.update(data)
-                    written += len(data)
-                    if written >= settings.sample_bytes:
-                        break
-                if not written and (reason := nothing_is_text(context.report.facts)):
-                    no_text.append(f"{name}{reason}")
-            except NielsCacheError as error:
-                unavailable = isinstance(error, SourceUnavailable)
-                if settings.train_on is not None and not unavailable:
-                    raise NielsCacheError(f"[tokenizer] train_on {name}: {error}") from error
-                log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {error}")
-                skipped[name] = "unavailable" if unavailable else "failed"
-                if not written:
-                    continue
-            used[name] = written
-    if not sum(used.values()):
-        reason = "".join(f"; {found}" for found in no_text) or ("; none could be reached" if skipped else "")
-        raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
-    return {"sources": used, "revisions": revisions, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
-
-
-def _texts(source: Any, context: StreamContext) -> Iterator[str]:
-    """Every text of a source as the builders will encode it, half a surrogate pair as `?`."""
-    for text in _raw_texts(source, context):
-        yield normalize_newlines(text).encode(errors="replace").decode()
-
-
-def _raw_texts(source: Any, context: StreamContext) -> Iterator[str]:
-    if isinstance(source, PretrainSource):
-        for batch in source.documents(context):
-            for document in batch:
-                yield document.text
-    else:
-        for batch in source.conversations(context):
-            for conversation in batch:
-                for message in conversation.messages:
-                    yield message["content"]
-
-
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for line in text.split("\n"):
-            if line:
-                yield from split_long_line(line)
 
 
 def _run_child(spec: dict[str, Any]) -> None:

@@ -109,7 +109,8 @@ META_KEYS: tuple[MetaKey, ...] = (
         "trained_on",
         "a table",
         ("tokenizer",),
-        "Of a trained one, its sample: `sources` (bytes of each), `revisions`, `skipped` (what could not be read), `bytes`, `sha256`; and "
+        "Of a trained one, its sample: `sources` (bytes of each), `revisions`, `skipped` (what could not be read), `bytes`, `sha256`; "
+        "with `prepare`, `read_as` (`prepared`: documents of a corpus that go to train; `members`: a mixture; `raw`); and "
         "how it fits: `characters_per_token` by source (newlines count, EOT does not), `longest_words`",
     ),
     MetaKey("imported", "text", ("tokenizer",), "Of an imported one: the name of its file"),

@@ -1,6 +1,7 @@
 """Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from niels_cache_assets.defs import abandoned
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.progress import HowFar
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project
+from tests.prepared_project import prepare_project
 
 
 class Recorder:
@@ -145,6 +147,89 @@ def test_a_bug_in_a_source_fails_its_data_set_only(project: Project, monkeypatch
     results, _ = launch(project, only=["notes", "chats"])
     assert states(results) == {"tokenizer": "built", "notes": "failed", "chats": "built"}
     assert results["notes"].message == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("method", ["documents", "revision"])
+def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_nothing(
+    project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def broken(self: Jsonl, argument: object) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(Jsonl, method, broken)
+    project.configure(tokenizer="vocab_size = 330")
+    results, recorder = launch(project)
+    assert states(results) == {"tokenizer": "built", "notes": "failed", "books": "built", "chats": "built"}
+    said = "the tokenizer is trained without notes: KeyError: 'text'"
+    assert (results["tokenizer"].message, results["notes"].message) == (said, "KeyError: 'text'")
+    assert f"tokenizer: WARNING: {said}" in recorder.told
+    assert not [line for line in recorder.told if "Traceback" in line], "a person is told in one line"
+    [run] = [run for run in instance.get_runs() if run.job_name == "build_tokenizer"]
+    kept = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    assert len([text for text in kept if text.startswith("Traceback") and "in broken\n" in text and "KeyError: 'text'" in text]) == 1
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = prepare_project(tmp_path, tiny_model, more='[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, notes = 1 }\n')
+    text = (project.folder / "niels_cache.toml").read_text(encoding="utf-8")
+    (project.folder / "niels_cache.toml").write_text(text.replace(f'model = "{tiny_model}"', "vocab_size = 330"), encoding="utf-8")
+
+    def broken(self: Text, context: object) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(Text, "documents", broken)  # of books
+    results, _ = launch(project)
+    assert states(results) == {
+        "corpus/books": "failed",
+        "corpus/letters": "built",
+        "corpus/duplicates": "built",
+        "tokenizer": "built",
+        "report/letters": "built",
+        "notes": "built",
+        "books": "skipped",
+        "letters": "built",
+        "mix": "skipped",
+        "chats": "built",
+    }
+    assert "looked for without books" in (results["corpus/duplicates"].message or "")
+    assert {results[name].message for name in ("books", "mix")} == {"the corpus of books could not be prepared"}
+    assert results["tokenizer"].meta is not None
+    assert results["tokenizer"].meta["trained_on"]["skipped"] == {"books": "failed", "mix": "failed"}
+    assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_corpora_come_before_the_tokenizer_that_is_trained_on_them_and_mixtures_after_it(tmp_path: Path, tiny_model: Path) -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, letters = 1 }\nprepare = ["clean"]\n'
+    project = prepare_project(tmp_path, tiny_model, more=mix)
+    before = [
+        "tokenizer",
+        "corpus/books",
+        "corpus/letters",
+        "corpus/duplicates",
+        "corpus/mix",
+        "report/books",
+        "report/letters",
+        "report/mix",
+    ]
+    assert [*launch(project, only=["mix"])[0]][:-1] == before, "an imported tokenizer waits for nothing"
+    text = (project.folder / "niels_cache.toml").read_text(encoding="utf-8")
+    (project.folder / "niels_cache.toml").write_text(text.replace(f'model = "{tiny_model}"', "vocab_size = 330"), encoding="utf-8")
+    shutil.rmtree(project.root)
+    results, _ = launch(project, only=["mix"])
+    assert [*results][:-1] == [*before[1:4], "tokenizer", *before[4:]]
+    assert results["tokenizer"].message is None, "no data set was left out, or read raw"
+    assert results["tokenizer"].meta is not None
+    assert results["tokenizer"].meta["trained_on"]["read_as"] == {
+        "notes": "raw",
+        "books": "prepared",
+        "letters": "prepared",
+        "mix": "members",
+        "chats": "raw",
+    }
 
 
 @pytest.mark.usefixtures("in_memory")

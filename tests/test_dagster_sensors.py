@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -15,6 +16,7 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sensors import notes_folder_sensor, upstream_revision_sensor
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.sources.files import _content_digest
+from niels_cache_assets.sources.folders import Roam
 from tests.dagster_tools import Project, checks, metadata
 from tests.hub_repositories import json_lines
 from tests.loopback_hub import LoopbackHub
@@ -398,3 +400,20 @@ def test_the_job_of_the_nightly_verification_reads_every_cache(project: Project)
     verified = {evaluation.asset_key.path[0]: evaluation.metadata["verified"].value for evaluation in evaluations}
     assert verified == {"pretrain": 1, "sft": 0}
     assert checks(run)[IN_SYNC].severity == dg.AssetCheckSeverity.WARN
+
+
+def test_a_folder_that_cannot_be_read_for_a_bug_stops_no_look_at_the_others(
+    project: Project, vault: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Roam.revision
+
+    def revision(self: Roam, siblings: dict[str, Any]) -> str | None:
+        if str(self.path).endswith("odd"):
+            raise KeyError("text")
+        return whole(self, siblings)
+
+    monkeypatch.setattr(Roam, "revision", revision)
+    configure(project, VAULT.format(more='[pretrain.odd]\nsource = "roam"\npath = "odd"'))
+    said = watch_the_notes(project, Clock()).tick()
+    assert said.startswith("Looked at 2 folders of notes: vault has changed; ")
+    assert "odd could not be looked at: KeyError: 'text'" in said

@@ -10,6 +10,7 @@ from dagster._core.loader import LoadingContextForTest
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB, UPSTREAM_KEYS
 from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.sources.row_files import Jsonl
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
 from tests.prepared_project import prepare_project
 from tests.tiny import sentences
@@ -114,6 +115,18 @@ def test_the_job_observes_every_data_set_and_passes_over_what_cannot_be_asked(pr
     observed = [(event.asset_key.to_user_string(), event.partition) for event in run.asset_observations_for_node("observe_revisions")]
     assert observed == [("upstream/pretrain", "books"), ("upstream/sft", "chats")]
     assert "notes.jsonl" in failure(project.build("notes"))
+
+
+def test_the_job_passes_over_a_source_that_breaks_in_any_way(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Jsonl, siblings: object) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(Jsonl, "revision", broken)
+    run = project.defs.resolve_job_def("observe_upstream").execute_in_process(instance=project.instance)
+    assert [event.partition for event in run.asset_observations_for_node("observe_revisions")] == ["books", "chats"]
+    logged = [entry.user_message for entry in project.instance.all_logs(run.run_id)]
+    assert "notes: KeyError: 'text'" in logged
+    assert any(text.startswith("Traceback") and "in broken\n" in text for text in logged)
 
 
 def build_corpus(project: Project, name: str) -> None:

@@ -8,21 +8,31 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from niels_cache_assets import tokenizer_training
+from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.lineage import read_lineage
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import SourceUnavailable
-from niels_cache_assets.sources.row_files import Text
+from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_training import MAX_LINE_BYTES, build_tokenizer, round_trip_losses, split_long_line
+from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
+from niels_cache_assets.tokenizer_training import build_tokenizer, round_trip_losses, tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE
-from niels_cache_runtime.meta import sha256_file
+from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE, dataset_dir
+from niels_cache_runtime.meta import read_meta, sha256_file
+from tests.corpora import write_jsonl
 from tests.tiny import sentences
 
 
@@ -240,3 +250,174 @@ def _hard_text() -> str:
     """Megabytes of random words, so that training takes far longer than the test waits."""
     letters = torch.randint(97, 123, (3_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy().tobytes().decode()
     return "\n".join(" ".join(letters[start : start + 60][i : i + 6] for i in range(0, 60, 6)) for start in range(0, len(letters), 60))
+
+
+QUIET = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
+
+
+def two_text_columns(path: Path) -> None:
+    table = pa.table([pa.array(["one", "two"]), pa.array(["three", "four"])], names=["text", "text"])
+    pq.write_table(table, path)
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+@pytest.mark.parametrize("error", [KeyError("text"), RuntimeError("of a library"), MemoryError(), OSError("of a file system")])
+def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_where_it_arose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+    tables = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["rows.jsonl"]\n'
+
+    def documents(self: Jsonl, context: object) -> object:
+        raise error
+
+    monkeypatch.setattr(Jsonl, "documents", documents)
+    said: list[str] = []
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET))
+    outcome = build_tokenizer(registry, root=tmp_path, log=said.append)
+    assert outcome.meta["trained_on"]["skipped"] == {"broken": "failed"}
+    [warning] = [line for line in said if line.startswith("WARNING: ")]
+    assert warning == f"WARNING: the tokenizer is trained without broken: {told(error)}"
+    assert outcome.warning == warning.removeprefix("WARNING: ")
+    [traceback] = [line for line in said if line.startswith("DEBUG: Traceback")]
+    assert "in documents\n" in traceback
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET + 'train_on = ["broken"]\n'))
+    with pytest.raises(NielsCacheError) as raised:
+        build_tokenizer(registry, root=tmp_path)
+    assert str(raised.value) == f"[tokenizer] train_on broken: {told(error)}"
+
+
+def test_a_table_with_two_columns_of_one_name_does_not_stop_the_tokenizer(tmp_path: Path) -> None:
+    two_text_columns(tmp_path / "twice.parquet")
+    tables = '[pretrain.twice]\nsource = "parquet"\nfiles = ["twice.parquet"]\n'
+    outcome = build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET)), root=tmp_path)
+    assert (outcome.meta["trained_on"]["skipped"], [*outcome.meta["trained_on"]["sources"]]) == ({"twice": "failed"}, ["sample"])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_a_source_is_read_is_no_broken_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def documents(self: Text, context: object) -> object:
+        raise error
+
+    monkeypatch.setattr(Text, "documents", documents)
+    with pytest.raises(error):
+        build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, TINY)), root=tmp_path)
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_a_sample_that_cannot_be_written_is_no_broken_source(tmp_path: Path) -> None:
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
+    with pytest.raises(OSError, match="No space left"):
+        spool_sample(registry, tmp_path, Path("/dev/full"), {}, print)
+
+
+PREPARED = """prepare = ["clean", "dedup"]
+cleaning = { min_characters = 1, min_words = 3, skip = ["not_english", "repetitive", "no_stopwords"] }
+"""
+MARKUP = "{{Infobox}}"  # too short a document: cleaning drops it
+
+
+def prepared_registry(folder: Path, rule: str = "val_frac = 0.2", more: str = "") -> Registry:
+    """`wiki`: 40 documents, marked by their number, two copies of one and one that is markup alone; prepared, with rule `rule`."""
+    texts = [f"Numberq{number}q {text}" for number, text in enumerate(sentences(40, words=40))]
+    write_jsonl(folder / "wiki.jsonl", [MARKUP, *texts, texts[3]])
+    wiki = f'[pretrain.wiki]\nsource = "jsonl"\nfiles = ["wiki.jsonl"]\n{rule}\n{PREPARED}'
+    build = "[build]\nthreads = 1\n[dedup]\nthreshold = 0.95\n"
+    return load_registry(profile="quickstart", config=configure(folder, wiki + more + build + QUIET))
+
+
+def sample_of(registry: Registry, root: Path) -> tuple[str, dict[str, Any], list[str]]:
+    """The sample's text, `trained_on`, and what was logged."""
+    said: list[str] = []
+    trained_on = spool_sample(registry, root, root / "spooled.txt", {}, said.append)
+    return (root / "spooled.txt").read_text(encoding="utf-8"), trained_on, said
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word.split("q")[1]) for word in text.split() if word.startswith("Numberq")]
+
+
+def test_a_prepared_data_set_gives_its_prepared_documents_of_train_alone(tmp_path: Path) -> None:
+    registry = prepared_registry(tmp_path)
+    raw, trained_on, said = sample_of(registry, tmp_path)
+    assert (MARKUP in raw, trained_on["read_as"]) == (True, {"sample": "raw", "wiki": "raw"})
+    assert numbers(raw) == [*range(40), 3]
+    [warning] = [line for line in said if line.startswith("WARNING: ")]
+    assert warning.startswith("WARNING: the tokenizer is trained on raw text of wiki, not on its prepared documents: ")
+    prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
+    with_copies, trained_on, said = sample_of(registry, tmp_path)
+    assert (MARKUP in with_copies, trained_on["read_as"]["wiki"], said) == (False, "prepared", [])
+    find_duplicates(registry, root=tmp_path)
+    clean, trained_on, said = sample_of(registry, tmp_path)
+    kept = [document for batch in prepared_documents(registry, "wiki", root=tmp_path) for document in batch]
+    train = [document.text for document in kept if document.split == "train"]
+    assert 0 < len(train) < len(kept) == 40
+    assert numbers(clean) == numbers("\n".join(train))
+    assert (trained_on["revisions"]["wiki"], said) == (registry.source("wiki").revision({}), [])
+    again, trained_again, _ = sample_of(registry, tmp_path)
+    assert (again, trained_again) == (clean, trained_on)
+
+
+def test_a_corpus_of_other_settings_is_not_trained_on(tmp_path: Path) -> None:
+    prepare_corpus(prepared_registry(tmp_path), "wiki", root=tmp_path, processes=1)
+    registry = prepared_registry(tmp_path, more="[cleaning]\nmin_words = 9\n")
+    _, trained_on, said = sample_of(registry, tmp_path)
+    assert trained_on["read_as"]["wiki"] == "prepared", "the table's own setting is the same"
+    registry = prepared_registry(tmp_path, more="[cleaning]\nmax_mean_word_length = 13\n")
+    _, trained_on, said = sample_of(registry, tmp_path)
+    assert trained_on["read_as"]["wiki"] == "raw"
+    assert "the corpus of 'wiki' was made with other settings" in said[0]
+
+
+@pytest.mark.parametrize("shuffle_buffer", [0, 7])
+def test_what_a_budget_gives_to_val_is_not_trained_on(tmp_path: Path, shuffle_buffer: int) -> None:
+    registry = prepared_registry(tmp_path, f"train_tokens = 3000\nval_tokens = 60\nshuffle_buffer = {shuffle_buffer}")
+    prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
+    find_duplicates(registry, root=tmp_path)
+    trained_on = build_tokenizer(registry, root=tmp_path).meta["trained_on"]
+    build_dataset(registry, "wiki", root=tmp_path)
+    folder = dataset_dir(tmp_path, "pretrain", "wiki")
+    val = {
+        row.row
+        for row in read_lineage(folder / "val_documents.parquet", range(read_meta(str(folder / META_NAME))["documents"]["val"])).values()
+    }
+    text, _, _ = sample_of(registry, tmp_path)
+    trained = {number + 1 for number in numbers(text)}  # rows: the first one is markup
+    assert (len(val) > 0, len(trained) > 10, trained & val) == (True, True, set())
+    assert trained_on["read_as"]["wiki"] == "prepared"
+
+
+def test_a_mixture_without_a_corpus_is_mixed_from_its_members_corpora(tmp_path: Path) -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { wiki = 1.0 }\nprepare = ["clean"]\n'
+    registry = prepared_registry(tmp_path, more=mix)
+    prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
+    find_duplicates(registry, root=tmp_path)
+    text, trained_on, said = sample_of(registry, tmp_path)
+    assert trained_on["read_as"] == {"sample": "raw", "wiki": "prepared", "mix": "members"}
+    assert (MARKUP in text, [line for line in said if line.startswith("WARNING")]) == (False, [])
+    assert sorted(numbers(text)) == sorted(2 * [*set(numbers(text))]), "each of its documents once of itself and once of the mixture"
+
+
+def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -> None:
+    registry = prepared_registry(tmp_path)
+    first = build_tokenizer(registry, root=tmp_path)
+    prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
+    assert build_tokenizer(registry, root=tmp_path).state == "cache_hit"
+    again = build_tokenizer(registry, root=tmp_path, force=True)
+    assert (again.meta["fingerprint"], again.meta["sha256"] == first.meta["sha256"]) == (first.meta["fingerprint"], False)
+    plain = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
+    assert tokenizer_fingerprint(plain) == "1f54164baee50d486d60c22e3bcd8119661368e94cd562236df97405a278214f", (
+        "those that people have built stay valid"
+    )
+
+
+def test_without_a_prepared_data_set_nothing_new_stands_in_meta_json(tmp_path: Path) -> None:
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
+    assert set(build_tokenizer(registry, root=tmp_path).meta["trained_on"]) == {
+        *("sources", "revisions", "skipped", "bytes", "sha256", "characters_per_token", "longest_words")
+    }

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from niels_cache_assets.broken_source import in_one_line, log_traceback
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import (
     CORPUS_JOB,
@@ -27,7 +28,6 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.network import briefly
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
 
 if TYPE_CHECKING:  # what define_asset_job returns has no public name
@@ -86,8 +86,9 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))
-                except NielsCacheError as error:
-                    context.log.warning(f"{name}: {error}")
+                except Exception as error:  # of one source, whatever it is
+                    context.log.warning(f"{name}: {in_one_line(error)}")
+                    log_traceback(error, context.log.info)
 
     @dg.job(
         name=OBSERVE_JOB,

@@ -90,14 +90,15 @@ def launch_builds(
     wait: bool = False,
     listener: LaunchListener,
 ) -> list[LaunchResult]:
-    """Build the tokenizer, then every data set, or those named in `only`, in the registry's order; verify each.
+    """Build the tokenizer and every data set, or those named in `only`, in the registry's order; verify each.
 
-    Corpora come first: those of the data sets that are prepared or mixed from prepared ones, then the duplicates over all, the reports,
-    and only then the caches. What fails does not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is
-    always looked at, and trained again only if it is asked for (`force` with no `only`, or with one that names it). What another process
-    is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when interrupted: the
-    run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the Dagster home cannot record a run, for one
-    because its disk is full: that ends the launch.
+    Corpora come first: those of the data sets that are prepared or mixed from prepared ones, and the duplicates over all. Then come the
+    tokenizer, which is trained on them, the corpora of mixtures, which may need it, the reports, and at last the caches. What fails does
+    not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is always looked at, and trained again only if
+    it is asked for (`force` with no `only`, or with one that names it); one that is imported needs no corpus, and comes before them. What
+    another process is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when
+    interrupted. The run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the Dagster home
+    cannot record a run, for one because its disk is full: that ends the launch.
     """
     chosen = _chosen(registry, only)
     home = dagster_home()
@@ -108,14 +109,24 @@ def launch_builds(
         ending_refused_runs(instance, home),
     ):
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
+        results: list[LaunchResult] = []
+        needed = _needed_corpora(registry, chosen)
+        corpora = [name for name in registry.prepared() if any(name in each for each in needed.values())]
+        plain = [name for name in corpora if not _members(registry, name)]
+        failed: dict[str, str] = {}  # why there is no corpus
+        is_imported = registry.tokenizer.model is not None
+        if not is_imported:
+            results += launcher.prepare(plain, failed, force=force)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
-        results = [tokenizer]
-        reasons: dict[str, str] = {}  # why a cache is not built
+        results.append(tokenizer)
         if tokenizer.state == "failed":
             reasons = dict.fromkeys(chosen, "there is no tokenizer")
         else:
-            prepared, reasons = launcher.prepare(chosen, force=force)
-            results += prepared
+            if is_imported:
+                results += launcher.prepare(plain, failed, force=force)
+            results += launcher.prepare([name for name in corpora if name not in plain], failed, force=force)
+            results += [launcher.report(name, force=force) for name in corpora if name not in failed]
+            reasons = {name: failed[each] for name, read in needed.items() for each in read if each in failed}
         for name in chosen:
             family, missing = registry.family_of(name), registry.source(name).missing_setting()
             if missing is not None:
@@ -177,33 +188,26 @@ class _Launcher:
         step = _Step(name, family, FAMILY_JOBS[family], STREAM_OPS[family], dataset_dir(self._root, family, name), name)
         return self._run(step, force=force)
 
-    def prepare(self, chosen: Sequence[str], *, force: bool) -> tuple[list[LaunchResult], dict[str, str]]:
-        """Everything before the caches of these data sets; and which of the caches cannot be built for what failed here, and why."""
-        needed = {
-            name: [each for each in self._registry.prepared() if each == name or each in _members(self._registry, name)] for name in chosen
-        }
-        names = [name for name in self._registry.prepared() if any(name in each for each in needed.values())]
-        dedup = self._registry.prepared("dedup")
+    def prepare(self, names: Sequence[str], failed: dict[str, str], *, force: bool) -> list[LaunchResult]:
+        """The corpora of these data sets, then the duplicates over all. `failed`: gets those that cannot be read, and why."""
         results: list[LaunchResult] = []
-        failed: dict[str, str] = {}
-        mixtures = [name for name in names if _members(self._registry, name)]
-        for group in ([name for name in names if name not in mixtures], mixtures):  # a mixture reads the corpora of its members
-            for name in group:
-                step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
-                results.append(self._run(step, force=force))
-                if results[-1].state == "failed":
-                    failed[name] = f"the corpus of {name} could not be prepared"
-            searched = [name for name in group if name in dedup and name not in failed]
-            if searched:
-                step = _Step(DUPLICATES.to_user_string(), "corpus", DUPLICATES_JOB, _op(DUPLICATES), duplicates_dir(self._root), None)
-                results.append(self._run(step, force=force))
-                if results[-1].state == "failed":
-                    failed |= dict.fromkeys(searched, "the duplicates could not be found")
         for name in names:
-            if name not in failed:
-                step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name)
-                results.append(self._run(step, force=force))
-        return results, {name: failed[each] for name, corpora in needed.items() for each in corpora if each in failed}
+            step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
+            results.append(self._run(step, force=force))
+            if results[-1].state == "failed":
+                failed[name] = f"the corpus of {name} could not be prepared"
+        searched = [name for name in names if name in self._registry.prepared("dedup") and name not in failed]
+        if searched:
+            step = _Step(DUPLICATES.to_user_string(), "corpus", DUPLICATES_JOB, _op(DUPLICATES), duplicates_dir(self._root), None)
+            results.append(self._run(step, force=force))
+            if results[-1].state == "failed":
+                failed.update(dict.fromkeys(searched, "the duplicates could not be found"))
+        return results
+
+    def report(self, name: str, *, force: bool) -> LaunchResult:
+        """What preparing did to a data set."""
+        step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name)
+        return self._run(step, force=force)
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
         started = time.monotonic()
@@ -245,6 +249,12 @@ class _Launcher:
 def _op(asset: dg.AssetKey) -> str:
     """The name that Dagster gives the op of a single asset."""
     return asset.to_python_identifier()
+
+
+def _needed_corpora(registry: Registry, chosen: Sequence[str]) -> dict[str, list[str]]:
+    """By data set: those whose corpora it is read from."""
+    prepared = registry.prepared()
+    return {name: [each for each in prepared if each == name or each in _members(registry, name)] for name in chosen}
 
 
 def _members(registry: Registry, name: str) -> Mapping[str, float]:

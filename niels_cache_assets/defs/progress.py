@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import dagster as dg
 
+from niels_cache_assets.broken_source import DEBUG
 from niels_cache_assets.progress import Estimate, HowFar, Pace, Throttle, describe
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
@@ -49,6 +50,9 @@ class BuildReporter:
         self._throttle: Throttle | None = None  # from when the first chunk came
 
     def log(self, message: str) -> None:
+        if message.startswith(DEBUG):  # for the run's log alone, of which dagster.yaml keeps nothing below INFO
+            self._context.log.info(message.removeprefix(DEBUG))
+            return
         if message.startswith(_WARNING):
             self._context.log.warning(message.removeprefix(_WARNING))
         else:

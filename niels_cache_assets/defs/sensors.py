@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.broken_source import in_one_line, log_traceback
 from niels_cache_assets.cache_state import tokenizer_state
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.keys import UPSTREAM_KEYS
@@ -24,7 +25,6 @@ from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.wording import counted
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
@@ -141,9 +141,11 @@ class _Look:
         """The version that a data set's upstream has now; None where it cannot be asked, which is told."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
-        except NielsCacheError as error:
-            self._context.log.warning(f"{name} could not be looked at: {error}")
-            self._said.append(f"{name} could not be looked at: {error}")
+        except Exception as error:  # of one source, whatever it is
+            said = f"{name} could not be looked at: {in_one_line(error)}"
+            self._context.log.warning(said)
+            log_traceback(error, self._context.log.info)
+            self._said.append(said)
             return None
         return version_of(self._seen[name])
 
