@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_assets.wording import UNKNOWN, counted
+from niels_cache_runtime.formats import Split
 from niels_cache_runtime.meta import Meta, content_sha256
 
 _COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
@@ -18,12 +19,17 @@ def counts_of(meta: Meta) -> dict[str, int]:
     return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may be of no known vocabulary
 
 
-def contents(counts: Mapping[str, int]) -> tuple[str, str]:
-    """Cells for train and val, from all that is counted of a folder; what has no splits stands in the first."""
+def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
+    """Cells for train and val, from all that is counted of a folder; what has no splits stands in the first.
+
+    `shares`: of a split that is short of its budget, how much of it is there; it stands behind the number.
+    """
+    noted = {split: f" ({share})" for split, share in (shares or {}).items()}
     for unit in ("example", "token"):
         if f"train_{unit}s" in counts:
             val = counts.get(f"val_{unit}s")
-            return counted(counts[f"train_{unit}s"], unit), UNKNOWN if val is None else f"{val:,}"
+            train = counted(counts[f"train_{unit}s"], unit) + noted.get("train", "")
+            return train, UNKNOWN if val is None else f"{val:,}{noted.get('val', '')}"
     for key, unit in (("vocab_size", "piece"), ("documents", "document")):
         if key in counts:
             return counted(counts[key], unit), UNKNOWN

@@ -1,7 +1,7 @@
 """From a registry entry to a cache: resolve settings and revision, decide whether a build is needed, stream it through a builder.
 
 A data set with `prepare` is read from its corpus, minus its drop list, and not from its source: what upstream has now is for
-prepare_corpus to ask. The tokenizer is trained on the sources themselves, so that it does not wait for corpora.
+prepare_corpus to ask.
 Plain Python for notebooks and for the Dagster assets alike; progress and log lines go to the callbacks that the caller gives.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.build_cache import (
     OnProgress,
     Provenance,
@@ -235,8 +236,7 @@ def _split_rule(source: Source, seed: int) -> str:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
         return f"seeded {source.seeded_val_frac:g} of documents to val, seed {seed}"
-    train = "the source ends" if source.train_tokens is None else f"{source.train_tokens} tokens"
-    return f"val until {source.val_tokens or 0} tokens, then train until {train}"
+    return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 
 def _build_pretrain(source: PretrainSource, run: _Run, prepared: PreparedCorpus | None) -> int:

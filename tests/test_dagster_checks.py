@@ -7,13 +7,13 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.cache_state import cache_state, tokenizer_state
-from niels_cache_assets.defs.cache_checks import CHECK_NAMES
+from niels_cache_assets.defs.cache_checks import BUDGETS_MET, CHECK_NAMES
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer_training import RoundTripLoss
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta, write_meta
-from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, metadata, rows
+from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, rows
 
 META = dg.AssetKey(["pretrain", "meta_json"])
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -103,6 +103,18 @@ def test_a_cache_of_another_tokenizer_is_an_error_and_shows_on_the_graph(project
     assert states(project)["notes"] == "other tokenizer"
     project.build("notes")
     assert execute_checks(project, ["tokenizer_is_current"])["tokenizer_is_current"].passed
+
+
+def test_a_source_that_ended_before_its_budget_is_a_warning_that_blocks_nothing(project: Project) -> None:
+    run = project.build("notes", train_tokens=10_000_000, val_tokens=100)
+    check = checks(run)[BUDGETS_MET]
+    assert (run.success, check.passed, check.severity, check.blocking) == (True, False, WARN, False)
+    assert check.description == "<0.1% of train_tokens: the source ended"
+    assert metadata(materializations(run)["pretrain/meta_json"])["shortfall"] == check.description
+    assert execute_checks(project, [BUDGETS_MET])[BUDGETS_MET].description == check.description
+    run = project.build("notes", train_tokens=200, val_tokens=100)
+    assert checks(run)[BUDGETS_MET].passed
+    assert "shortfall" not in metadata(materializations(run)["pretrain/meta_json"])
 
 
 def test_a_blocking_check_fails_the_run_that_built(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_the_assets_of_a_corpus_are_these(project: Project) -> None:
         partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
         parents = sorted(parent.to_user_string() for parent in node.parent_keys)
         found[key.to_user_string()] = (node.group_name, partitions, parents, sorted(check.name for check in node.check_keys))
-    verified = ["caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"]
+    verified = ["budgets_met", "caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"]
     above = ["corpus/documents", "corpus/kept", "pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"]
     assert found == {
         "corpus/documents": ("corpus", prepared, ["upstream/pretrain"], [LANGUAGE_PLAUSIBLE, REASONS_PLAUSIBLE]),

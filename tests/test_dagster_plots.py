@@ -218,6 +218,7 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_ca
     texts = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
     ratios = {row["data_set"]: row["characters_per_token"] for row in rows(found["characters_per_token_by_source"])}
     assert ratios.keys() == {"notes", "books"}
+    assert [(row["data_set"], row["read_as"]) for row in rows(found["trained_on"])] == [("books", "raw"), ("notes", "raw")]
     tokenizer = SentencePieceTokenizer(model)
     assert ratios["notes"] == round(sum(map(len, texts)) / sum(len(tokenizer.encode(text)) for text in texts), 3)
     assert main(["tokenizer", "compare", model, model, "--files", str(project.folder / "notes.jsonl"), "--json"]) == 0

@@ -143,7 +143,13 @@ def test_checks_and_ages_are_those_of_what_lies_here_now(project: Project, tmp_p
     report = report_of(project)
     recorded = report.history.of(notes)
     assert recorded.built is not None
-    assert {check.name for check in recorded.checks} == {"files_match_meta", "invariants_hold", "tokenizer_is_current", "splits_disjoint"}
+    assert {check.name for check in recorded.checks} == {
+        "files_match_meta",
+        "invariants_hold",
+        "tokenizer_is_current",
+        "splits_disjoint",
+        "budgets_met",
+    }
     assert {check.outcome for check in recorded.checks} == {"passed"}
     assert recorded.upstream.newest == "later"
     assert recorded.upstream.first_seen is not None

@@ -28,7 +28,7 @@ ASSETS = {
         "2",
         ["notes", "books"],
         ["pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"],
-        ["caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"],
+        ["budgets_met", "caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"],
     ),
     "sft/train_pair": ("sft", {"numpy"}, "2", ["chats"], ["tokenizer", "upstream/sft"], []),
     "sft/val_pair": ("sft", {"numpy"}, "2", ["chats"], ["tokenizer", "upstream/sft"], []),
@@ -48,7 +48,7 @@ ASSETS = {
         ["pretrain/meta_json"],
         ["no_data_set_is_read_too_often"],
     ),
-    "reports/cache": ("reports", {"report"}, "3", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
+    "reports/cache": ("reports", {"report"}, "4", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
 }
 BLOCKING = {
     "special_tokens_are_one_id_each": True,
@@ -58,6 +58,7 @@ BLOCKING = {
     "tokenizer_is_current": True,
     "caches_in_sync": False,
     "splits_disjoint": False,
+    "budgets_met": False,
     "no_data_set_is_read_too_often": False,
 }
 JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream", "verify_caches"}

@@ -20,6 +20,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from niels_cache_assets.blends.settings import BlendSettings
+from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.cli import main
 from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.plots.measures import measure_cache
@@ -277,6 +278,23 @@ def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(projec
     assert words.upstream(letters, recorded, NOW).endswith("60 minutes ago: now at abc")
     assert words.revision_age(letters, Recorded(), NOW) == "-"
     assert words.upstream(letters, Recorded(), NOW) == "its age is not recorded"
+
+
+def test_a_source_that_ended_before_its_budget_needs_attention_once(project: SmallProject) -> None:
+    def said(report: CacheReport) -> list[str]:
+        return [notice.text for notice in report.notices if notice.name == "letters"]
+
+    report = reported(project)
+    assert said(report) == []
+    rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
+    items = tuple(replace(item, meta={**item.meta, "split_rule": rule}) if item.name == "letters" else item for item in report.items)
+    short = "<0.1% of train_tokens: the source ended"
+    report = replace(report, items=items)
+    assert said(report) == [short], "built before there was a check"
+    letters = next(item for item in items if item.name == "letters")
+    recorded = Recorded(built=NOW, checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
+    report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
+    assert said(report) == [f"budgets_met: {short}"]
 
 
 @pytest.mark.parametrize(

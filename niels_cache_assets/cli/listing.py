@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from niels_cache_assets.budgets import shares_met, shortfall
 from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_places, open_registry, settings_origin
@@ -32,17 +33,23 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     right = ("corpus", "train", "val") if corpora else ("train", "val")
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
+    noted: list[str] = []
     for place in places.values():
         judged = _judge(place, registry, root)
         state = judged.advice.partition(" (")[0] if judged.state == "not configured" else judged.state
         style = _STYLES.get(state, "yellow")
         corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else UNKNOWN] if corpora else []
         family = "" if place.kind == "tokenizer" else place.kind
-        table.add_row(
-            place.name, family, _source(place, registry), Text(state, style=style), *corpus, *contents(counts_of(_meta(place, judged)))
-        )
+        meta = _meta(place, judged)
+        cells = [*corpus, *contents(counts_of(meta), shares_met(meta))]
+        table.add_row(place.name, family, _source(place, registry), Text(state, style=style), *cells)
+        short = shortfall(meta)
+        if short is not None:
+            noted.append(f"{place.name}: {short}")
     console = output()
     console.print(table)
+    if noted:
+        console.print("\n" + "\n".join(noted), soft_wrap=True)
     console.print(f"\n{settings_origin(registry)}; caches in {root}", soft_wrap=True)
     return DONE
 
@@ -58,6 +65,7 @@ def _as_json(place: Place, registry: Registry, root: Path, corpora: Sequence[str
         "state": judged.state,
         "advice": judged.advice,
         "counts": counts_of(meta),
+        "shortfall": shortfall(meta),
         "sha256": content_hash(meta),
         "corpus": corpus_summary(registry, root, place.name) if place.name in corpora else None,
     }

@@ -36,6 +36,8 @@ states: in sync; missing; disabled (enabled = false); needs ... (a setting); oth
 settings (built before they changed); damaged (a file), unreadable (meta.json), other data set (the
 folder was renamed or copied); `niels-cache status` says more
 
+train, val: with a share where the source ended before the token budget was met
+
 corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
     examples="  niels-cache list --profile quickstart",
     has_json=True,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from niels_cache_assets.budgets import shares_met, shortfall
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
 from niels_cache_assets.contents import content_hash, contents, counts_of, total_bytes
 from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
@@ -45,7 +46,11 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])
         meta = result.meta or {}
         sha256, size = content_hash(meta), total_bytes(meta.get("files", {}))
-        cells = [*contents(counts_of(meta)), file_size(size) if size else UNKNOWN, sha256[:SHORT_SHA256] if sha256 else UNKNOWN]
+        cells = [
+            *contents(counts_of(meta), shares_met(meta)),
+            file_size(size) if size else UNKNOWN,
+            sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
+        ]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
     console.print(table)
     noted = [result for result in results if result.message]
@@ -69,6 +74,7 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
         "bytes": total_bytes(meta["files"]) if meta else None,
         "sha256": content_hash(meta),
         "counts": counts_of(meta),
+        "shortfall": shortfall(meta),
     }
 
 

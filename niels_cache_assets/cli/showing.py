@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
@@ -92,6 +93,9 @@ def _print_cache(console: Console, meta: Meta) -> None:
     if not meta.get("built", True):
         console.print("disabled: this directory says that nothing was built")
     _print_splits(console, meta)
+    short = shortfall(meta)
+    if short is not None:
+        console.print(f"\n{short}", style="yellow", soft_wrap=True)
     _print_dropped(console, meta.get("dropped") or {})
     _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)

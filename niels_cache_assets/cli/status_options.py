@@ -32,6 +32,9 @@ asked; whether their text has changed is for build-all to see.
                 to 256 MB) or code version are others now: the next one starts afresh, and why is said
   being built   somebody is at work: which process, where, since when
 
+Of a complete one it says as well where a source ended before its token budget was met, and of the
+tokenizer what it was trained on and what it lacks.
+
 exit codes: 0 all of it is complete or off, 1 something is not.""",
     examples="""\
   niels-cache status                  everything

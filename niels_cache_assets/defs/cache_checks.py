@@ -3,14 +3,16 @@
 Dagster 1.13 can run partitioned checks alone through its API, but its UI says that this is not yet supported; the button that verifies is
 that of `caches_in_sync` (sync_checks.py). One partitioned op per family, so that one read of the files answers all of its checks. They
 stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it. A sound pretrain
-cache is then asked whether its splits are disjoint.
+cache is then asked whether its splits are disjoint, and whether they hold their token budgets.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT, disjoint_result, disjoint_spec
 from niels_cache_assets.defs.keys import META_KEYS, partitions
@@ -21,6 +23,7 @@ from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 
+BUDGETS_MET = "budgets_met"
 CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS: dict[Kind, str] = {
     "files": "Every file is there with the size and sha256 of meta.json, and no other.",
@@ -40,7 +43,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             for kind, name in CHECK_NAMES.items()
         ]
         if family == "pretrain":
-            specs.append(disjoint_spec(partitions_def))
+            specs += [disjoint_spec(partitions_def), _budgets_spec(partitions_def)]
 
         @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
         def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
@@ -58,8 +61,28 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
                     yield disjoint_result(
                         registry, context.partition_key, cache_root.path, is_sound=not findings, switched_off=switched_off
                     )
+            if dg.AssetCheckKey(asset, BUDGETS_MET) in context.selected_asset_check_keys:
+                with readable_failures():
+                    yield _budgets_result(folder, is_sound=not findings)
 
         return verify
+
+
+def _budgets_spec(partitions_def: dg.PartitionsDefinition[str]) -> dg.AssetCheckSpec:
+    description = "Train and val hold as many tokens as the data set asks for (train_tokens, val_tokens): the source did not end before."
+    return dg.AssetCheckSpec(BUDGETS_MET, asset=META_KEYS["pretrain"], description=description, partitions_def=partitions_def)
+
+
+def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
+    """A warning, and never more: what is there is whole, and may be all that there is."""
+    short = shortfall(read_meta(str(folder / META_NAME))) if is_sound else "not compared, because the cache fails another check"
+    return dg.AssetCheckResult(
+        check_name=BUDGETS_MET,
+        asset_key=META_KEYS["pretrain"],
+        passed=short is None,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=short,
+    )
 
 
 def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, switched_off: bool) -> dg.AssetCheckResult:

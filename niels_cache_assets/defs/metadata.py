@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
+from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.defs.excerpt import fenced, samples
 from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
@@ -90,8 +91,10 @@ def dataset_metadata(
     }
     if not meta["built"] or tokenizer is None:
         return recorded
+    short = shortfall(meta)
     counted = {
         "open_it": dg.MetadataValue.md(fenced(training_code(outcome.directory.absolute(), outcome.family, meta), "python")),
+        **({"shortfall": short} if short is not None else {}),
         "tokens": _tokens(meta, SPLITS),
         _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
         **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
@@ -128,8 +131,14 @@ def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
     if "imported" in meta:
         return metadata | {"imported": meta["imported"]}
     trained_on = meta["trained_on"]
-    sources = [{"data_set": name, "bytes": size} for name, size in trained_on["sources"].items()]
-    return metadata | {"trained_on": table(sources, data_set="string", bytes="int"), "training_text_sha256": trained_on["sha256"]}
+    read_as = trained_on.get("read_as", {})
+    sources = [{"data_set": name, "bytes": size, "read_as": read_as.get(name, "raw")} for name, size in trained_on["sources"].items()]
+    left_out = {"left_out": dg.MetadataValue.json(trained_on["skipped"])} if trained_on.get("skipped") else {}
+    return metadata | {
+        "trained_on": table(sources, data_set="string", bytes="int", read_as="string"),
+        **left_out,
+        "training_text_sha256": trained_on["sha256"],
+    }
 
 
 def files_table(files: FileEntries) -> dg.TableMetadataValue:

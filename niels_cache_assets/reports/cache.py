@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
+from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cache_state import CacheState, all_states, index_state
 from niels_cache_assets.contents import content_hash, counts_of, total_bytes
 from niels_cache_assets.registry import Registry
@@ -157,6 +158,8 @@ class CacheReport:
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
         texts += [f"{check.name}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")]
+        short = shortfall(item.meta) if item.is_wanted else None
+        texts += [short] if short is not None and all(check.said != short for check in recorded.checks) else []  # of before the check was
         newest = recorded.upstream.newest
         has_corpus = any(other.name == f"corpus/{item.name}" for other in self.items)  # then that is what is of a revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
@@ -187,6 +190,7 @@ class CacheReport:
             "condition": state.condition,
             "state": state.state,
             "advice": state.advice,
+            "note": state.note,
             "counts": item.counts,
             "dropped": item.dropped,
             "bytes": item.bytes,
