@@ -6,10 +6,12 @@ unseen here. Who is building what, and how far, is streaming/directories.py's to
 """
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
 from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
 from niels_cache_assets.corpus.identity import current_corpus
@@ -17,6 +19,7 @@ from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_note import training_note
 from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
@@ -73,6 +76,7 @@ Judgement = tuple[State, str]  # and what to do, empty where nothing is
 class CacheState:
     """How what lies, or would lie, in one directory stands; `advice` says what to do, and is empty where nothing is.
 
+    note: what to know of what is there, whether anything is to be done or not.
     name: of the data set; `tokenizer`, `corpus/NAME` and `corpus/duplicates` for what comes before.
     """
 
@@ -81,6 +85,7 @@ class CacheState:
     directory: Path
     state: State
     advice: str = ""
+    note: str = ""
 
     @property
     def condition(self) -> Condition:
@@ -110,7 +115,7 @@ def cache_state(registry: Registry, name: str, *, root: Path) -> CacheState:
     """Of a configured data set. Raises NielsCacheError only for a name that is not configured."""
     family = registry.family_of(name)
     directory = dataset_dir(root, family, name)
-    return _state(name, family, directory, lambda: _judge(registry, name, directory))
+    return _state(name, family, directory, lambda: _judge(registry, name, directory), note=shortfall)
 
 
 def tokenizer_state(registry: Registry, *, root: Path) -> CacheState:
@@ -127,7 +132,7 @@ def tokenizer_state(registry: Registry, *, root: Path) -> CacheState:
                 "build it again: [tokenizer] or the seed has changed since; with another model every cache is built again"
             )
 
-    return _state("tokenizer", "tokenizer", directory, judge)
+    return _state("tokenizer", "tokenizer", directory, judge, note=lambda meta: training_note(registry, root, meta))
 
 
 def corpus_state(registry: Registry, name: str, *, root: Path) -> CacheState:
@@ -172,7 +177,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "built", ""
         return _judge_tokenizer(meta, root)
 
-    return _state(name, family, directory, judge)
+    return _state(name, family, directory, judge, note=shortfall)
 
 
 def index_state(directory: Path) -> CacheState:
@@ -184,8 +189,10 @@ def _unlisted(folder: Path, listed: Container[str]) -> list[str]:
     return [name for name in built_names(folder) if name not in listed]
 
 
-def _state(name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement]) -> CacheState:
-    """What cannot be read, or whose files are not those of its meta.json, is judged so."""
+def _state(
+    name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
+) -> CacheState:
+    """What cannot be read, or whose files are not those of its meta.json, is judged so. `note`: from the meta.json of what is whole."""
     try:
         state, advice = judge()
     except _Damaged as error:
@@ -194,7 +201,12 @@ def _state(name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement
         state, advice = "other data set", str(error)
     except NielsCacheError as error:
         state, advice = "unreadable", str(error)
-    return CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
+    found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
+    if found.condition not in ("complete", "stale"):
+        return found
+    with suppress(NielsCacheError):  # what replaces it now is judged next time
+        found = replace(found, note=note(read_meta(str(directory / META_NAME))) or "")
+    return found
 
 
 def _judge(registry: Registry, name: str, directory: Path) -> Judgement:

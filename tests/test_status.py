@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.cache_state import all_states
+from niels_cache_assets.cache_state import all_states, tokenizer_state
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
 from niels_cache_assets.cli.corpora import corpus_names
@@ -28,6 +28,7 @@ from niels_cache_assets.streaming.locks import lock_path, writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta, write_meta
 from tests.corpora import articles
 
 CONFIG = """
@@ -503,3 +504,72 @@ def test_an_unfinished_build_of_what_is_not_configured_any_more_is_stale(
     row = as_json(capsys, "notes")[1]["notes"]
     assert (row["condition"], row["stale_build"]["why"]) == ("off", "it is switched off or not configured now")
     assert partial_directory(target).exists()
+
+
+TRAIN_HERE = "vocab_size = 330"
+
+
+@pytest.fixture
+def trained(project: Path) -> Path:
+    """The project with a tokenizer that is trained: `later` could not be read then."""
+    configure(
+        project, '[pretrain.later]\nsource = "jsonl"\nfiles = ["later.jsonl"]\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["c.jsonl"]'
+    )
+    toml = project / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace(f'model = "{project / "spm.model"}"', TRAIN_HERE))
+    build_tokenizer(load_registry(config=str(toml)), root=project / "cache")
+    return project
+
+
+def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
+    assert note == "trained on books (prepared), notes; without chats, later, which could not be read"
+    assert line_of(run(capsys, "tokenizer")[1], "tokenizer") == f"tokenizer complete {note}"
+    (trained / "later.jsonl").write_text('{"text": "Here it is."}\n')
+    code, rows = as_json(capsys, "tokenizer")
+    assert (code, rows["tokenizer"]["condition"]) == (0, "complete"), "it stays valid"
+    assert rows["tokenizer"]["note"] == (
+        "trained on books (prepared), notes; without chats, which could not be read; without later, which can be read now: "
+        "niels-cache build-all --only tokenizer --force trains it again, and every cache is built again with it"
+    )
+    build_tokenizer(load_registry(config=str(trained / "niels_cache.toml")), root=trained / "cache", force=True)
+    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
+    assert note == "trained on books (prepared), later, notes; without chats, which could not be read"
+
+
+def test_a_file_that_is_there_and_still_broken_cannot_be_read_now(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trained / "later.jsonl").write_text("no JSON\n")
+    assert as_json(capsys, "tokenizer")[1]["tokenizer"]["note"].endswith("without chats, later, which could not be read")
+
+
+def test_a_cache_that_this_tokenizer_made_shows_that_its_data_set_can_be_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = trained / "later.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in articles(5)))
+    registry = load_registry(config=str(trained / "niels_cache.toml"))
+    build_dataset(registry, "later", root=trained / "cache")
+    lines.unlink()
+    assert "without later, which can be read now: " in as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
+    meta = json.loads((trained / "cache/pretrain/later" / META_NAME).read_text())
+    write_meta(str(trained / "cache/pretrain/later" / META_NAME), {**meta, "tokenizer_sha256": "0" * 64})
+    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
+    assert note.endswith("without chats, later, which could not be read"), "it was built before"
+
+
+def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained / "cache/tokenizer" / META_NAME
+    meta = read_meta(str(path))
+    del meta["trained_on"]["read_as"]
+    write_meta(str(path), meta)
+    assert as_json(capsys, "tokenizer")[1]["tokenizer"]["note"].startswith("trained on books (raw text), notes; without ")
+
+
+def test_what_files_are_on_other_machines_is_not_asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = trained / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace('"later.jsonl"', '"http://127.0.0.1:9/later.jsonl"'))
+
+    def asked(*arguments: object, **settings: object) -> None:
+        raise AssertionError("status asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", asked)
+    registry = load_registry(config=str(toml))
+    assert "later, which could not be read" in tokenizer_state(registry, root=trained / "cache").note

@@ -69,7 +69,7 @@ class Row:
         """Why it is not complete, who is at work, and what to do."""
         if self.work.writer is not None:
             return f"by {self.work.writer}"
-        reasons = [self.judged.advice] if self.judged.advice else []
+        reasons = [said for said in (self.judged.advice, self.judged.note) if said]
         if self._why_stale is not None:
             next_build = "removes it" if self.judged.condition in ("complete", "off") else "starts afresh"
             reasons.append(f"the unfinished build is stale: {self._why_stale}; the next build {next_build}")
@@ -95,6 +95,7 @@ class Row:
             "condition": judged.condition,
             "state": judged.state,
             "advice": judged.advice,
+            "note": judged.note,
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._why_stale is None else None,
             "stale_build": {**how_far, "why": self._why_stale} if is_unfinished and self._why_stale is not None else None,

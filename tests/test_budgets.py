@@ -1,0 +1,112 @@
+"""A source that ends before its token budgets are met is never taken for one that met them: table, status, list, show, Dagster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.budgets import budget_rule, shares_met, shortfall
+from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.cli import main
+from niels_cache_assets.streaming.splits import UNLIMITED
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.meta import read_meta
+from tests.corpora import write_jsonl
+from tests.tiny import sentences
+
+ENDED = "0.5% of train_tokens: the source ended"
+
+
+def meta(train: int, val: int, rule: str | None, **more: Any) -> dict[str, Any]:
+    return {"kind": "pretrain", "built": True, "train_tokens": train, "val_tokens": val, "split_rule": rule, **more}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "rule", "said"),
+    [
+        (46_967, 0, budget_rule(train_tokens=10_000_000, val_tokens=0), ENDED),
+        (9_999_999, 5, budget_rule(train_tokens=10_000_000, val_tokens=5), "99.9% of train_tokens: the source ended"),
+        (1, 5, budget_rule(train_tokens=10_000_000, val_tokens=5), "<0.1% of train_tokens: the source ended"),
+        (50, 5, budget_rule(train_tokens=100, val_tokens=10), "50.0% of train_tokens, 50.0% of val_tokens: the source ended"),
+        (200, 5, budget_rule(train_tokens=None, val_tokens=10), "50.0% of val_tokens: the source ended"),
+        (46_967, 0, "val until 0 tokens, then train until 10000000", ENDED),  # of the builders
+        (100, 10, budget_rule(train_tokens=100, val_tokens=10), None),
+        (200, 10, budget_rule(train_tokens=None, val_tokens=10), None),
+        (200, 10, f"val until 10 tokens, then train until {UNLIMITED}", None),
+        (200, 10, "seeded 0.1 of documents to val, seed 42", None),
+        (200, 10, "upstream's own splits", None),
+        (200, 10, None, None),
+    ],
+)
+def test_the_sentence_says_how_much_of_which_budget_is_there(train: int, val: int, rule: str | None, said: str | None) -> None:
+    assert shortfall(meta(train, val, rule)) == said
+    assert bool(shares_met(meta(train, val, rule))) == (said is not None)
+
+
+def test_what_is_switched_off_or_no_pretrain_cache_has_no_budget() -> None:
+    rule = budget_rule(train_tokens=10_000_000, val_tokens=0)
+    assert shortfall(meta(46_967, 0, rule)) == ENDED
+    assert shortfall(meta(0, 0, rule, built=False)) is None
+    assert shortfall(meta(46_967, 0, rule, kind="sft")) is None
+    assert shortfall({}) is None
+
+
+@pytest.mark.parametrize(("budget", "is_short"), [(100, False), (100_000, True)])
+def test_a_cache_that_its_budget_cuts_holds_it_exactly_and_another_says_so(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, budget: int, is_short: bool
+) -> None:
+    build_pretrain_cache(
+        sentences(50), str(tmp_path), tokenizer=tokenizer, max_train_tokens=budget, max_val_tokens=30, shard_bytes=4096, seed=1,
+        shuffle_buffer=None,
+    )  # fmt: skip
+    built = read_meta(str(tmp_path / META_NAME))
+    assert (built["train_tokens"] < budget, shortfall(built) is not None) == (is_short, is_short)
+    assert built["val_tokens"] == 30
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`short` ends before its budget, `cut` does not."""
+    write_jsonl(tmp_path / "texts.jsonl", sentences(60))
+    table = 'source = "jsonl"\nfiles = ["texts.jsonl"]\nval_tokens = 100\n'
+    (tmp_path / "niels_cache.toml").write_text(
+        f'profile = "quickstart"\n[tokenizer]\nmodel = "{tiny_model}"\n[dagster]\nplots = false\n'
+        "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n"
+        f"[pretrain.short]\n{table}train_tokens = 10_000_000\n[pretrain.cut]\n{table}train_tokens = 200\n"
+    )
+    for variable in ("NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments, "--cache-dir", "cache"]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_command_that_tells_sizes_says_that_the_source_ended(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    built = run(capsys, "build-all")
+    tokens = read_meta("cache/pretrain/short/meta.json")["train_tokens"]
+    said = "<0.1% of train_tokens: the source ended"
+    assert f"{tokens:,} tokens (<0.1%)" in built
+    assert f"short built: budgets_met: {said}" in built
+    assert "200 tokens  100" in built, "what was cut by its budget is met"
+    assert "cut built" not in built
+    status = {" ".join(line.split()) for line in run(capsys, "status").splitlines()}
+    assert {f"short pretrain complete {said}", "cut pretrain complete"} <= status
+    listed = run(capsys, "list")
+    assert (f"{tokens:,} tokens (<0.1%)" in listed, f"\nshort: {said}\n" in listed) == (True, True)
+    assert f"\n{said}\n" in run(capsys, "show", "short")
+    assert "the source ended" not in run(capsys, "show", "cut")
+    for command, key in (("status", "note"), ("list", "shortfall")):
+        rows = {row["name"]: row for row in json.loads(run(capsys, command, "--json"))["data_sets"]}
+        assert (rows["short"][key], rows["cut"][key] or None) == (said, None)
+    results = {row["name"]: row for row in json.loads(run(capsys, "build-all", "--json"))["results"]}
+    assert results["short"]["state"] == "cache_hit", "what is told of a cache that is there already"
+    assert [results[name]["shortfall"] for name in ("short", "cut")] == [said, None]
+    assert [results[name]["message"] for name in ("short", "cut")] == [f"budgets_met: {said}", None]
