@@ -2,8 +2,9 @@
 
 A data set with `prepare` gives the documents of its corpus: cleaned, without those on its drop list, and those of train alone. Where it has
 no corpus that is current, its source is read as it is, which is said. A mixture without a corpus is mixed from its members, of which those
-with a corpus give that. A data set that cannot be read, for whatever reason, is left out, said and recorded. Cost: as much of each data set
-as the sample takes; text is spooled to disk.
+with a corpus give that; one whose corpus needs the tokenizer always is, so that it gives the same when the tokenizer is trained again. A
+data set that cannot be read, for whatever reason, is left out, said and recorded. Cost: as much of each data set as the sample takes; text
+is spooled to disk.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
                     yield message["content"]
 
 
+def needs_tokenizer(registry: Registry, name: str) -> bool:
+    """Whether the corpus of a data set is made after the tokenizer: a mixture leaves out what a token budget gives to val of a member."""
+    members = getattr(registry.source(name), "members", {})
+    return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
+
+
 class _Lines:
     """The lines of one data set, each with its newline, as bytes. They end where it cannot be read: then `error` is why.
 
@@ -175,7 +182,9 @@ class _Lines:
 
 
 def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | str:
-    """The corpus of a data set, without its duplicates where these are known; or why there is none."""
+    """The corpus of a data set, without its duplicates where these are known; or why it is not read."""
+    if needs_tokenizer(registry, name):
+        return "its corpus is made after the tokenizer; set `prepare` for its members to train on what that leaves"
     try:
         return open_prepared(registry, name, root=root)
     except NielsCacheError:

@@ -1,7 +1,6 @@
 """Builds from a program: each data set its own run in the instance that the UI shows, and none stops another."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.streaming.locks import writer_lock
+from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta
@@ -201,35 +201,37 @@ def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
     assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
 
 
+@pytest.mark.parametrize("budgets", ["", "train_tokens = 900\nval_tokens = 90\n"])
 @pytest.mark.usefixtures("in_memory")
-def test_corpora_come_before_the_tokenizer_that_is_trained_on_them_and_mixtures_after_it(tmp_path: Path, tiny_model: Path) -> None:
+def test_corpora_come_before_the_tokenizer_but_for_mixtures_that_leave_out_what_a_budget_gives_to_val(
+    tmp_path: Path, tiny_model: Path, budgets: str
+) -> None:
     mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, letters = 1 }\nprepare = ["clean"]\n'
-    project = prepare_project(tmp_path, tiny_model, more=mix)
-    before = [
-        "tokenizer",
-        "corpus/books",
-        "corpus/letters",
-        "corpus/duplicates",
-        "corpus/mix",
-        "report/books",
-        "report/letters",
-        "report/mix",
-    ]
-    assert [*launch(project, only=["mix"])[0]][:-1] == before, "an imported tokenizer waits for nothing"
+    project = prepare_project(tmp_path, tiny_model, more=budgets + mix)
     text = (project.folder / "niels_cache.toml").read_text(encoding="utf-8")
     (project.folder / "niels_cache.toml").write_text(text.replace(f'model = "{tiny_model}"', "vocab_size = 330"), encoding="utf-8")
-    shutil.rmtree(project.root)
     results, _ = launch(project, only=["mix"])
-    assert [*results][:-1] == [*before[1:4], "tokenizer", *before[4:]]
-    assert results["tokenizer"].message is None, "no data set was left out, or read raw"
-    assert results["tokenizer"].meta is not None
-    assert results["tokenizer"].meta["trained_on"]["read_as"] == {
+    last = ["tokenizer", "corpus/mix"] if budgets else ["corpus/mix", "tokenizer"]
+    reports = ["report/books", "report/letters", "report/mix"]
+    assert [*results] == ["corpus/books", "corpus/letters", "corpus/duplicates", *last, *reports, "mix"]
+    tokenizer = results["tokenizer"].meta
+    assert (tokenizer is not None, results["tokenizer"].message) == (True, None), "no data set was left out, or read raw"
+    assert tokenizer is not None
+    assert tokenizer["trained_on"]["read_as"] == {
         "notes": "raw",
         "books": "prepared",
         "letters": "prepared",
-        "mix": "members",
+        "mix": "members" if budgets else "prepared",
         "chats": "raw",
     }
+    again = build_tokenizer(project.registry, root=project.root, force=True)
+    assert again.meta == tokenizer, "whatever corpora are there now"
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_an_imported_tokenizer_waits_for_no_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    results, _ = launch(prepare_project(tmp_path, tiny_model), only=["letters"])
+    assert [*results] == ["tokenizer", "corpus/letters", "corpus/duplicates", "report/letters", "letters"]
 
 
 @pytest.mark.usefixtures("in_memory")

@@ -38,6 +38,7 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_sample import needs_tokenizer
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
@@ -93,7 +94,7 @@ def launch_builds(
     """Build the tokenizer and every data set, or those named in `only`, in the registry's order; verify each.
 
     Corpora come first: those of the data sets that are prepared or mixed from prepared ones, and the duplicates over all. Then come the
-    tokenizer, which is trained on them, the corpora of mixtures, which may need it, the reports, and at last the caches. What fails does
+    tokenizer, which is trained on them, the corpora of mixtures that need it, the reports, and at last the caches. What fails does
     not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is always looked at, and trained again only if
     it is asked for (`force` with no `only`, or with one that names it); one that is imported needs no corpus, and comes before them. What
     another process is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when
@@ -112,19 +113,20 @@ def launch_builds(
         results: list[LaunchResult] = []
         needed = _needed_corpora(registry, chosen)
         corpora = [name for name in registry.prepared() if any(name in each for each in needed.values())]
-        plain = [name for name in corpora if not _members(registry, name)]
+        late = [name for name in corpora if needs_tokenizer(registry, name)]
+        early = [name for name in corpora if name not in late]
         failed: dict[str, str] = {}  # why there is no corpus
         is_imported = registry.tokenizer.model is not None
         if not is_imported:
-            results += launcher.prepare(plain, failed, force=force)
+            results += launcher.prepare(early, failed, force=force)
         tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
         results.append(tokenizer)
         if tokenizer.state == "failed":
             reasons = dict.fromkeys(chosen, "there is no tokenizer")
         else:
             if is_imported:
-                results += launcher.prepare(plain, failed, force=force)
-            results += launcher.prepare([name for name in corpora if name not in plain], failed, force=force)
+                results += launcher.prepare(early, failed, force=force)
+            results += launcher.prepare(late, failed, force=force)
             results += [launcher.report(name, force=force) for name in corpora if name not in failed]
             reasons = {name: failed[each] for name, read in needed.items() for each in read if each in failed}
         for name in chosen:
@@ -189,7 +191,14 @@ class _Launcher:
         return self._run(step, force=force)
 
     def prepare(self, names: Sequence[str], failed: dict[str, str], *, force: bool) -> list[LaunchResult]:
-        """The corpora of these data sets, then the duplicates over all. `failed`: gets those that cannot be read, and why."""
+        """The corpora of these data sets, mixtures last, and the duplicates over all. `failed`: gets those that cannot be read, and why."""
+        results: list[LaunchResult] = []
+        mixtures = [name for name in names if _members(self._registry, name)]
+        for group in ([name for name in names if name not in mixtures], mixtures):  # a mixture reads the corpora of its members
+            results += self._prepare(group, failed, force=force)
+        return results
+
+    def _prepare(self, names: Sequence[str], failed: dict[str, str], *, force: bool) -> list[LaunchResult]:
         results: list[LaunchResult] = []
         for name in names:
             step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
