@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.broken_source import as_debug, in_one_line, log_traceback
+from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.member import PreparedMember
 from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
 from niels_cache_assets.documents import Document
@@ -111,12 +112,6 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
                     yield message["content"]
 
 
-def needs_tokenizer(registry: Registry, name: str) -> bool:
-    """Whether the corpus of a data set is made after the tokenizer: a mixture leaves out what a token budget gives to val of a member."""
-    members = getattr(registry.source(name), "members", {})
-    return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
-
-
 class _Lines:
     """The lines of one data set, each with its newline, as bytes. They end where it cannot be read: then `error` is why.
 
@@ -207,8 +202,8 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     """
     source = prepared.source
     documents: Iterator[Document] = chain.from_iterable(prepared.documents())
-    if source.shuffle_buffer and not source.shuffles_itself:  # as the builder does: val is what comes first then
-        documents = shuffled(documents, buffer_size=source.shuffle_buffer, seed=prepared.seed)
+    if source.builder_shuffle:  # val is what comes first then
+        documents = shuffled(documents, buffer_size=source.builder_shuffle, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
     for document in documents:
         if document.split == "train" or (document.split is None and reach <= 0):

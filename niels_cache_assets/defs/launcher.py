@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import dagster as dg
 
+from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.assembly import build_defs
@@ -38,7 +39,6 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.tokenizer_sample import needs_tokenizer
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
