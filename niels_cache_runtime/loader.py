@@ -31,6 +31,7 @@ from niels_cache_runtime.loader_settings import (
 from niels_cache_runtime.loader_state import (
     State,
     check_form,
+    check_order,
     check_past_weights,
     check_same_weights,
     check_settings,
@@ -165,7 +166,7 @@ class TokenLoader(IterableDataset[Batch]):
         """
         check_form(state)
         sizes = read_position(state).batches[-1]
-        folders = {name: source["folder"] for name, source in state["sources"].items()}
+        folders = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
         if isinstance(sources, str) and len(folders) == 1:
             sources = dict.fromkeys(folders, sources)
         folders |= name_sources(sources) if sources else {}
@@ -229,7 +230,8 @@ class TokenLoader(IterableDataset[Batch]):
         B, world_size, rank, device, fields and the folders of the caches may differ; so may weights from the saved position on.
         allow_changed: names of sources that may have changed since.
 
-        Raises NielsCacheError if the state is none, a setting of the samples differs, or a cache is missing or changed.
+        Raises NielsCacheError if the state is none, a setting of the samples differs, the sources come in another order, or a cache is
+        missing or changed.
         """
         check_form(state)
         position = read_position(state)
@@ -238,6 +240,7 @@ class TokenLoader(IterableDataset[Batch]):
         for name in allowed:
             check_choice("allow_changed", name, self.names)
         check_sources(state, self._source_states(), allow_changed=allowed)
+        check_order(state, self.names)
         saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
         if allowed:  # what the weights meant for the old cache cannot be computed any more, so they must be the same numbers
             check_same_weights(state, saved_weights, self._settings.weights)

@@ -33,6 +33,10 @@ def _are_sources(value: Any) -> bool:
     )
 
 
+def _are_names(value: Any) -> bool:
+    return value is None or (isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value))
+
+
 def _are_weights(value: Any) -> bool:
     return isinstance(value, Sequence) and all(
         isinstance(segment, Sequence)
@@ -55,13 +59,17 @@ def _is_worker(value: Any) -> bool:
 _FORMS: dict[str, Callable[[Any], bool]] = {
     "settings": _are_settings,
     "sources": _are_sources,
+    "names": _are_names,
     "weights": _are_weights,
     "worker": _is_worker,
 }
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
-    """settings: what the samples depend on, by name. weights: as given. sources: name -> {folder, fingerprint, samples}."""
+    """settings: what the samples depend on, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in order.
+
+    The order is kept apart in `names`: a blend gives samples of equal rank to its first source, and JSON may be saved with sorted keys.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -70,6 +78,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "settings": dict(settings),
         "weights": [[first, dict(shares)] for first, shares in weights],
         "sources": {name: dict(source) for name, source in sources.items()},
+        "names": list(sources),
     }
 
 
@@ -83,6 +92,8 @@ def check_form(state: Any) -> None:
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it is cut or was edited")
         wrong = [key for key, is_of_form in _FORMS.items() if not is_of_form(state.get(key))]
+        if not wrong and state.get("names") is not None and sorted(state["names"]) != sorted(state["sources"]):
+            wrong = ["names"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
     if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
@@ -134,6 +145,16 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
                 f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
                 f"restore it, or accept other samples from here on with allow_changed=({name!r},)"
             )
+
+
+def check_order(state: State, names: Sequence[str]) -> None:
+    """Raise NielsCacheError if the sources that state and loader share come in another order: the samples of a blend depend on it."""
+    saved = [name for name in state.get("names") or () if name in names]
+    if saved and saved != [name for name in names if name in saved]:
+        raise NielsCacheError(
+            f"sources: come in the order {', '.join(names)}, the state was saved with {', '.join(state['names'])}; "
+            f"other samples would follow: give them in that order"
+        )
 
 
 def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:

@@ -321,3 +321,29 @@ def test_a_cut_state_is_refused(sources: dict[str, str], key: str) -> None:
 def test_the_state_of_numpy_settings_is_json_too(sources: dict[str, str]) -> None:
     one = loader(sources, weights={"notes": np.float32(3), "web": np.int64(1), "chats": 2}, shuffle=np.bool_(True), seed=np.int64(7))
     assert saved(one) == one.state_dict()
+
+
+def test_a_state_saved_with_sorted_keys_goes_on_with_the_same_samples(sources: dict[str, str]) -> None:
+    """Samples of equal rank go to the first source, so that the order of the sources is part of what was saved."""
+    weights = {"notes": 1, "web": 2, "chats": 1}
+    whole = take(loader(sources, weights=weights, B=5), 12)
+    assert whole != take(loader(dict(sorted(sources.items())), weights=weights, B=5), 12), "the order matters here"
+    stopped = loader(sources, weights=weights, B=5)
+    before = take(stopped, 5)
+    state = json.loads(json.dumps(stopped.state_dict(), sort_keys=True))
+    assert list(state["sources"]) == sorted(sources)
+    assert before + take(TokenLoader.from_state(state), 7) == whole
+    assert before + take(TokenLoader.from_state(state, dict(sorted(sources.items()))), 7) == whole
+
+
+def test_sources_in_another_order_are_refused(sources: dict[str, str]) -> None:
+    weights = {"notes": 1, "web": 2, "chats": 1}
+    state = saved(loader(sources, weights=weights))
+    other = loader(dict(sorted(sources.items())), weights=weights)
+    with pytest.raises(NielsCacheError, match="sources: come in the order chats, notes, web, the state was saved with notes, web, chats; "):
+        other.load_state_dict(state)
+    del state["names"]  # as states were before 22 November 2026
+    other.load_state_dict(state)
+    for wrong in (["notes", "web"], "notes", [1, 2, 3], ["notes", "web", "chats", "chats"]):
+        with pytest.raises(NielsCacheError, match="state: cannot be read, its names are "):
+            other.load_state_dict({**state, "names": wrong})
