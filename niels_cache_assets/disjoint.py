@@ -32,6 +32,7 @@ from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
+_CHARACTERS_PER_TOKEN = 4
 _DOCUMENTS_PER_CHUNK = 1_024
 
 OnProgress = Callable[[int, int], None]  # tokens done, tokens in all
@@ -115,7 +116,7 @@ def splits_disjoint(
             return chunk, index.find(train.texts(chunk))
 
         chunks = train.chunks() if len(val) else iter(())
-        with closing(map_in_order(ask, chunks, threads=threads or available_threads())) as answers:
+        with closing(map_in_order(ask, chunks, threads=threads or available_threads(), size_of=train.characters)) as answers:
             for chunk, matches in answers:
                 hits = [
                     (ordinal, match)
@@ -166,6 +167,11 @@ class _Documents:
             end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, len(self.ends))
             yield range(first, end)
             first = end
+
+    def characters(self, ordinals: range) -> int:
+        """About how many characters these documents have."""
+        start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
+        return (int(self.ends[ordinals[-1]]) - start) * _CHARACTERS_PER_TOKEN
 
     def texts(self, ordinals: range) -> list[str]:
         start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0

@@ -97,7 +97,7 @@ def build_sft_cache(
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
         chunks = feed.positioned(in_chunks(conversations, _characters), first=first)
-        return map_in_order(encode, chunks, threads=threads or available_threads())
+        return map_in_order(encode, chunks, threads=threads or available_threads(), size_of=lambda task: sum(map(_characters, task[0])))
 
     identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
     answer_if_asked(resume, identity=identity)

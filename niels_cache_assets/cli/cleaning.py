@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -152,7 +153,7 @@ def _clean(
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
         processes = available_threads() if limit is None and _input_bytes(source) >= _WORTH_PROCESSES else 1
         work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
-        with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning")) as results:
+        with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
                 outcome.add(chunk)
                 yield

@@ -67,6 +67,10 @@ class Chunk(NamedTuple):
     first: int
     documents: list[Document]
 
+    @property
+    def characters(self) -> int:
+        return sum(len(document.text) for document in self.documents)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:

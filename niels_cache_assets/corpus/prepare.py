@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,9 +193,10 @@ def _write(
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
         resumed_characters = counts.before.characters
         chunks = SourceChunks(source, context, done.reached if done else None)
+        doing = f"preparing {name}"
         with (
             CorpusWriter(partial, num_perm=signatures.get("num_perm"), there=there, files=journal.finished) as writer,
-            closing(map_in_processes(work, chunks, processes=processes, doing=f"preparing {name}")) as results,
+            closing(map_in_processes(work, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
         ):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)

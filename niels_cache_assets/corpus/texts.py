@@ -86,7 +86,7 @@ class ShingleFile:
 
         groups = (texts for each, ordinals in wanted for texts in _texts(each, ordinals))
         filled = 0
-        for sets in map_in_order(sets_of, groups, threads=available_threads()):
+        for sets in map_in_order(sets_of, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts))):
             self._ends[filled + 1 : filled + 1 + len(sets)] = self._ends[filled] + np.cumsum([len(shingles) for shingles in sets])
             filled += len(sets)
             self._file.writelines(shingles.data for shingles in sets)

@@ -10,13 +10,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from niels_cache_assets.streaming.in_flight import no_size, results_in_order
 from niels_cache_runtime.errors import NielsCacheError
 
 Item = TypeVar("Item")
@@ -25,8 +25,11 @@ Result = TypeVar("Result")
 _IN_FLIGHT_PER_PROCESS = 2  # one that is worked on, one that waits, so that no worker ever waits for the caller
 
 
-def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str) -> Generator[Result]:
-    """`function` of every item, in order. `doing` is what the message says that a killed worker was at.
+def map_in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = no_size
+) -> Generator[Result]:
+    """`function` of every item, in order. `doing` is what the message says that a killed worker was at; `size_of`: characters of an item
+    (`results_in_order`).
 
     What `function` raises is raised here; a worker that dies is a NielsCacheError. Whoever leaves early (an error, an interrupt, a closed
     generator) leaves no worker behind: they end when their end of a pipe closes, which the system does even for a killed caller.
@@ -37,15 +40,10 @@ def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], 
         return
     context = multiprocessing.get_context("spawn")
     watched, held = context.Pipe(duplex=False)
-    waiting: deque[Future[Result]] = deque()
     executor = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(watched,))
     try:
-        for item in items:
-            waiting.append(executor.submit(function, item))
-            if len(waiting) > _IN_FLIGHT_PER_PROCESS * processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        most = _IN_FLIGHT_PER_PROCESS * processes
+        yield from results_in_order(lambda item: executor.submit(function, item), items, most=most, size_of=size_of)
         executor.shutdown()
     except BrokenProcessPool as error:
         raise NielsCacheError(

@@ -23,7 +23,8 @@ from niels_cache_assets.sources.files import SourceFile, files_digest, find_file
 from niels_cache_assets.sources.hub_errors import hub_errors, nearest
 from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.network import install, shown
-from niels_cache_assets.sources.rows import is_string_type, refuse_long_lines
+from niels_cache_assets.sources.parquet_files import is_string_type
+from niels_cache_assets.sources.rows import refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
@@ -130,12 +131,12 @@ class HubData(DecodesText):
         before it are not opened. Closing the iterator early is quick.
         """
         with hub_errors(shown(self.files[0]) if self.files else self.dataset, context.revision):
-            dataset, names = _open(self, part, context, choose_columns, keep_linebreaks, start)
-            if shuffle_buffer:
+            shuffled = shuffle_buffer > 0
+            dataset, names = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
+            if shuffled:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
-            # Arrow where the schema is known: plain iteration does the same inside, so the order is the same at a quarter of the cost.
-            batches = (dataset.with_format("arrow") if dataset.features is not None else dataset).iter(hub_tables.ITER_ROWS)
-            counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffle_buffer
+            batches = hub_tables.row_batches(dataset, shuffled=shuffled)
+            counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffled
             try:
                 for batch in batches:
                     marked: dict[str, dict[int, str]] = {}
@@ -193,6 +194,8 @@ def _open(
     choose_columns: Callable[[dict[str, bool]], list[str]],
     keep_linebreaks: bool,
     start: tuple[str, int] | None,
+    *,
+    by_bytes: bool,
 ) -> tuple[Any, list[str]]:
     """The part as an IterableDataset of the chosen columns, file index and row; and the names behind the file indices."""
     datasets = _datasets()
@@ -224,7 +227,8 @@ def _open(
         return hub_tables.with_origin(dataset, columns, local_names, start, read_tables)
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
-    return hub_tables.with_origin(dataset, columns, local_names, start, hub_tables.parquet_tables(builder))
+    tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
+    return hub_tables.with_origin(dataset, columns, local_names, start, tables)
 
 
 def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:

@@ -20,6 +20,7 @@ from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.encodings import DecodesText, Decoding, encoding_of, read_lines, read_text
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, reading, writable
 from niels_cache_assets.sources.limits import refuse_length
+from niels_cache_assets.sources.parquet_files import is_string_type, open_parquet
 from niels_cache_assets.sources.places import FilePass, FilePosition
 
 _PEEK_CHARACTERS = 1 << 24
@@ -111,7 +112,8 @@ class Parquet(RowFileSource):
         yield from rows.batched(self._documents(files, self._text_field(found[0]), context), files)
 
     def _text_field(self, file: SourceFile) -> str:
-        fields = {name: rows.is_string_type(kind) for name, kind in rows.parquet_columns(file).items()}
+        with open_parquet(file) as parquet:
+            fields = {name: is_string_type(kind) for name, kind in parquet.columns.items()}
         return rows.choose_text_field(self.text_field, fields, file.name)
 
     def _documents(self, files: FilePass, text_field: str, context: StreamContext) -> Iterator[Document]:
@@ -121,16 +123,15 @@ class Parquet(RowFileSource):
     def _file_documents(self, file: SourceFile, position: FilePosition, text_field: str, context: StreamContext) -> Iterator[Document]:
         id_field = self.id_field or "id"
         name, limit, decoding = file.name, self.max_document_bytes, Decoding(self, context)
-        with rows.open_parquet(file) as parquet:
-            position.rows = parquet.metadata.num_rows
-            fields = {field.name: field.type for field in parquet.schema_arrow}
+        with open_parquet(file) as parquet:
+            position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
-                context.report.dropped["missing_text_field"] += parquet.metadata.num_rows
+                context.report.dropped["missing_text_field"] += parquet.rows
                 return
             has_id = id_field in fields and id_field != text_field
-            has_title = text_field != "title" and "title" in fields and rows.is_string_type(fields["title"])
+            has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
             columns = sorted({text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])})
-            for first, table in rows.parquet_batches(parquet, batch_rows=rows.BATCH_DOCUMENTS, start=position.row, columns=columns):
+            for first, table in parquet.batches(columns, most_rows=rows.BATCH_DOCUMENTS, start=position.row):
                 damaged: dict[int, str] = {}
                 texts = rows.column_values(table[text_field], self.encoding, damaged)
                 nothing = [None] * len(texts)

@@ -1,7 +1,7 @@
 """Rows of JSON Lines and Parquet files, and the choice of their text field.
 
 One place for what both pretrain and SFT sources need from row files; what the rows mean belongs to the sources. Cost: json.loads per line;
-Parquet rows come as whole columns.
+how Parquet is decoded is parquet_files.py's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
@@ -17,12 +16,12 @@ from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compres
 from niels_cache_assets.sources.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading, writable
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
+from niels_cache_assets.sources.parquet_files import is_string_type, open_parquet
 from niels_cache_assets.sources.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
@@ -120,32 +119,6 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
             number += block.count(b"\n")
 
 
-def parquet_columns(file: SourceFile) -> dict[str, Any]:
-    """Names and Arrow types of a Parquet file's columns."""
-    with open_parquet(file) as parquet:
-        return {field.name: field.type for field in parquet.schema_arrow}
-
-
-@contextmanager
-def open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
-    """A Parquet file whose errors, also later ones, name the file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with reading(file), open_bytes(file) as stream:
-        try:
-            source = stream if "://" in file.url else file.url  # Arrow reads a path faster than a Python stream
-            yield pq.ParquetFile(source, pre_buffer=False)  # pre-buffered, memory grows with the file
-        except pa.ArrowException as error:
-            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
-
-
-def is_string_type(arrow_type: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
-
-
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
     """The Python values of an Arrow column; strings by way of NumPy, which is several times faster.
 
@@ -219,20 +192,6 @@ def _settled(marked: dict[str, Any]) -> dict[str, Any]:
     return DamagedRow(values, marked, MARK, size) if size else marked
 
 
-def parquet_batches(
-    parquet: pq.ParquetFile, *, batch_rows: int, start: int = 0, columns: Sequence[str] | None = None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(row of its first, rows) in batches, from row `start` on; row groups before it are not read."""
-    group = first = 0
-    while group < parquet.num_row_groups and first + (rows := parquet.metadata.row_group(group).num_rows) <= start:
-        group, first = group + 1, first + rows
-    for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=range(group, parquet.num_row_groups), columns=columns):
-        before = max(start - first, 0)
-        if before < len(batch):
-            yield first + before, batch.slice(before)
-        first += len(batch)
-
-
 def parquet_rows(
     file: SourceFile,
     position: FilePosition | None = None,
@@ -249,9 +208,9 @@ def parquet_rows(
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
-        names, position.rows = parquet.schema_arrow.names, parquet.metadata.num_rows
-        wanted = None if columns is None else [name for name in columns if name in names]
-        for first, batch in parquet_batches(parquet, batch_rows=PARQUET_ROWS, start=position.row, columns=wanted):
+        position.rows = parquet.rows
+        wanted = None if columns is None else [name for name in columns if name in parquet.columns]
+        for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # one of them may be longer by itself
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:

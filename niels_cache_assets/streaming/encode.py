@@ -1,20 +1,22 @@
 """Documents to tokens on every core: chunks are encoded by threads while the caller's thread reads the source and writes shards.
 
-Results come back in input order, so the number of threads never shows in the bytes. In flight: a few chunks of about a megabyte.
+Results come back in input order, so the number of threads never shows in the bytes. In flight: a few chunks of about a megabyte; of long
+documents fewer (in_flight.py).
 What is checked here is checked on what comes out of the tokenizer: a text that yields a special id is dropped and counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.streaming.in_flight import no_size, results_in_order
 from niels_cache_assets.tokenization import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import TOKEN_DTYPE
@@ -78,17 +80,16 @@ def in_chunks(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator
         yield chunk
 
 
-def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Generator[Result]:
-    """`map` on a thread pool, bounded in flight, in order. Leaving early (an exception, an interrupt) cancels what is queued."""
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
+) -> Generator[Result]:
+    """`map` on a thread pool, bounded in flight, in order. Leaving early (an exception, an interrupt) cancels what is queued.
+
+    `size_of`: characters of an item (`results_in_order`).
+    """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
-    waiting: deque[Future[Result]] = deque()
     try:
-        for item in items:
-            waiting.append(executor.submit(function, item))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from results_in_order(lambda item: executor.submit(function, item), items, most=2 * threads, size_of=size_of)
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -115,7 +116,7 @@ def encode_documents(
         return screen(encoded) if screen is not None else encoded
 
     chunks = feed.positioned(in_chunks(documents, lambda document: len(document.text)), first=first)
-    return map_in_order(encode, chunks, threads=threads)
+    return map_in_order(encode, chunks, threads=threads, size_of=lambda task: sum(len(document.text) for document in task[0]))
 
 
 def encode_texts(texts: Sequence[str], tokenizer: BuildTokenizer) -> list[np.ndarray | str]:
