@@ -219,7 +219,7 @@ def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
 def _provenance(name: str, source: Source, build: BuildSettings, revision: str | None, fingerprint: str) -> Provenance:
     return Provenance(
         dataset_name=name,
-        dataset_config=getattr(source, "config", None),
+        dataset_config=source.hub_config,
         dataset_revision=revision,
         source=source.describe(),
         split_rule=_split_rule(source, build.seed),

@@ -116,6 +116,7 @@ class PretrainStream:
                 if splitter.met:
                     source_dropped, facts = position.dropped, position.facts  # and not what was read ahead
                     break
+                del batch  # a long text is not held while the next is encoded
                 if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
                     record(position)
             else:

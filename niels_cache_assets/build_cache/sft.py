@@ -148,6 +148,7 @@ def _spool(
             position = batch.position
             dropped.update(batch.dropped)
             spool.write(batch.conversations, batch.arrays)
+            del batch  # a long text is not held while the next is encoded
             if progress is not None:
                 progress(Progress(spool.examples, spool.tokens, position.share))
             if journal is not None and journal.due(spool.bytes):

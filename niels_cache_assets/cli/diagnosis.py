@@ -23,6 +23,7 @@ from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.context import settings_origin
 from niels_cache_assets.registry import CONFIG_NAME, Registry, cache_root, load_registry
 from niels_cache_assets.sources.base import PATH_KEYS, SourceUnavailable
+from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.streaming.directories import can_exchange
 from niels_cache_assets.streaming.locks import try_lock
@@ -202,10 +203,8 @@ def _hub(registry: Registry) -> Iterator[Finding]:
     for family in FAMILIES:
         for name in registry.partition_keys(family):
             source = registry.source(name)
-            dataset = getattr(source, "dataset", None)
-            local = getattr(source, "files", None) or getattr(source, "path", None)
-            if source.enabled and dataset and not local:
-                wanted[dataset] = getattr(source, "pinned_revision", None)
+            if source.enabled and isinstance(source, HubData) and not source.local_key:
+                wanted[source.dataset] = source.pinned_revision
     if not wanted:
         yield Finding(what="hub", state="ok", found="no data set that is to be built comes from it")
         return

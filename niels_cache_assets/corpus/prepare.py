@@ -219,7 +219,7 @@ def _write(
                 "kind": "corpus",
                 "built": True,
                 "dataset_name": name,
-                "dataset_config": getattr(source, "config", None),
+                "dataset_config": source.hub_config,
                 "dataset_revision": context.revision,
                 "source": source.describe(),
                 "seed": context.seed,

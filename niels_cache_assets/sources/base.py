@@ -113,6 +113,15 @@ class Source(BaseModel):
         """The code version of what this table reads."""
         return self.code_version
 
+    def shown_settings(self) -> dict[str, Any]:
+        """The settings as people are shown them: `identity`, without what has no say here."""
+        return self.identity()
+
+    @property
+    def hub_config(self) -> str | None:
+        """`dataset_config` of meta.json: the configuration of the hub data set that is read; None where none is."""
+        return getattr(self, "config", None)
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the bytes, for the fingerprint. Which keys name files is among them; where the files lie is not."""
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))

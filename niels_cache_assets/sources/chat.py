@@ -180,5 +180,5 @@ class Dolly15k(HubData, SftSource):
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         wanted = ["instruction", "response", "context", "category"]
         if missing := [name for name in wanted if name not in fields]:
-            raise NielsCacheError(f"{self.dataset}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
         return wanted

@@ -19,7 +19,7 @@ from niels_cache_assets.sources.encodings import DecodesText, Decoding, marked_j
 from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder, writable
 from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.places import FilePass, FilePosition
-from niels_cache_assets.sources.rows import batched, row_id
+from niels_cache_assets.sources.rows import batched, row_id, unique_keys
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -107,7 +107,7 @@ def _pages(
     """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
     dropped = context.report.dropped
     try:
-        pages = json.loads(text)
+        pages = json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError as error:
         raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
     except ValueError as error:

@@ -48,12 +48,8 @@ class Gutenberg(HubData, PretrainSource):
         return files_digest(self.input_files()) if self.path else super().revision(siblings)
 
     @property
-    def reads_files(self) -> bool:
-        return bool(self.path or self.files)
-
-    @property
-    def follows_the_hub(self) -> bool:
-        return not self.path and super().follows_the_hub
+    def local_key(self) -> str | None:
+        return "path" if self.path else super().local_key
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         if not self.path:
@@ -73,7 +69,7 @@ class Gutenberg(HubData, PretrainSource):
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         decoding = Decoding(self, context, of_files=self.reads_files)
-        choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
+        choose = lambda fields: [choose_text_field(None, fields, self.origin)]  # noqa: E731
         for part, start in places.parts(self.parts()):
             for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
                 (texts,) = columns.values()

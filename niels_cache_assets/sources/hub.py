@@ -2,7 +2,7 @@
 
 `HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches, with the file and row that each
 came from, also through Hugging Face's shuffle. What rows mean belongs to the sources. Cost: about 8 µs a row of 2 KB, shuffled; memory is
-the shuffle buffer, plus a compressed row group's columns and a thousand rows of each of up to ten files.
+a compressed row group's columns and some 64 MB of rows, or one; with a shuffle its buffer, and a thousand rows however long they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from niels_cache_assets.sources import hub_tables
 from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
@@ -28,6 +28,7 @@ from niels_cache_assets.sources.rows import refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
+_ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
 _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
@@ -68,6 +69,27 @@ class HubData(DecodesText):
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None
 
+    @model_validator(mode="after")
+    def _no_hub_settings_for_files(self) -> Self:
+        unused = [key for key in _ONLY_OF_THE_HUB if key in self.model_fields_set and getattr(self, key) is not None]
+        if self.local_key and unused:
+            raise ValueError(f"{self.local_key} is read instead of the hub, so {', '.join(unused)} would do nothing; remove it")
+        return self
+
+    @property
+    def local_key(self) -> str | None:
+        """The key that names what is read instead of the hub, where there is one: then nothing of the hub is read or recorded."""
+        return "files" if self.files else None
+
+    @property
+    def origin(self) -> str:
+        """The data set, or the first files, for messages."""
+        return shown(self.files[0]) if self.files else self.dataset
+
+    @property
+    def hub_config(self) -> str | None:
+        return None if self.local_key else self.config
+
     def input_files(self) -> list[SourceFile]:
         return [file for part in self.parts() if part.files for file in find_files(part.files)]
 
@@ -84,7 +106,7 @@ class HubData(DecodesText):
     @property
     def reads_files(self) -> bool:
         """Whether it is the user's files that are read, which may hold anything."""
-        return bool(self.files)
+        return self.local_key is not None
 
     @property
     def version_that_counts(self) -> str:
@@ -93,11 +115,15 @@ class HubData(DecodesText):
     @property
     def follows_the_hub(self) -> bool:
         """Whether the revision is whatever the hub's newest commit is: no pinned one, and no local copy."""
-        return self.pinned_revision is None and not self.files
+        return self.pinned_revision is None and not self.local_key
 
     def describe(self) -> dict[str, Any]:
-        location = {"local_files": True} if self.files else {"dataset": self.dataset, "split": self.split, "val_split": self.val_split}
+        location = {"local_files": True} if self.local_key else {"dataset": self.dataset, "split": self.split, "val_split": self.val_split}
         return {**super().describe(), **location}
+
+    def shown_settings(self) -> dict[str, Any]:
+        hidden = ("dataset", *_ONLY_OF_THE_HUB) if self.local_key else ()
+        return {key: value for key, value in super().shown_settings().items() if key not in hidden}
 
     @property
     def has_own_splits(self) -> bool:
@@ -130,7 +156,7 @@ class HubData(DecodesText):
         `keep_linebreaks` is for plain text files, whose rows are lines. `start`: the file and row to begin at, without a shuffle; files
         before it are not opened. Closing the iterator early is quick.
         """
-        with hub_errors(shown(self.files[0]) if self.files else self.dataset, context.revision):
+        with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
             dataset, names = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
             if shuffled:

@@ -32,7 +32,7 @@ class HubText(HubData, PretrainSource):
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         """The text field, then the id field if there is one."""
-        text_field = choose_text_field(self.text_field, fields, self.dataset)
+        text_field = choose_text_field(self.text_field, fields, self.origin)
         id_field = self.id_field or "id"
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
 

@@ -1,9 +1,9 @@
 """How large one document, one line or one file that is read whole may be: `max_document_mib`, and readers that take no more than that.
 
 Without a limit one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers
-here hold at most the limit and a block; what is made of a line of JSON can take some twenty times its bytes. Rows of Parquet files, and
-those that the hub's library reads from the hub or from addresses, are in memory when they are refused: there a row group, or a line of a
-remote file, takes what it takes. (A local file is looked through before that library gets it.)
+here hold at most the limit and a block; what is made of a line of JSON can take some twenty times its bytes. A row of a Parquet file, and
+a row that the hub's library reads from the hub or from addresses, is in memory when it is refused; of Parquet few others are with it
+(parquet_files.py), of a remote file a line takes what it takes. (A local file is looked through before that library gets it.)
 """
 
 from __future__ import annotations

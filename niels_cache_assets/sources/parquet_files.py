@@ -8,8 +8,10 @@ longer than its average. Cost: of a row group with a dictionary the first row is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 64 << 20
 _AVERAGE_BYTES = 1 << 20  # of as many rows of average length, where some may be much longer
+_WORST_BYTES = 256 << 20  # if every row were all that its columns hold; how long the longest is costs milliseconds to find out
+_ENOUGH_ROWS = 64  # decoded together; of more each costs hardly less
+_LOOKED_AT = 16  # rows: those without a value show no dictionary
+_BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding whose values repeat the beginning of the one before
 
 
@@ -33,8 +39,12 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
         try:
             # Arrow reads a path faster than a Python stream.
             yield ParquetTable(stream if "://" in file.url else file.url, file.name)
+        except NielsCacheError:
+            raise
         except pa.ArrowException as error:
             raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
+        except (ValueError, LookupError, ArithmeticError) as error:
+            raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
 
 class ParquetTable:
@@ -46,7 +56,7 @@ class ParquetTable:
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
         self.columns: dict[str, pa.DataType] = {field.name: field.type for field in schema}
-        self._twice = {column for column in schema.names if schema.names.count(column) > 1}
+        self._repeated = [*_repeated_names(schema)]
 
     def _open(self, **settings: Any) -> pq.ParquetFile:
         import pyarrow.parquet as pq
@@ -62,10 +72,9 @@ class ParquetTable:
         the file has two columns of a name that is asked for.
         """
         wanted = list(self.columns if columns is None else columns)
-        if twice := [name for name in wanted if name in self._twice]:
-            raise NielsCacheError(
-                f"{self._name}: has more than one column named {' and '.join(map(repr, twice))}; rename them, or keep only one"
-            )
+        if repeated := [".".join(path) for path in self._repeated if path[0] in wanted]:
+            names = " and ".join(map(repr, repeated))
+            raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
         first, together = 0, 1  # the first rows tell how long rows are, should the file's own numbers be wrong
         for group in range(self._parquet.num_row_groups):
             end = first + self._parquet.metadata.row_group(group).num_rows
@@ -88,44 +97,45 @@ class ParquetTable:
         metadata = self._parquet.metadata.row_group(group)
         rows = max(metadata.num_rows, 1)
         most = min(most, rows)
-        size = row_bytes = 0  # of all columns; that a row may take by the values that are repeated
-        dictionaries: dict[str, int] = {}  # of columns whose longest value is not known: how often a row has one
-        for index in range(metadata.num_columns):
-            chunk = metadata.column(index)
+        size = fixed = 0  # bytes of all columns; bytes that a row may take in columns that can only be judged by their size
+        dictionaries: dict[str, tuple[int, int]] = {}  # (values of a row, bytes that they may take) of columns with dictionaries
+        for chunk in map(metadata.column, range(metadata.num_columns)):
             path = chunk.path_in_schema
             if path not in columns and path.partition(".")[0] not in columns:
                 continue
             size += chunk.total_uncompressed_size
             values = -(-chunk.num_values // rows)
-            is_repeated = any("DICTIONARY" in encoding or encoding == _REPEATING for encoding in chunk.encodings)
-            if not is_repeated or "BYTE_ARRAY" not in chunk.physical_type:
-                continue
             bound = values * chunk.total_uncompressed_size  # no value is longer than all that the column holds
-            if most * bound <= BATCH_BYTES or chunk.physical_type != "BYTE_ARRAY" or _REPEATING in chunk.encodings:
-                row_bytes += bound
-            else:
-                dictionaries[path] = values
-        if dictionaries and most > 1:
-            longest = self._longest_values(group, list(dictionaries))
-            row_bytes += sum(values * longest[path] for path, values in dictionaries.items())
+            if chunk.physical_type not in _BYTES:
+                continue
+            if _REPEATING in chunk.encodings:
+                fixed += bound
+            elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
+                if chunk.physical_type == _BYTES[0]:
+                    dictionaries[path] = values, bound
+                else:
+                    fixed += bound
+        row_bytes = fixed + sum(bound for _, bound in dictionaries.values())
+        worst = _WORST_BYTES
+        if dictionaries and worst // row_bytes < min(most, _ENOUGH_ROWS):
+            longest, worst = self._longest_values(group, list(dictionaries)), BATCH_BYTES
+            row_bytes = fixed + sum(min(bound, values * longest.get(path, bound)) for path, (values, bound) in dictionaries.items())
         if row_bytes:
-            most = min(most, BATCH_BYTES // row_bytes)
+            most = min(most, worst // row_bytes)
         if size > BATCH_BYTES:
             most = min(most, _AVERAGE_BYTES * rows // size)
         return max(most, 1)
 
     def _longest_values(self, group: int, paths: list[str]) -> dict[str, int]:
-        """Bytes of the longest value in the dictionary of each of these columns of a row group; of the whole column if that is not seen."""
-        metadata = self._parquet.metadata.row_group(group)
-        sizes = {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in map(metadata.column, range(metadata.num_columns))}
+        """Bytes of the longest value in the dictionary of these columns of a row group, where one of its first rows shows it."""
         encoded = self._open(metadata=self._parquet.metadata, read_dictionary=paths)
-        seen: dict[str, int] = {}
-        for batch in encoded.iter_batches(1, row_groups=[group], columns=paths):
-            seen.update(
-                found for column, name in zip(batch.columns, batch.schema.names, strict=True) for found in _dictionaries(column, name)
-            )
-            break
-        return {path: seen.get(path) or sizes[path] for path in paths}
+        longest: dict[str, int] = {}
+        for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _LOOKED_AT):
+            for column, name in zip(batch.columns, batch.schema.names, strict=True):
+                longest.update((path, length) for path, length in _dictionaries(column, name) if length)
+            if len(longest) == len(paths):
+                break
+        return longest
 
 
 def is_string_type(arrow_type: Any) -> bool:
@@ -142,6 +152,20 @@ def in_pieces(table: Any) -> Iterator[Any]:
         half = len(table) // 2
         yield from in_pieces(table.slice(0, half))
         yield from in_pieces(table.slice(half))
+
+
+def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of columns, and of fields of structures in them, whose name another one beside them has."""
+    import pyarrow.types as types
+
+    fields = list(fields)
+    yield from ((*path, name) for name, count in Counter(field.name for field in fields).items() if count > 1)
+    for field in fields:
+        kind = field.type
+        while types.is_list(kind) or types.is_large_list(kind):
+            kind = kind.value_type
+        if types.is_struct(kind):
+            yield from _repeated_names(kind, (*path, field.name))
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -27,6 +27,7 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
+_SHOWN_KEY = 80
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
 
 
@@ -63,6 +64,16 @@ def text_problem(text: Any) -> str | None:
     return "empty" if not text or text.isspace() else None
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: an object that gives a key twice is an error, as it is to other readers; json itself would keep the last silently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {ascii(twice)[:_SHOWN_KEY]} twice")
+    return found
+
+
 def json_rows(
     file: SourceFile,
     position: FilePosition | None = None,
@@ -91,7 +102,7 @@ def json_rows(
             if damage and not line.endswith("\n"):
                 return
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=unique_keys)
             except RecursionError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
             except ValueError as error:

@@ -47,7 +47,7 @@ class Wikitext(HubData, PretrainSource):
                 yield [document._replace(split=part.split) for document in batch]
 
     def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None) -> Iterator[Row]:
-        choose = lambda fields: [choose_text_field(None, fields, self.dataset)]  # noqa: E731
+        choose = lambda fields: [choose_text_field(None, fields, self.origin)]  # noqa: E731
         for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start):
             (texts,) = columns.values()
             if damaged:

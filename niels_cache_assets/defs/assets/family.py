@@ -76,7 +76,7 @@ def stream_dataset(
         source = apply_run_settings(registry.source(name), own)
         tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta["built"] else None
         whole = dataset_metadata(
-            outcome, source.identity(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
+            outcome, source.shown_settings(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
         )
         results: list[dg.MaterializeResult] = [
             dg.MaterializeResult(

@@ -80,7 +80,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         asset_key=UPSTREAM_KEYS[source.family],
         partition=name,
         tags={_DATA_VERSION_TAG: f"{said}+{fingerprint_of(settings)[:_DIGITS]}"},
-        metadata={**({REVISION: revision} if revision else {}), "settings": dg.MetadataValue.json(source.identity())},
+        metadata={**({REVISION: revision} if revision else {}), "settings": dg.MetadataValue.json(source.shown_settings())},
     )
 
 

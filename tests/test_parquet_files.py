@@ -1,0 +1,278 @@
+"""Parquet is decoded by bytes, and in the same rows however they are encoded; columns of one name are refused by every reader."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.sources import hub_tables, parquet_files
+from niels_cache_assets.sources.base import Source
+from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.folders import Roam
+from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub_text import Huggingface
+from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.parquet_files import ParquetTable
+from niels_cache_assets.sources.row_files import Jsonl, Parquet
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_assets.streaming import in_flight
+from niels_cache_assets.streaming.in_flight import results_in_order
+from niels_cache_runtime.errors import NielsCacheError
+from tests.read_sources import read
+
+MEGABYTE = 1_000_000
+BUILD = """
+import json, resource, sys
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from pathlib import Path
+folder = Path(sys.argv[1])
+registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
+build_tokenizer(registry, root=folder / "cache")
+outcome = build_dataset(registry, "big", root=folder / "cache")
+print(outcome.meta["train_tokens"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+ENCODE = """
+import resource, sys
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+SentencePieceTokenizer(sys.argv[1]).encode_unchecked(["word " * (int(sys.argv[2]) // 5)])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
+    "parquet": (lambda files: Parquet(files=files), "text"),
+    "messages": (lambda files: ChatJsonl(files=files), "messages"),
+    "wikipedia": (lambda files: Wikipedia(files=files), "text"),
+    "wikitext": (lambda files: Wikitext(files=files), "text"),
+    "gutenberg": (lambda files: Gutenberg(files=files), "text"),
+    "dolly15k": (lambda files: Dolly15k(files=files), "response"),
+    "oasst1": (lambda files: Oasst1(files=files), "text"),
+    "hub": (lambda files: Huggingface(dataset="a/b", files=files, shuffle_buffer=0), "text"),
+    "hub, shuffled": (lambda files: Huggingface(dataset="a/b", files=files), "text"),
+}
+
+
+def child(script: str, *arguments: object) -> list[int]:
+    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return [int(number) for number in done.stdout.split()]
+
+
+def write_long_rows(path: Path, *, rows: int, size: int, dictionary: bool = True) -> None:
+    """One text in all rows, in a file of a few kilobytes; or one that differs in its first characters."""
+    text = "word " * (size // 5)
+    if dictionary:
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+        pq.write_table(pa.table({"text": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
+        assert path.stat().st_size < 100_000
+    else:
+        column = pa.chunked_array([pa.array([f"{row} {text}"]) for row in range(rows)])
+        pq.write_table(pa.table({"text": column}), path, compression="zstd", use_dictionary=False, row_group_size=rows)
+
+
+def peak_of_build(folder: Path, model: Path, *, tokens: int, source: str = "parquet") -> int:
+    """MiB that a build of `big.parquet` takes, in a process of its own, with a budget of `tokens`."""
+    keys = 'dataset = "a/b"\nshuffle_buffer = 0\n' if source == "huggingface" else ""
+    (folder / "c.toml").write_text(
+        f'[tokenizer]\nmodel = {json.dumps(str(model))}\n[pretrain.big]\nsource = "{source}"\nfiles = ["big.parquet"]\n{keys}'
+        f"train_tokens = {tokens}\nval_tokens = 0\n",
+        encoding="utf-8",
+    )
+    built, peak = child(BUILD, folder)
+    assert built == tokens
+    return peak
+
+
+@pytest.mark.parametrize("source", ["parquet", "wikipedia", "huggingface"])
+def test_long_rows_of_a_small_file_are_not_decoded_together(tmp_path: Path, tiny_model: Path, source: str) -> None:
+    write_long_rows(tmp_path / "big.parquet", rows=200, size=5 * MEGABYTE)  # 1 GB
+    assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 850
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_400_rows_of_10_megabytes_take_less_than_a_gigabyte_and_a_half(tmp_path: Path, tiny_model: Path, dictionary: bool) -> None:
+    write_long_rows(tmp_path / "big.parquet", rows=400, size=10 * MEGABYTE, dictionary=dictionary)
+    assert peak_of_build(tmp_path, tiny_model, tokens=20 * MEGABYTE) < 1500
+
+
+@pytest.mark.torture
+def test_reading_rows_of_100_megabytes_adds_little_to_encoding_one(tmp_path: Path, tiny_model: Path) -> None:
+    write_long_rows(tmp_path / "big.parquet", rows=40, size=100 * MEGABYTE)
+    (alone,) = child(ENCODE, tiny_model, 100 * MEGABYTE)
+    assert peak_of_build(tmp_path, tiny_model, tokens=1000) < alone + 600
+
+
+def decoded(path: Path, **settings: Any) -> list[tuple[int, int]]:
+    """(rows, bytes) of every batch of a file's texts, which are checked to be all of them, in order."""
+    batches = list(ParquetTable(str(path), path.name).batches(["text"], most_rows=1024, **settings))
+    assert [row for first, batch in batches for row in range(first, first + len(batch))] == list(range(pq.read_metadata(path).num_rows))
+    assert [text for _, batch in batches for text in batch["text"].to_pylist()] == pq.read_table(path)["text"].to_pylist()
+    return [(len(batch), batch.nbytes) for _, batch in batches]
+
+
+TABLES: dict[str, tuple[list[str | None], dict[str, Any]]] = {
+    "short texts, then a long one many times": (["short"] * 3000 + ["long " * 20_000] * 300, {}),
+    "a long one many times among short ones": (["short"] * 3000 + ["long " * 20_000] * 300 + ["short"] * 3000, {}),
+    "no text, then a long one many times": ([None] * 5 + ["long " * 20_000] * 300, {}),
+    "long texts, no dictionary": ([f"{row} " + "long " * 20_000 for row in range(300)], {"use_dictionary": False}),
+    "short texts, then long ones, no dictionary": (
+        ["short"] * 3000 + [f"{row} " + "long " * 20_000 for row in range(300)],
+        {"use_dictionary": False},
+    ),
+    "each text repeats the one before": (
+        ["long " * 20_000 + str(row) for row in range(300)],
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ),
+    "categories": (["long " * 20_000] * 300, {"categories": True}),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_batch_holds_no_more_than_its_bytes_or_one_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, settings = TABLES[kind]
+    table = pa.table({"text": texts})
+    if settings.pop("categories", False):
+        table = pa.table({"text": table["text"].dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", **settings)
+    ((rows, whole),) = {(sum(rows for rows, _ in sizes), sum(size for _, size in sizes)) for sizes in [decoded(tmp_path / "a.parquet")]}
+    limit = 1_000_000
+    assert (rows, whole > 20 * limit) == (len(texts), True)
+    monkeypatch.setattr(parquet_files, "BATCH_BYTES", limit)
+    monkeypatch.setattr(parquet_files, "_WORST_BYTES", limit)
+    monkeypatch.setattr(parquet_files, "_AVERAGE_BYTES", limit // 64)
+    assert max(size for _, size in decoded(tmp_path / "a.parquet")) < 1.1 * limit
+
+
+def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [f"text {row}" for row in range(20_000)]}), tmp_path / "a.parquet", row_group_size=10_000)
+    sizes = decoded(tmp_path / "a.parquet")
+    assert [rows for rows, _ in sizes[:10]] == [2**power for power in range(10)], "carefully at first"
+    assert [rows for rows, _ in sizes].count(1024) >= 16
+    whole = decoded(tmp_path / "a.parquet", by_bytes=False)
+    assert [rows for rows, _ in whole] == 2 * [*[1024] * 9, 784]
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 6, 7, 13, 19])
+def test_rows_begin_anywhere(tmp_path: Path, start: int) -> None:
+    pq.write_table(pa.table({"text": [str(row) for row in range(20)]}), tmp_path / "a.parquet", row_group_size=6)
+    batches = ParquetTable(str(tmp_path / "a.parquet"), "a").batches(most_rows=4, start=start)
+    found = [(first + index, text) for first, batch in batches for index, text in enumerate(batch["text"].to_pylist())]
+    assert found == [(row, str(row)) for row in range(start, 20)]
+
+
+def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{row} " + "long " * 200 for row in range(300)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=130)
+    source = Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=50)
+    order = [document.row for document in read(source)[0]]
+    assert sorted(order) == list(range(300)) != order
+    for module in (parquet_files, hub_tables):
+        monkeypatch.setattr(module, "BATCH_BYTES", 5000)
+    assert [document.row for document in read(source)[0]] == order
+    unshuffled = source.model_copy(update={"shuffle_buffer": 0})
+    assert [document.row for document in read(unshuffled)[0]] == list(range(300))
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_two_columns_of_one_name_are_an_error_that_names_the_file_and_the_column(kind: str, tmp_path: Path) -> None:
+    reader, name = READERS[kind]
+    others = ["instruction", "context", "category", "response", "message_id", "parent_id", "message_tree_id", "role", "text", "messages"]
+    names = [name, name, *(other for other in others if other != name)]
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * len(names), names=names), tmp_path / "twice.parquet")
+    with pytest.raises(NielsCacheError, match=rf"twice\.parquet: has more than one column named '{name}'; rename them, or keep only one"):
+        read(reader([str(tmp_path / "twice.parquet")]))
+
+
+def test_two_columns_of_a_name_that_is_not_read_are_no_error(tmp_path: Path) -> None:
+    columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["url", "text", "url"]), tmp_path / "a.parquet")
+    assert [document.text for document in read(Parquet(files=[str(tmp_path / "a.parquet")]))[0]] == ["b"]
+
+
+def test_a_message_with_two_fields_of_one_name_is_an_error(tmp_path: Path) -> None:
+    message = pa.StructArray.from_arrays([pa.array([text]) for text in ("user", "a", "b")], names=["role", "content", "content"])
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 1], message)}), tmp_path / "a.parquet")
+    with pytest.raises(NielsCacheError, match=r"a\.parquet: has more than one column named 'messages\.content'"):
+        read(ChatJsonl(files=[str(tmp_path / "a.parquet")]))
+
+
+def test_a_value_that_python_cannot_hold_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    late = pa.array([2**62], pa.timestamp("us"))
+    pq.write_table(pa.table({"messages": [[]], "at": late}), tmp_path / "a.parquet")
+    with pytest.raises(NielsCacheError, match=r"^a\.parquet: holds a value that cannot be read"):
+        read(ChatJsonl(files=[str(tmp_path / "a.parquet")]))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "reader"),
+    [
+        ("a.jsonl", '{"text": "a", "text": "b"}', lambda path: Jsonl(files=[path])),
+        ("a.jsonl", '{"text": "a", "meta": {"n": 1, "n": 2}}', lambda path: Wikipedia(files=[path])),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "a", "content": "b"}]}', lambda path: ChatJsonl(files=[path])),
+        ("a.jsonl", '{"text": "a", "text": "b"}', lambda path: Huggingface(dataset="a/b", files=[path])),
+        ("a.json", '[{"title": "a", "title": "b"}]', lambda path: Roam(path=path)),
+    ],
+)
+def test_a_json_object_with_a_key_twice_is_an_error(tmp_path: Path, name: str, line: str, reader: Callable[[str], Source]) -> None:
+    (tmp_path / name).write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=rf"{name}: .*(has the key '(text|n|content|title)' twice|specified twice)"):
+        read(reader(str(tmp_path / name)))
+
+
+def most_in_flight(sizes: list[int], *, most: int = 10) -> tuple[int, int]:
+    """The most items, and characters, that were in flight at once, and were read ahead."""
+    futures: list[tuple[Future[int], int]] = []
+    peak = [0, 0]
+
+    def submit(size: int) -> Future[int]:
+        futures.append((Future(), size))
+        waiting = [each for future, each in futures if not future.done()]
+        peak[:] = max(peak[0], len(waiting)), max(peak[1], sum(waiting))
+        return Late(futures[-1][0], size)
+
+    results = results_in_order(submit, iter(sizes), most=most, size_of=lambda size: size)
+    assert list(results) == sizes
+    return peak[0], peak[1]
+
+
+class Late(Future[int]):
+    """Done when it is asked for."""
+
+    def __init__(self, future: Future[int], size: int) -> None:
+        super().__init__()
+        self._future, self._size = future, size
+
+    def result(self, timeout: float | None = None) -> int:
+        self._future.set_result(self._size)
+        return self._size
+
+
+def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
+    long, most = in_flight.LONG_CHARACTERS, in_flight.MOST_LONG_CHARACTERS
+    assert most_in_flight([long] * 50)[0] == 11, "short ones are bounded by their number"
+    assert most_in_flight([most // 4] * 50) == (4, most)
+    assert most_in_flight([most * 6] * 5) == (1, most * 6)
+    assert most_in_flight([1, most * 6, 1, 1, most * 6])[1] <= most * 6 + 3
+
+
+def test_nothing_is_read_ahead_of_a_very_long_item() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for size in [5, in_flight.MOST_LONG_CHARACTERS + 1, 6, 7]:
+            taken.append(size)
+            yield size
+
+    results = results_in_order(lambda size: Late(Future(), size), items(), most=10, size_of=lambda size: size)
+    assert [next(results), next(results)] == [5, in_flight.MOST_LONG_CHARACTERS + 1]
+    assert len(taken) == 2
+    assert list(results) == [6, 7]

@@ -1,0 +1,97 @@
+"""What a cache says about where its text came from: of local files nothing of the hub's, whatever the source is called."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from tests.corpora import articles
+from tests.read_sources import read
+
+HUB_SOURCES = {name: kind for name, kind in {**PRETRAIN_SOURCES, **SFT_SOURCES}.items() if issubclass(kind, HubData)}
+HUB_NAMES = ("wikimedia/wikipedia", "20231101.en", "Salesforce/wikitext", "wikitext-103-raw-v1", "HuggingFaceFW", "CC-MAIN", "nikolina")
+HUB_NAMES += ("databricks", "OpenAssistant", "owner/name")
+
+
+def table(name: str, **settings: Any) -> dict[str, Any]:
+    return {"source": name, **({"dataset": "owner/name"} if name == "huggingface" else {}), **settings}
+
+
+def registry_of(folder: Path, model: Path, text: str) -> Registry:
+    (folder / "niels_cache.toml").write_text(f"[tokenizer]\nmodel = {json.dumps(str(model))}\n{text}", encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+
+
+def test_every_source_of_the_hub_is_looked_at() -> None:
+    assert {"wikipedia", "wikitext", "fineweb_edu", "gutenberg", "huggingface", "dolly15k", "oasst1"} == set(HUB_SOURCES)
+
+
+@pytest.mark.parametrize("name", HUB_SOURCES)
+def test_files_are_described_without_the_hub(name: str) -> None:
+    for local in ({"files": ["a.jsonl"]}, {"path": "books"}) if name == "gutenberg" else ({"files": ["a.jsonl"]},):
+        source = HUB_SOURCES[name](**table(name, **local))
+        assert source.hub_config is None
+        assert source.describe() == {"kind": name, "streaming": True, "local_files": True}
+        assert not {"dataset", "config", "split", "val_split", "pinned_revision"} & set(source.shown_settings())
+        assert not source.follows_the_hub  # type: ignore[attr-defined]
+        assert not [said for said in HUB_NAMES if said in json.dumps([source.describe(), source.shown_settings()])]
+    hub = HUB_SOURCES[name](**table(name))
+    assert {"dataset", "split", "val_split"} < set(hub.describe())
+    assert hub.shown_settings() == hub.identity()
+    assert hub.hub_config == hub.model_dump()["config"]
+
+
+@pytest.mark.parametrize("key", ["config", "split", "val_split", "pinned_revision"])
+@pytest.mark.parametrize("name", HUB_SOURCES)
+def test_a_setting_of_the_hub_beside_files_is_an_error(name: str, key: str, tmp_path: Path, tiny_model: Path) -> None:
+    family = "sft" if name in SFT_SOURCES else "pretrain"
+    keys = {**table(name, files=["a.jsonl"]), key: "something"}
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    with pytest.raises(
+        NielsCacheError, match=rf"\[{family}.local\].*files is read instead of the hub, so {key} would do nothing; remove it"
+    ):
+        registry_of(tmp_path, tiny_model, f"[{family}.local]\n{text}")
+
+
+def write_pages(path: Path) -> None:
+    path.write_text(
+        "".join(json.dumps({"id": str(row), "title": "T", "text": text}) + "\n" for row, text in enumerate(articles(30, seed=1)))
+    )
+
+
+@pytest.mark.parametrize("make", [build_dataset, prepare_corpus])
+def test_the_meta_of_a_local_dump_names_no_data_set_of_the_hub(tmp_path: Path, tiny_model: Path, make: Callable[..., Any]) -> None:
+    write_pages(tmp_path / "pages.jsonl")
+    prepare = 'prepare = ["clean"]\n' if make is prepare_corpus else ""
+    registry = registry_of(tmp_path, tiny_model, f'[pretrain.wiki]\nsource = "wikipedia"\nfiles = ["pages.jsonl"]\n{prepare}')
+    root = tmp_path / "cache"
+    build_tokenizer(registry, root=root)
+    meta = make(registry, "wiki", root=root).meta
+    assert meta["dataset_config"] is None
+    assert meta["source"] == {"kind": "wikipedia", "streaming": True, "local_files": True}
+    assert meta["dataset_revision"].startswith("sha256:")
+    assert not [said for said in HUB_NAMES if said in json.dumps(meta)]
+
+
+def test_a_cache_of_local_files_stays_valid() -> None:
+    """Its fingerprint holds the hub's defaults, as it always did: no token depends on them."""
+    identity = HUB_SOURCES["wikipedia"](**table("wikipedia", files=["a.jsonl"])).identity()
+    assert (identity["dataset"], identity["config"]) == ("wikimedia/wikipedia", "20231101.en")
+
+
+@pytest.mark.parametrize(("name", "content"), [("wikitext", '{"n": 1}\n'), ("dolly15k", '{"text": "a"}\n'), ("oasst1", '{"text": "a"}\n')])
+def test_what_is_wrong_with_local_files_is_not_blamed_on_the_hub(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(NielsCacheError) as caught:
+        read(HUB_SOURCES[name](**table(name, files=[str(tmp_path / "rows.jsonl")])))
+    assert "rows.jsonl: " in str(caught.value)
+    assert not [said for said in HUB_NAMES if said in str(caught.value)]
