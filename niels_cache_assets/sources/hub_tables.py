@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import IO, Any
@@ -289,7 +289,7 @@ def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: boo
     return tables
 
 
-def row_batches(dataset: Any, *, shuffled: bool) -> Iterator[Any]:
+def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
     """The rows of a data set in Arrow tables where the schema is known, else in columns of Python values. About a thousand rows at a time,
     fewer where they are long.
 
