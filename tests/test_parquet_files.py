@@ -29,23 +29,27 @@ from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
 
 MEGABYTE = 1_000_000
+PEAK = """
+from pathlib import Path
+def peak():  # getrusage would count what the parent had before this program was loaded
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
+"""
 BUILD = """
-import json, resource, sys
+import sys
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from pathlib import Path
 folder = Path(sys.argv[1])
 registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
 build_tokenizer(registry, root=folder / "cache")
 outcome = build_dataset(registry, "big", root=folder / "cache")
-print(outcome.meta["train_tokens"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print(outcome.meta["train_tokens"], peak())
 """
 ENCODE = """
-import resource, sys
+import sys
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 SentencePieceTokenizer(sys.argv[1]).encode_unchecked(["word " * (int(sys.argv[2]) // 5)])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print(peak())
 """
 READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
     "parquet": (lambda files: Parquet(files=files), "text"),
@@ -61,21 +65,25 @@ READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
 
 
 def child(script: str, *arguments: object) -> list[int]:
-    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-c", PEAK + script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.split()]
 
 
 def write_long_rows(path: Path, *, rows: int, size: int, dictionary: bool = True) -> None:
-    """One text in all rows, in a file of a few kilobytes; or one that differs in its first characters."""
+    """One text in all rows, in a file of a few kilobytes; or, without a dictionary, one that begins later in each row."""
     text = "word " * (size // 5)
     if dictionary:
         column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
         pq.write_table(pa.table({"text": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
         assert path.stat().st_size < 100_000
     else:
-        column = pa.chunked_array([pa.array([f"{row} {text}"]) for row in range(rows)])
-        pq.write_table(pa.table({"text": column}), path, compression="zstd", use_dictionary=False, row_group_size=rows)
+        data, offsets = pa.py_buffer(text.encode()), pa.array([0, size - rows], pa.int32()).buffers()[1]
+        pieces = [pa.StringArray.from_buffers(1, offsets, data.slice(row)) for row in range(rows)]  # which share their memory
+        table = pa.table({"text": pa.chunked_array(pieces)})
+        pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=rows)
+    assert pq.read_metadata(path).num_row_groups == 1
 
 
 def peak_of_build(folder: Path, model: Path, *, tokens: int, source: str = "parquet") -> int:
