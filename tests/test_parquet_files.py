@@ -102,7 +102,7 @@ def peak_of_build(folder: Path, model: Path, *, tokens: int, source: str = "parq
 @pytest.mark.parametrize("source", ["parquet", "wikipedia", "huggingface"])
 def test_long_rows_of_a_small_file_are_not_decoded_together(tmp_path: Path, tiny_model: Path, source: str) -> None:
     write_long_rows(tmp_path / "big.parquet", rows=200, size=5 * MEGABYTE)  # 1 GB
-    assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 850
+    assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 1300  # 3,059 to 3,375 when batches were of rows
 
 
 @pytest.mark.slow
