@@ -37,7 +37,7 @@ test: $(STAMP)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 torture: $(STAMP)  ## the long fault tests: hundreds of kills, faults and flips (an hour or more)
-	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile tests/faults $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 lint: $(STAMP)  ## formatting, lint and types, changing nothing
 	@$(BIN)/ruff format --check .
