@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -42,7 +43,8 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
         child.start()
     assert child.pid is not None
     if kill_after is not None and not wait([child.sentinel], kill_after):
-        os.kill(child.pid, with_signal)
+        with suppress(ProcessLookupError):  # it ended in this moment
+            os.kill(child.pid, with_signal)
     hangs = not wait([child.sentinel], _PATIENCE_SECONDS)
     with _exit_codes:
         if hangs:
