@@ -141,16 +141,18 @@ def end_with_parent() -> None:
 
 
 def _open(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks exclusively only what is open for writing
+        try:
+            return os.open(path, access | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return None
 
 
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # somebody holds it, or the file system cannot say: then nobody's process is judged
         return False
     return True
 
@@ -163,6 +165,6 @@ def _start_of(pid: int) -> int:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # a process may have any bytes as its name
     except OSError:
         return ""

@@ -1,5 +1,7 @@
 """Runs whose process is gone are ended, whoever launched them; those of another machine, another home or a live process never are."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ from pathlib import Path
 from niels_cache_assets.processes import hold_record
 if sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("/proc/self/comm").write_bytes(bytes.fromhex(sys.argv[3]))
 descriptor = hold_record(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -42,9 +45,9 @@ def streaming() -> None:
 
 
 @contextmanager
-def holding(path: Path, *, stubborn: bool = False) -> Iterator["subprocess.Popen[str]"]:
+def holding(path: Path, *, stubborn: bool = False, name: bytes = b"holding") -> Iterator["subprocess.Popen[str]"]:
     """A process that has recorded itself at `path`; killed after the block."""
-    command = [sys.executable, "-c", HOLDING, str(path), "stubborn" if stubborn else "mild"]
+    command = [sys.executable, "-c", HOLDING, str(path), "stubborn" if stubborn else "mild", name.hex()]
     with subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -208,6 +211,41 @@ def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_
         ):
             other.end()
         assert process.poll() is None
+        recorded.end()
+        assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_a_record_is_judged_where_only_what_is_open_for_writing_can_be_locked_and_not_where_nothing_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS has it, and file systems without locks."""
+    flock, has_locks = fcntl.flock, True
+
+    def nfs(descriptor: int, kind: int) -> None:
+        if not has_locks:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    path = tmp_path / "runs" / "x"
+    descriptor = hold_record(path)
+    with claimed_record(path, copies=False) as live:
+        assert not live
+    os.close(descriptor)
+    with claimed_record(path, copies=False) as gone:
+        assert gone
+    has_locks = False
+    with claimed_record(path, copies=False) as gone:
+        assert not gone, "nobody can tell"
+
+
+def test_a_process_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    with holding(tmp_path / "runs" / "x", name=b"\xff)") as process:
+        assert Path(f"/proc/{process.pid}/comm").read_bytes() == b"\xff)\n"
+        recorded = read_record(tmp_path / "runs" / "x")
+        assert recorded is not None
         recorded.end()
         assert process.wait(timeout=60) == -signal.SIGTERM
 
