@@ -7,19 +7,25 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.retries import RetryMode
+from dagster._core.executor.multiprocess import MultiprocessExecutor
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from niels_cache_assets import processes
 from niels_cache_assets.defs.abandoned import end_abandoned_runs, recorded_run
+from niels_cache_assets.defs.executor import _RecordedExecutor
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
@@ -285,6 +291,40 @@ def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_co
         end_abandoned_runs(instance)
     found = [state for state, _ in states(instance, *runs)]
     assert found == (["STARTED", "CANCELING", "STARTED", "STARTED"] if lives else ["FAILURE", "CANCELED", "FAILURE", "FAILURE"])
+
+
+def test_a_home_without_tables_of_pools_ends_its_runs_all_the_same(tmp_path: Path) -> None:
+    """As one of an early Dagster, whose database nobody has migrated."""
+    with ensure_instance(tmp_path / "home"):
+        pass
+    [path] = [path for path in (tmp_path / "home").rglob("index.db")]
+    with closing(sqlite3.connect(path)) as database, database:
+        for table in ("concurrency_limits", "concurrency_slots", "pending_steps"):
+            database.execute(f"DROP TABLE {table}")
+    with ensure_instance(tmp_path / "home") as instance:
+        assert not instance.event_log_storage.supports_global_concurrency_limits
+        run = instance.create_run_for_job(streaming, status=STARTED).run_id
+        os.close(hold_record(record_of(tmp_path / "home", run)))
+        end_abandoned_runs(instance)
+        ended = instance.get_run_by_id(run)
+        assert ended is not None
+        assert ended.status.value == "FAILURE"
+
+
+def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(
+    instance: dg.DagsterInstance, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=warned.append))
+    monkeypatch.setattr(MultiprocessExecutor, "execute", lambda self, plan_context, execution_plan: iter(["executed"]))
+    executor: Any = _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=1)
+    assert list(executor.execute(context, None)) == ["executed"]
+    assert (is_held(record_of(home, "0123")), warned) == (True, [])
+    shutil.rmtree(home / ".runs")
+    (home / ".runs").write_text("no folder")
+    assert list(executor.execute(context, None)) == ["executed"]
+    [warning] = warned
+    assert warning.startswith(f"this run is not recorded, so it would show as running if its process were killed: {home / '.runs/0123'}: ")
 
 
 def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs whose process was killed: end them, so that they do not show as running and hold their place in a pool for ever.
+"""Runs whose process was killed: end them and their step workers, so that they do not show as running for ever.
 
 Whoever coordinates a run, a launcher or our executor (executor.py), records itself in the Dagster home, in a file named after the run
 (niels_cache_assets.processes); each of its step workers adds another. A run whose record nobody holds any more is ended, and so are step
@@ -35,7 +35,7 @@ _FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 @contextmanager
 def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
-    """End abandoned runs, then run the block, and end those of its time as well: nobody waits for the place of a process that is gone."""
+    """End abandoned runs, then run the block, and end those of its time as well."""
     end_abandoned_runs(instance)
     ended = threading.Event()
 
@@ -87,17 +87,18 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
         if run_id and not step:
             with claimed_record(path, copies=is_own) as is_gone:  # of a home that was copied, the database was as well
                 if is_gone:
-                    _end_steps(home, run_id)  # before their place is given to others
+                    _end_steps(home, run_id)  # first: nothing of a run that has ended may still write
                     _end(instance, run_id)
                     _clear(home, run_id)
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
         if not _record(home, run.run_id).exists() and is_own and _was_abandoned(run, home):
             _end(instance, run.run_id)
-    pool = instance.event_log_storage.get_concurrency_info(STREAM_POOL)
-    for run_id in pool.active_run_ids | pool.pending_run_ids:
-        holder = instance.get_run_by_id(run_id)
-        if holder is None or holder.is_finished:
-            instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        pool = instance.event_log_storage.get_concurrency_info(STREAM_POOL)
+        for run_id in pool.active_run_ids | pool.pending_run_ids:
+            holder = instance.get_run_by_id(run_id)
+            if holder is None or holder.is_finished:
+                instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
 def _home(instance: dg.DagsterInstance) -> Path:
@@ -114,7 +115,8 @@ def _hold(path: Path) -> int:
         return hold_record(path)
     except OSError as error:
         raise NielsCacheError(
-            f"{path}: cannot be written: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a folder that can be written"
+            f"{path}: cannot be written and locked: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a folder "
+            "that can be written, on a disk with locks"
         ) from error
 
 
@@ -135,7 +137,8 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
         instance.report_run_canceled(run, message=_GONE)
     else:
         instance.report_run_failed(run, message=_GONE)
-    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
 def _clear(home: Path, run_id: str) -> None:
