@@ -16,11 +16,13 @@ from pathlib import Path
 from types import TracebackType
 
 import dagster as dg
+from dagster._core.instance.ref import InstanceRef  # what a process reads of a home; no public name
 from dagster._core.storage.tags import GRPC_INFO_TAG  # where the default launcher says which code server holds a run
 from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
+from niels_cache_assets.defs.instance import dagster_home
 from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
@@ -72,8 +74,15 @@ class Services:
         self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
-        """The instance with its settings as they are here: dagster.yaml may say nothing of telemetry."""
-        return [] if self._instance.is_ephemeral else ["--instance-ref", dg.serialize_value(self._instance.get_ref())]
+        """The instance with its settings as they are here, if dagster.yaml says nothing of telemetry.
+
+        Otherwise nothing: everybody on the machine sees a command line, and dagster.yaml may hold the password of a database.
+        """
+        if self._instance.is_ephemeral:
+            return []
+        here = self._instance.get_ref()
+        is_read_so = InstanceRef.from_dir(str(dagster_home())) == here
+        return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
 
     def check(self) -> None:
         """Raise NielsCacheError if one of them has ended."""
