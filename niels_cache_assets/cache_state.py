@@ -24,6 +24,7 @@ from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.place import place_problem
 
@@ -204,8 +205,9 @@ def _state(
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
     if found.condition not in ("complete", "stale"):
         return found
-    with suppress(NielsCacheError):  # what replaces it now is judged next time
-        found = replace(found, note=note(read_meta(str(directory / META_NAME))) or "")
+    with suppress(NielsCacheError):  # replaced meanwhile, or with a value that is not of its form: then there is nothing to note
+        path = directory / META_NAME
+        found = replace(found, note=note(check_form(read_meta(str(path)), path)) or "")
     return found
 
 

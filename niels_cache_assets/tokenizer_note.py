@@ -24,8 +24,8 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
     trained_on = meta.get("trained_on")
     if not isinstance(trained_on, dict):
         return None
-    sources, skipped = trained_on.get("sources", {}), trained_on.get("skipped", {})
-    said = [f"trained on {', '.join(name + _read_as(registry, name, trained_on) for name in sources)}"]
+    sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
+    said = [f"trained on {', '.join(name + _as_what(registry, name, read_as) for name in sources)}"] if sources else []
     lacking = {name: f"the rest of {name}" if sources.get(name) else name for name in skipped}
     back = [name for name in lacking if _can_be_read(registry, root, name, meta)]
     still = [words for name, words in lacking.items() if name not in back]
@@ -33,14 +33,19 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
         said.append(f"without {', '.join(still)}, which could not be read")
     if back:
         said.append(f"without {', '.join(lacking[name] for name in back)}, which can be read now: {_ADVICE}")
-    return "; ".join(said)
+    return "; ".join(said) or None
 
 
-def _read_as(registry: Registry, name: str, trained_on: dict[str, Any]) -> str:
-    """` (prepared)` and the like; nothing for a data set that is not prepared, of which there is nothing but its raw text."""
+def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in `trained_on`, whose form nothing else checks; empty if it is not one."""
+    value = trained_on.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _as_what(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
+    """` (prepared)` and the like; nothing for a data set without `prepare`, which has nothing but its raw text."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
-    read_as = trained_on.get("read_as", {}).get(name, "raw")
-    return words.get(read_as, " (raw text)" if name in registry.prepared() else "")
+    return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")
 
 
 def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
@@ -53,7 +58,7 @@ def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
     return (
         _was_built_since(registry, root, name, meta)
         or _has_corpus(registry, root, name)
-        or (name not in meta["trained_on"]["sources"] and _gives_text(registry, name))
+        or (name not in _table(meta["trained_on"], "sources") and _gives_text(registry, name))
     )
 
 

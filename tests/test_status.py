@@ -30,6 +30,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta, write_meta
 from tests.corpora import articles
+from tests.hand_made import rewrite_meta
 
 CONFIG = """
 profile = "quickstart"
@@ -270,6 +271,23 @@ def test_changed_settings_of_the_tokenizer_make_it_stale_and_a_lost_model_to_imp
     _, rows = as_json(capsys)
     assert (rows["tokenizer"]["condition"], rows["notes"]["condition"]) == ("stale", "complete")
     assert "spm.model: no such tokenizer model" in rows["tokenizer"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "odd", "noted"),
+    [
+        ("tokenizer", {"trained_on": {"sources": None, "skipped": 5}}, ""),
+        ("tokenizer", {"trained_on": {"sources": {"books": 5}, "read_as": {"books": []}}}, "trained on books (raw text)"),
+        ("pretrain/notes", {"train_tokens": "many", "split_rule": "val until 1 tokens, then train until 9 tokens"}, ""),
+    ],
+)
+def test_a_meta_json_with_a_value_of_another_form_hides_its_note_and_nothing_else(
+    project: Path, capsys: pytest.CaptureFixture[str], folder: str, odd: dict[str, Any], noted: str
+) -> None:
+    rewrite_meta(project / "cache" / folder, **odd)
+    _, rows = as_json(capsys)
+    assert len(rows) > 3
+    assert rows[Path(folder).name]["note"] == noted
 
 
 def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_good_cache(
