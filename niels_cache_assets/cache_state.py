@@ -239,7 +239,7 @@ def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     except NielsCacheError as error:
         return "no corpus", str(error)
     if meta["fingerprint"] != fingerprint:
-        return "other settings", "build it: its settings have changed since, or one run used others"
+        return "other settings", "build it: its settings or the code version have changed since, or one run used others"
     return "in sync", ""
 
 

@@ -276,7 +276,9 @@ def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_ru
     assert corpus_state(registry, "mix", root=tmp_path).state == "in sync"
     longer = project(tmp_path, tiny_model, RULES["budgets"].replace("3_000", "4_000"), PREPARED_MIX)
     assert corpus_state(longer, "mix", root=tmp_path).state == "other settings"
-    with pytest.raises(NielsCacheError, match="made with other settings; materialize corpus/documents of 'mix' first"):
+    with pytest.raises(
+        NielsCacheError, match="made with other settings or another code version; materialize corpus/documents of 'mix' first"
+    ):
         build_dataset(longer, "mix", root=tmp_path)
     other = train_tiny_tokenizer(tmp_path / "other")
     shutil.copy(other, tmp_path / "copy.model")

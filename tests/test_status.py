@@ -221,7 +221,7 @@ def lose_tokenizer(cache: Path) -> None:
         (break_meta, "", "broken", "notes/meta.json: not valid JSON"),
         (remove, "", "missing", "build it"),
         (lose_tokenizer, "", "stale", "build the tokenizer first"),
-        (damage_nothing, "[build]\nseed = 7", "stale", "its settings have changed since"),
+        (damage_nothing, "[build]\nseed = 7", "stale", "its settings or the code version have changed since"),
     ],
 )
 def test_what_is_not_complete_says_why(

@@ -144,7 +144,7 @@ def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
     tokenizer = corpus_tokenizer(registry, name, root=root)
     tokenizer_sha256 = tokenizer.model_sha256 if tokenizer is not None else None
     if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"], tokenizer_sha256=tokenizer_sha256):
-        raise NielsCacheError(f"{directory}: the corpus of {name!r} was made with other settings; {advice}")
+        raise NielsCacheError(f"{directory}: the corpus of {name!r} was made with other settings or another code version; {advice}")
     return meta
 
 
