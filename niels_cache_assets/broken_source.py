@@ -1,6 +1,6 @@
 """An error of one source that must not end the work on the others: what people are told of it, and where a bug leaves its traceback.
 
-A source reads what others wrote, with the libraries of others: which exceptions that raises nobody can list.
+A source reads what others wrote, with the libraries of others: it may raise any exception.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from niels_cache_assets.sources.network import first_line, without_secrets
 from niels_cache_runtime.errors import NielsCacheError
 
-DEBUG = "DEBUG: "  # how plain code marks a log line that only who looks for a bug wants to read; the log of the run keeps it
+DEBUG = "DEBUG: "  # plain code begins a log line with it that helps only to find a bug; the log of the run keeps such lines
 
 
 def in_one_line(error: Exception) -> str:
@@ -26,5 +26,5 @@ def log_traceback(error: Exception, log: Callable[[str], object]) -> None:
 
 
 def as_debug(log: Callable[[str], object]) -> Callable[[str], object]:
-    """The log with every line marked for those alone who look for a bug."""
+    """Return a log that marks every line with DEBUG."""
     return lambda message: log(DEBUG + message)

@@ -1,6 +1,6 @@
-"""Token budgets of a pretrain cache, and what is said of one whose source ended before they were met.
+"""Token budgets of a pretrain cache, and the sentence about one whose source ended before they were met.
 
-meta.json records the budgets of a build in `split_rule` alone, those of one run included: so this is told of older caches too. No file is
+meta.json records the budgets of a build in `split_rule` alone, those of one run included, so older caches have the sentence too. No file is
 read. A budget that was met is held exactly (streaming/splits.py).
 """
 
@@ -36,6 +36,6 @@ def shares_met(meta: Meta) -> dict[Split, str]:
 
 
 def shortfall(meta: Meta) -> str | None:
-    """`0.5% of train_tokens: the source ended`; None where no budget was missed, or there is none."""
+    """`0.5% of train_tokens: the source ended`; None if no budget was missed, or none was set."""
     shares = shares_met(meta)
     return f"{', '.join(f'{share} of {split}_tokens' for split, share in shares.items())}: the source ended" if shares else None

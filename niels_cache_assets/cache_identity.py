@@ -1,4 +1,4 @@
-"""What decides the bytes of a cache: the fingerprint by which a build finds that it is needless, and others that a cache is good."""
+"""What decides the bytes of a cache, and its fingerprint: a finished cache with the same fingerprint needs no build."""
 
 from __future__ import annotations
 

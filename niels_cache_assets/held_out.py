@@ -189,7 +189,9 @@ class HeldOut:
 
     def _needed_tokenizer(self, name: str) -> SentencePieceTokenizer:
         if self._tokenizer is None:
-            raise NielsCacheError(f"{name} is split by token budgets: what it keeps for val takes the tokenizer; build that first")
+            raise NielsCacheError(
+                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
+            )
         return self._tokenizer
 
 

@@ -1,10 +1,10 @@
 """The text that a tokenizer is trained on: the first `sample_bytes` of every data set, one line of text a line.
 
-A data set with `prepare` gives the documents of its corpus: cleaned, without those on its drop list, and those of train alone. Where it has
-no corpus that is current, its source is read as it is, which is said. A mixture without a corpus is mixed from its members, of which those
-with a corpus give that; one whose corpus needs the tokenizer always is, so that it gives the same when the tokenizer is trained again. A
-data set that cannot be read, for whatever reason, is left out, said and recorded. Cost: as much of each data set as the sample takes; text
-is spooled to disk.
+A data set with `prepare` gives the documents of its corpus: cleaned, without those on its drop list, and those of train alone. If it has no
+current corpus, its source is read as it is, and a warning says so. A mixture without a corpus is mixed from its members; a member with a
+corpus gives that. A mixture whose corpus needs the tokenizer is always mixed so: it gives the same text when that is trained again.
+A data set that cannot be read, for whatever reason, is left out, named in a warning and recorded. Cost: as much of each data set as the
+sample takes; text is spooled to disk.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Lines:
                 line = next(lines)
             except StopIteration:
                 return
-            except Exception as error:  # of a source, whatever it is; what happens to the sample's file is another's
+            except Exception as error:  # any error of a source; one of the sample's own file does not come through here
                 self.error = error
                 return
             yield line
@@ -197,8 +197,8 @@ def _as_member(prepared: PreparedCorpus) -> PreparedMember:
 def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
     """The documents that go to train.
 
-    Where token budgets decide, how far val reaches is known only with the tokenizer: it is taken to reach as far as it can, of the longest
-    pieces alone, but never over more than half of the text.
+    If token budgets decide, only the tokenizer tells where val ends. So its longest possible reach is left out: val_tokens pieces of the
+    longest kind, but at most half of the text.
     """
     source = prepared.source
     documents: Iterator[Document] = chain.from_iterable(prepared.documents())

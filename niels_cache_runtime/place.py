@@ -1,7 +1,8 @@
 """Which folder of a cache root a meta.json belongs in: `ROOT/FAMILY/NAME`, and an index under its hash.
 
 A folder that was renamed, copied or exchanged with another keeps its files and its hashes, so nothing else shows that its name is wrong.
-Only who goes by the name asks: a folder that is opened by its path may be called anything. Costs nothing beyond the meta.json at hand.
+Only code that opens a folder by its name asks: a folder that is opened by its path may have any name. Costs nothing beyond the meta.json
+at hand.
 """
 
 from collections.abc import Mapping

@@ -66,19 +66,21 @@ def _held_out_rule(member: PretrainSource) -> dict[str, Any]:
 
 
 def needs_tokenizer(registry: Registry, name: str) -> bool:
-    """Whether only tokens tell what a data set leaves out: a mixture of which a member gives val a token budget."""
+    """Whether a data set is a mixture with a member whose val is a token budget: only tokens tell what it leaves out."""
     members = getattr(registry.source(name), "members", ())
     return any(registry.pretrain[member].val_tokens for member in members if member in registry.pretrain)
 
 
 def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> SentencePieceTokenizer | None:
-    """The tokenizer where a data set's corpus depends on it. Raises NielsCacheError where there is none yet."""
+    """Return the tokenizer if a data set's corpus depends on it, else None. Raises NielsCacheError if it is not built yet."""
     if not needs_tokenizer(registry, name):
         return None
     try:
         return load_tokenizer(registry, root)
     except NielsCacheError as error:
-        raise NielsCacheError(f"{name}: a member is split by token budgets; to leave out its val takes the tokenizer: {error}") from error
+        raise NielsCacheError(
+            f"{name}: a member is split by token budgets, so the tokenizer is needed to leave out its val: {error}"
+        ) from error
 
 
 def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> str:
