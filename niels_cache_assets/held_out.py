@@ -95,11 +95,25 @@ class HeldOut:
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Each document of a member with the reason for which it is left out, or None."""
-        keys = self._keys[name]
+        """Each document of a member with the reason for which it is left out, or None.
+
+        Raises NielsCacheError if its source gives several documents the origin of one that is held out.
+        """
+        keys, found = self._keys[name], 0
 
         def kept_for_val(document: Document) -> bool:
-            return document.split == "val" or (bool(keys) and _key(document.file, document.row, document.source_id) in keys)
+            nonlocal found
+            if document.split == "val":
+                return True
+            if not keys or _key(document.file, document.row, document.source_id) not in keys:
+                return False
+            found += 1
+            if found > len(keys):
+                raise NielsCacheError(
+                    f"{name}: several of its documents have the same file, row and source_id ({document.source_id!r:.80}), so what it keeps"
+                    " for val cannot be told from the rest; its source must give each document its own"
+                )
+            return True
 
         if not self._indexes:
             for document in documents:

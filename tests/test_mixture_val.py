@@ -15,8 +15,11 @@ from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.defaults import SPECIAL_TOKENS
+from niels_cache_assets.documents import Document
 from niels_cache_assets.pipeline import BuildOutcome, build_dataset
 from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -288,6 +291,23 @@ def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_ru
     build_tokenizer(registry, root=tmp_path)
     assert corpus_state(registry, "mix", root=tmp_path).state == "other settings"
     assert prepare_corpus(registry, "mix", root=tmp_path, processes=1).state == "built"
+
+
+@pytest.mark.parametrize("more", ["", 'decontaminate = "exact"\n'])
+def test_a_source_whose_documents_nothing_tells_apart_is_refused_as_a_member_with_budgets(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets"] + more), tmp_path)
+    documents = Jsonl.documents
+
+    def without_origins(self: Jsonl, context: StreamContext) -> Iterator[list[Document]]:
+        for batch in documents(self, context):
+            yield [Document(document.text) for document in batch]
+
+    monkeypatch.setattr(Jsonl, "documents", without_origins)
+    assert build_dataset(registry, "a", root=tmp_path).state == "built", "alone it needs no origins"
+    with pytest.raises(NielsCacheError, match="a: several of its documents have the same file, row and source_id"):
+        build_dataset(registry, "mix", root=tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["first_exhausted", "all_exhausted"])
