@@ -2,9 +2,9 @@
 
 A data set with `prepare` gives the documents of its corpus: cleaned, without those on its drop list, and those of train alone. If it has no
 current corpus, its source is read as it is, and a warning says so. A mixture without a corpus is mixed from its members; a member with a
-corpus gives that. A mixture whose corpus needs the tokenizer is always mixed so: it gives the same text when that is trained again.
-A data set that cannot be read, for whatever reason, is left out, named in a warning and recorded. Cost: as much of each data set as the
-sample takes; text is spooled to disk.
+corpus gives its documents of train. A mixture whose corpus needs the tokenizer is always mixed so: it gives the same text when that is
+trained again. A data set that cannot be read, for whatever reason, is left out, named in a warning and recorded. Cost: as much of each data
+set as the sample takes; text is spooled to disk.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, SftSource, SourceUnavailable, StreamContext
 from niels_cache_assets.sources.encodings import nothing_is_text
+from niels_cache_assets.sources.rows import batched
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.tokenizer_measures import noting
@@ -170,7 +171,7 @@ class _Lines:
         for name in names:
             prepared = _prepared(self._registry, name, root=self._root)
             if isinstance(prepared, PreparedCorpus):
-                found[name] = _as_member(prepared)
+                found[name] = _member_of_train(prepared)
             else:
                 self._log(f"WARNING: the tokenizer is trained on raw text of {name} in {self._name}: {prepared}")
         return found
@@ -190,8 +191,15 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
         return str(error)
 
 
-def _as_member(prepared: PreparedCorpus) -> PreparedMember:
-    return PreparedMember.of(lambda: prepared)
+class _TrainOfMember(PreparedMember):
+    """Gives the documents that go to train alone: without the tokenizer a mixture cannot leave out what a token budget gives to val."""
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return batched(_of_train(self.prepared))
+
+
+def _member_of_train(prepared: PreparedCorpus) -> PreparedMember:
+    return _TrainOfMember.of(lambda: prepared)
 
 
 def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:

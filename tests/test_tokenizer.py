@@ -319,6 +319,7 @@ def test_a_sample_that_cannot_be_written_is_no_broken_source(tmp_path: Path) -> 
 PREPARED = """prepare = ["clean", "dedup"]
 cleaning = { min_characters = 1, min_words = 3, skip = ["not_english", "repetitive", "no_stopwords"] }
 """
+MIX_OF_WIKI = '[pretrain.mix]\nsource = "interleave"\nmembers = { wiki = 1.0 }\nprepare = ["clean"]\n'
 MARKUP = "{{Infobox}}"  # too short a document: cleaning drops it
 
 
@@ -375,8 +376,8 @@ def test_a_corpus_of_other_settings_is_not_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle_buffer", [0, 7])
-def test_what_a_budget_gives_to_val_is_not_trained_on(tmp_path: Path, shuffle_buffer: int) -> None:
-    registry = prepared_registry(tmp_path, f"train_tokens = 3000\nval_tokens = 60\nshuffle_buffer = {shuffle_buffer}")
+def test_what_a_budget_gives_to_val_is_not_trained_on_nor_in_a_mixture(tmp_path: Path, shuffle_buffer: int) -> None:
+    registry = prepared_registry(tmp_path, f"train_tokens = 3000\nval_tokens = 60\nshuffle_buffer = {shuffle_buffer}", MIX_OF_WIKI)
     prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
     find_duplicates(registry, root=tmp_path)
     trained_on = build_tokenizer(registry, root=tmp_path).meta["trained_on"]
@@ -389,12 +390,12 @@ def test_what_a_budget_gives_to_val_is_not_trained_on(tmp_path: Path, shuffle_bu
     text, _, _ = sample_of(registry, tmp_path)
     trained = {number + 1 for number in numbers(text)}  # rows: the first one is markup
     assert (len(val) > 0, len(trained) > 10, trained & val) == (True, True, set())
-    assert trained_on["read_as"]["wiki"] == "prepared"
+    assert (trained_on["read_as"]["wiki"], trained_on["read_as"]["mix"]) == ("prepared", "members")
+    assert len(numbers(text)) == 2 * len(trained), "once of itself and once of the mixture"
 
 
 def test_a_mixture_without_a_corpus_is_mixed_from_its_members_corpora(tmp_path: Path) -> None:
-    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { wiki = 1.0 }\nprepare = ["clean"]\n'
-    registry = prepared_registry(tmp_path, more=mix)
+    registry = prepared_registry(tmp_path, more=MIX_OF_WIKI)
     prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
     find_duplicates(registry, root=tmp_path)
     text, trained_on, said = sample_of(registry, tmp_path)
