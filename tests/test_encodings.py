@@ -314,6 +314,28 @@ def test_a_nul_that_json_escapes_is_a_nul(tmp_path: Path) -> None:
     assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[1].report.dropped == {"not_text": 1}
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le"])
+def test_a_replaced_byte_leaves_the_rest_of_its_line_as_it_is_written(tmp_path: Path, encoding: str) -> None:
+    broken = b"\x81" if encoding == "cp1252" else b"\0\xd8"
+    files = one(tmp_path, "a.jsonl", ('{"text": "' + FRENCH * 4).encode(encoding) + broken + '"}\n'.encode(encoding))
+    makes: list[Callable[..., Source]] = [Jsonl, lambda **keys: Huggingface(dataset="a/b", **keys)]
+    for make in makes:
+        (document,), context = read(make(files=files, encoding=encoding))
+        assert document.text == FRENCH * 4 + "\ufffd"
+        assert context.report.facts["replaced"]["bytes"] == len(broken)
+
+
+def test_a_surrogate_that_a_parquet_file_holds_as_bytes_is_no_mark(tmp_path: Path) -> None:
+    content = b"x" * 1000 + b" \xed\xb0\x80 \xed\xb0\x81"
+    pq.write_table(pa.table({"text": pa.array([content], pa.binary()).view(pa.string())}), tmp_path / "a.parquet")
+    files = [str(tmp_path / "a.parquet")]
+    sources: list[Source] = [Parquet(files=files), Huggingface(dataset="a/b", files=files)]
+    for source in sources:
+        (document,), context = read(source)
+        assert document.text == content.decode(errors="replace")
+        assert context.report.facts["replaced"]["bytes"] == 6
+
+
 def test_only_what_is_replaced_in_the_text_counts_against_it(tmp_path: Path) -> None:
     line = json.dumps({"text": "short", "other": FRENCH}, ensure_ascii=False).encode("latin-1") + b"\n"
     found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", line)))

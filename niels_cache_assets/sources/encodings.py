@@ -16,6 +16,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 from pydantic import Field, field_validator
@@ -107,10 +108,9 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
 
 def _carried_mark(error: UnicodeError) -> tuple[str, int]:
     if isinstance(error, UnicodeDecodeError) and 0xB0 <= (piece := error.object[error.start : error.start + 3] + b"\0\0")[1] <= 0xB3:
-        try:
-            return piece[:3].decode(errors="surrogatepass"), error.start + 3
-        except UnicodeDecodeError:
-            pass
+        with suppress(UnicodeDecodeError):
+            if MARK.match(mark := piece[:3].decode(errors="surrogatepass")):
+                return mark, error.start + 3
     return _mark(error)
 
 

@@ -158,7 +158,7 @@ class HubData(DecodesText):
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
-            dataset, names = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
+            dataset, names, recoded = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
             if shuffled:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             batches = hub_tables.row_batches(dataset, shuffled=shuffled)
@@ -171,7 +171,7 @@ class HubData(DecodesText):
                         columns = {}
                         for name in batch.column_names:
                             marked[name] = {}
-                            columns[name] = hub_tables.values_of(batch[name], self.encoding, marked[name])
+                            columns[name] = hub_tables.values_of(batch[name], self.encoding, marked[name], recoded=recoded)
                     indices, rows = columns.pop(hub_tables.FILE), columns.pop(hub_tables.ROW)
                     damaged = hub_tables.damage_of_rows(columns.pop(hub_tables.DAMAGE, ()))
                     files = [names[index] for index in indices]
@@ -222,8 +222,10 @@ def _open(
     start: tuple[str, int] | None,
     *,
     by_bytes: bool,
-) -> tuple[Any, list[str]]:
-    """The part as an IterableDataset of the chosen columns, file index and row; and the names behind the file indices."""
+) -> tuple[Any, list[str], bool]:
+    """The part as an IterableDataset of the chosen columns, file index and row; the names behind the file indices; whether its strings
+    are `recoded` (hub_tables.values_of).
+    """
     datasets = _datasets()
     local_names = {}
     settings: dict[str, Any] = {}
@@ -243,18 +245,19 @@ def _open(
             settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
             read_tables = hub_tables.text_tables(local_names, data.encoding, keep_linebreaks=keep_linebreaks)
     builder = _builder(datasets, data, path, settings)
-    if part.files is not None and path == "json" and _needs_decoding(local_names, data.encoding):
+    recoded = part.files is not None and path == "json" and _needs_decoding(local_names, data.encoding)
+    if recoded:
         hub_tables.decode_json(builder, local_names, data.encoding)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns({"text": True} if read_tables else _fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
         hub_tables.decode_late_json(builder)
     if not hasattr(builder.config, "columns"):
-        return hub_tables.with_origin(dataset, columns, local_names, start, read_tables)
+        return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables), recoded
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
     tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
-    return hub_tables.with_origin(dataset, columns, local_names, start, tables)
+    return *hub_tables.with_origin(dataset, columns, local_names, start, tables), recoded
 
 
 def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:

@@ -133,17 +133,17 @@ def survive_null_rows() -> None:
     loader.paj = SimpleNamespace(**{**vars(loader.paj), "read_json": without_null_rows})
 
 
-def values_of(column: Any, encoding: str, damaged: dict[int, str]) -> list[Any]:
+def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
     """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
 
-    `encoding`, `damaged`: as of column_values, of bytes that may hold marks already.
+    `encoding`, `damaged`: as of column_values. `recoded`: the bytes come from `decode_json`, so they are UTF-8 and may hold marks already.
     The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
     """
     import pyarrow as pa
 
     if isinstance(column.type, pa.JsonType):
         return [_decoded(value) for value in column.to_pylist()]
-    return column_values(column, encoding, damaged, CARRIED_MARKS)
+    return column_values(column, UTF8, damaged, CARRIED_MARKS) if recoded else column_values(column, encoding, damaged)
 
 
 def _decoded(value: str | None) -> Any:
