@@ -25,6 +25,7 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, chat, enco
 from niels_cache_assets.sources.base import Source
 from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.encodings import DecodesText, decoding_warning
+from niels_cache_assets.sources.files import SourceFile
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub_text import Huggingface
@@ -323,6 +324,17 @@ def test_a_replaced_byte_leaves_the_rest_of_its_line_as_it_is_written(tmp_path: 
         (document,), context = read(make(files=files, encoding=encoding))
         assert document.text == FRENCH * 4 + "\ufffd"
         assert context.report.facts["replaced"]["bytes"] == len(broken)
+
+
+def test_bytes_of_parquet_that_are_no_string_are_not_replaced(tmp_path: Path) -> None:
+    bad = pa.array([b"q\xff" + b"x" * 200], pa.binary()).view(pa.string())
+    table = pa.table({"instruction": bad, "output": ["a"], "image": pa.array([b"\x89PNG\xff\xfe"], pa.binary())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    path = str(tmp_path / "a.parquet")
+    ((_, row),) = rows.parquet_rows(SourceFile(path, "a.parquet"))
+    assert row["image"] == b"\x89PNG\xff\xfe"
+    _, context = read(ChatJsonl(files=[path], instruction_field="instruction", output_field="output"))
+    assert context.report.facts["replaced"]["bytes"] == 1
 
 
 def test_a_surrogate_that_a_parquet_file_holds_as_bytes_is_no_mark(tmp_path: Path) -> None:

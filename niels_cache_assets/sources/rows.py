@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
@@ -151,7 +151,10 @@ def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
     try:
         return cast(list[dict[str, Any]], batch.to_pylist())
     except UnicodeDecodeError:
-        columns = [[_marked(value, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns]
+        columns = [
+            [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()]
+            for column in batch.columns
+        ]
     rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
     return [_settled(row) for row in rows]
 
@@ -170,21 +173,21 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _marked(value: Any, encoding: str) -> Any:
-    """The value with text, with marks, for bytes."""
-    if isinstance(value, bytes):
+def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
+    """The value with text, with marks, for the bytes of strings. `kind`: its type before `_with_bytes`."""
+    import pyarrow.types as types
+
+    if value is None:
+        return None
+    if is_string_type(kind):
         try:
             return value.decode()
         except UnicodeDecodeError:
             return value.decode(encoding, MARKS)
-    return _mapped(value, lambda inner: _marked(inner, encoding))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, list):
-        return [change(inner) for inner in value]
-    if isinstance(value, dict):
-        return {key: change(inner) for key, inner in value.items()}
+    if types.is_list(kind) or types.is_large_list(kind):
+        return [_marked(inner, kind.value_type, encoding) for inner in value]
+    if types.is_struct(kind):
+        return {field.name: _marked(value[field.name], field.type, encoding) for field in kind}
     return value
 
 
@@ -194,8 +197,12 @@ def _settled(marked: dict[str, Any]) -> dict[str, Any]:
 
     def clean(value: Any) -> Any:
         nonlocal size
+        if isinstance(value, list):
+            return [clean(inner) for inner in value]
+        if isinstance(value, dict):
+            return {key: clean(inner) for key, inner in value.items()}
         if not isinstance(value, str):
-            return _mapped(value, clean)
+            return value
         size += damage_of(value).size
         return unmarked(value)
 
