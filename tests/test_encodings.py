@@ -315,6 +315,14 @@ def test_a_nul_that_json_escapes_is_a_nul(tmp_path: Path) -> None:
     assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[1].report.dropped == {"not_text": 1}
 
 
+def test_the_title_of_a_page_is_part_of_its_text(tmp_path: Path) -> None:
+    pages = [{"title": title, "children": [{"string": "hello"}]} for title in ("a\0b", "été " * 9, "ok")]
+    (tmp_path / "a.json").write_bytes(json.dumps(pages, ensure_ascii=False).encode("latin-1"))
+    found, context = read(Roam(path=str(tmp_path)))
+    assert [document.text for document in found] == ["ok\n\n- hello"]
+    assert context.report.dropped == {"not_text": 2}
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le"])
 def test_a_replaced_byte_leaves_the_rest_of_its_line_as_it_is_written(tmp_path: Path, encoding: str) -> None:
     broken = b"\x81" if encoding == "cp1252" else b"\0\xd8"

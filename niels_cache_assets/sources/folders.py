@@ -122,14 +122,14 @@ def _pages(
     marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
     for row, page in enumerate(pages[position.row :], position.row):
         position.row = row + 1
-        outline = _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
+        title, outline = page["title"], _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
         replaced = 0
         if mark is not None:
-            replaced = len(mark.findall(_outline(marked_pages[row], Counter(), where=file.name, limit=limit)))
+            marked_outline = _outline(marked_pages[row], Counter(), where=file.name, limit=limit)
+            replaced = len(mark.findall(marked_pages[row]["title"])) + len(mark.findall(marked_outline))
         if not outline:
             dropped["empty"] += 1
-        elif decoding.admits(file.name, outline, replaced=replaced):
-            title = page["title"]
+        elif decoding.admits(file.name, title, outline, replaced=replaced):
             yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 
 
