@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -158,6 +159,22 @@ def test_a_batch_holds_no_more_than_its_bytes_or_one_row(kind: str, tmp_path: Pa
     monkeypatch.setattr(parquet_files, "_WORST_BYTES", limit)
     monkeypatch.setattr(parquet_files, "_AVERAGE_BYTES", limit // 64)
     assert max(size for _, size in decoded(tmp_path / "a.parquet")) < 1.1 * limit
+
+
+def test_a_file_that_says_no_sizes_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", "b", "a"]}), tmp_path / "a.parquet")
+    table = ParquetTable(str(tmp_path / "a.parquet"), "a.parquet")
+    column = SimpleNamespace(
+        path_in_schema="text", total_uncompressed_size=0, num_values=3, physical_type="BYTE_ARRAY", encodings=("RLE_DICTIONARY",)
+    )
+    group = SimpleNamespace(num_rows=3, num_columns=1, column=lambda index: column)
+    table._parquet = SimpleNamespace(
+        metadata=SimpleNamespace(row_group=lambda index: group),
+        num_row_groups=1,
+        iter_batches=table._parquet.iter_batches,
+        reader=table._parquet.reader,
+    )
+    assert [text for _, batch in table.batches(["text"], most_rows=2) for text in batch["text"].to_pylist()] == ["a", "b", "a"]
 
 
 def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:

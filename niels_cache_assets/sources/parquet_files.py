@@ -117,7 +117,7 @@ class ParquetTable:
                     fixed += bound
         row_bytes = fixed + sum(bound for _, bound in dictionaries.values())
         worst = _WORST_BYTES
-        if dictionaries and worst // row_bytes < min(most, _ENOUGH_ROWS):
+        if dictionaries and worst // max(row_bytes, 1) < min(most, _ENOUGH_ROWS):
             longest, worst = self._longest_values(group, list(dictionaries)), BATCH_BYTES
             row_bytes = fixed + sum(min(bound, values * longest.get(path, bound)) for path, (values, bound) in dictionaries.items())
         if row_bytes:
