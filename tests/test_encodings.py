@@ -356,6 +356,18 @@ def test_a_surrogate_that_a_parquet_file_holds_as_bytes_is_no_mark(tmp_path: Pat
         assert context.report.facts["replaced"]["bytes"] == 6
 
 
+def test_a_page_that_is_damaged_from_end_to_end_is_one_entry_a_block(tmp_path: Path) -> None:
+    _, replaced = mediawiki._readable("<title>\x00é\udc02\x01</title><text>\ufffe<\x00")
+    assert [tuple(each) for each in replaced] == [(7, 4, 3, True), (32, 3, 1, False), (36, 1, 1, True)]
+    assert len(mediawiki._readable("a\0\udc01" * 1000)[1]) == 1
+    text = b"a\0\xff" * 100_000
+    pages = b"<page><title>T</title><ns>0</ns><id>1</id><revision><text>%b</text></revision></page>" % text
+    (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + pages + pages.replace(b"\0", b"-") + b"</mediawiki>")
+    first, second = mediawiki.read_pages(SourceFile(str(tmp_path / "a.xml"), "a.xml"))
+    assert (first.replaced_bytes, first.replaced, first.has_nul) == (200_000, 200_000, True)
+    assert (second.replaced_bytes, second.replaced, second.has_nul) == (100_000, 100_000, False)
+
+
 def test_only_what_is_replaced_in_the_text_counts_against_it(tmp_path: Path) -> None:
     line = json.dumps({"text": "short", "other": FRENCH}, ensure_ascii=False).encode("latin-1") + b"\n"
     found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", line)))

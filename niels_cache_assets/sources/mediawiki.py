@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage
-from niels_cache_assets.sources.encodings import MARKS, UTF8, encoding_of
+from niels_cache_assets.sources.encodings import MARKS, UTF8, damage_of, encoding_of
 from niels_cache_assets.sources.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.places import FilePosition
@@ -27,6 +27,7 @@ _MAX_DEPTH = 64  # of elements; a dump has five
 _MAX_MARKUP_BYTES = 1 << 20  # of one tag, or one comment: expat scans it from its beginning with every block
 _MAX_NAME = 1000  # characters of an element's name, its namespace included
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
+_NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 
 
@@ -49,11 +50,14 @@ class Page(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """A U+FFFD that expat is given: where, in the bytes that it was given, for how many bytes, and whether for a NUL."""
+    """U+FFFD that expat is given, between two tags: where the first is, in the bytes that it was given, for how many bytes they all stand,
+    how many they are, and whether one stands for a NUL.
+    """
 
     at: int
     size: int
-    is_nul: bool
+    characters: int
+    has_nul: bool
 
 
 class _Handler:
@@ -131,8 +135,8 @@ class _Handler:
                     model=values.get("model", "wikitext").strip(),
                     text=values.get("text"),
                     replaced_bytes=sum(each.size for each in replaced),
-                    replaced=len(in_text),
-                    has_nul=any(each.is_nul for each in in_text),
+                    replaced=sum(each.characters for each in in_text),
+                    has_nul=any(each.has_nul for each in in_text),
                 )
             )
             self.starts.append(self._start)
@@ -269,15 +273,24 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
 
 
 def _readable(text: str) -> tuple[str, list[_Replaced]]:
-    """The text with U+FFFD for marks and for what XML cannot hold; `at` is in bytes from its beginning."""
+    """The text with U+FFFD for marks and for what XML cannot hold; `at` is in bytes from its beginning.
+
+    Elements begin and end at "<", so what is replaced between two of those is one entry: a page may be damaged from end to end.
+    """
     replaced: list[_Replaced] = []
     if not _NOT_XML.search(text):
         return text, replaced
+    readable = _NOT_XML.sub("\ufffd", text)
     last = at = 0
-    for found in _NOT_XML.finditer(text):
-        at += len(text[last : found.start()].encode())
-        size = ord(found[0]) - 0xDC00 if "\udc01" <= found[0] <= "\udcff" else len(found[0].encode())
-        replaced.append(_Replaced(at, size, found[0] == "\0"))
-        at += len("\ufffd".encode())
-        last = found.end()
-    return _NOT_XML.sub("\ufffd", text), replaced
+    for found in _NOT_XML_TO_TAG.finditer(text):
+        at += len(readable[last : found.start()].encode())
+        last = found.start()
+        characters = Counter(_NOT_XML.findall(found[0]))
+        size = sum(count * _bytes_of(character) for character, count in characters.items())
+        replaced.append(_Replaced(at, size, characters.total(), "\0" in characters))
+    return readable, replaced
+
+
+def _bytes_of(character: str) -> int:
+    """How many bytes of the file a mark, or a character that XML cannot hold, stands for."""
+    return damage_of(character).size or len(character.encode())
