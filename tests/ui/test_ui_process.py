@@ -112,6 +112,15 @@ def test_runs_that_lose_a_process_fail_and_the_next_one_goes_on(ui: RunningUi) -
         assert (work.writer, work.is_resumable, (work.share or 0.0) > share, target.exists()) == (None, True, True, False), lost
 
 
+def test_a_click_on_a_cache_hit_ends_while_another_build_has_the_place(ui: RunningUi) -> None:
+    assert build_dataset(ui.project.registry, "books", root=ui.project.root).state in ("built", "cache_hit")
+    (ui.home / ".streams").mkdir(exist_ok=True)
+    with writer_lock(ui.home / ".streams/0", doing="letters (run 0a1b2c3d)"):
+        run = ui.launch("books")
+        wait_until(lambda: ui.status_of(run) in ("SUCCESS", "FAILURE"), seconds=BUILD_SECONDS, what="it waits")
+    assert ui.status_of(run) == "SUCCESS"
+
+
 def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: RunningUi, tmp_path: Path) -> None:
     """The last test of this file: the server ends."""
     run = ui.launch("notes")
@@ -137,12 +146,3 @@ def test_ctrl_c_cancels_its_runs_leaves_nothing_and_the_next_build_goes_on(ui: R
     (copy / "tokenizer").symlink_to(ui.project.root / "tokenizer")
     build_dataset(ui.project.registry, "notes", root=copy)
     assert digests(copy / "pretrain/notes") == digests(target)
-
-
-def test_a_click_on_a_cache_hit_ends_while_another_build_has_the_place(ui: RunningUi) -> None:
-    assert build_dataset(ui.project.registry, "books", root=ui.project.root).state in ("built", "cache_hit")
-    (ui.home / ".streams").mkdir(exist_ok=True)
-    with writer_lock(ui.home / ".streams/0", doing="letters (run 0a1b2c3d)"):
-        run = ui.launch("books")
-        wait_until(lambda: ui.status_of(run) in ("SUCCESS", "FAILURE"), seconds=BUILD_SECONDS, what="it waits")
-    assert ui.status_of(run) == "SUCCESS"
