@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -28,6 +27,7 @@ from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
 from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
 
@@ -176,7 +176,7 @@ def load_registry(
     user.pop("profile", None)
     if wanted not in PROFILES:
         refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
-    shipped = tomllib.loads(resources.files("niels_cache_assets").joinpath(f"profiles/{wanted}.toml").read_text(encoding="utf-8"))
+    shipped = parse_toml(resources.files("niels_cache_assets").joinpath(f"profiles/{wanted}.toml").read_text(encoding="utf-8"))
     base_dir = str(Path(file).parent) if file else "."
     origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
     tables = _merge(_merge(shipped, user, origin.where), _absolute_paths(dict(overrides or {})), "command line")
@@ -216,10 +216,10 @@ def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) 
 
 def _read_toml(path: Path, remedy: str) -> Tables:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of TOML, and of UTF-8
         raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error

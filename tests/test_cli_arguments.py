@@ -160,6 +160,33 @@ def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeL
     assert registry.build.seed == 3
 
 
+def test_set_reaches_blends_and_single_entries_of_keys_that_are_tables(launcher: FakeLauncher, tmp_path: Path) -> None:
+    (tmp_path / "niels_cache.toml").write_text(
+        """
+[pretrain."a.b"]
+source = "text"
+files = ["a.txt"]
+prepare = ["clean"]
+cleaning = { min_words = 2, min_characters = 9 }
+
+[blend.mix]
+weights = { "a.b" = 1.0, wikitext = 2.0 }
+sequence_length = 16
+num_samples = 10
+"""
+    )
+    registry = build(
+        launcher,
+        *("--config", str(tmp_path / "niels_cache.toml")),
+        *("--set", "pretrain.a.b.cleaning.min_words=5", "--set", "pretrain.a.b.cleaning.max_bullet_share=0.4"),
+        *("--set", "blend.mix.seed=3", "--set", "blend.mix.weights.a.b=7.0", "--set", "tokenizer.special_tokens.eot=<end>"),
+    )
+    assert registry.pretrain["a.b"].cleaning == {"min_words": 5, "min_characters": 9, "max_bullet_share": 0.4}
+    assert (registry.blend["mix"].seed, registry.blend["mix"].weights) == (3, {"a.b": 7.0, "wikitext": 2.0})
+    assert registry.tokenizer.special_tokens["eot"] == "<end>"
+    assert registry.tokenizer.special_tokens["sys"].startswith("<|ngpt_sys")
+
+
 def test_set_can_add_a_data_set(launcher: FakeLauncher) -> None:
     registry = build(launcher, "--set", "pretrain.my.notes.source=jsonl", "--set", 'pretrain.my.notes.files=["notes.jsonl"]')
     assert registry.pretrain["my.notes"].source == "jsonl"
@@ -196,6 +223,12 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--seeed", "1"], "did you mean '--seed'?"),
         (["build-all", "--seeed=1"], "did you mean '--seed'?"),
         (["build-all", "--seed", "many"], "'many' is not a whole number"),
+        (["build-all", "--seed", "9" * 4_000], f"'{'9' * 40}' is not a whole number of 64 bits"),
+        (["build-all", "--seed", "9" * 5_000], f"'{'9' * 40}' is not a whole number of 64 bits"),
+        (["build-all", "--set", "build.seed=" + "9" * 5_000], "a whole number has more than 64 bits"),
+        (["build-all", "--set", "build.seed=0x" + "f" * 5_000], "a whole number has more than 64 bits"),
+        (["build-all", "--set", "blend.mx.seed=3"], "no blend 'mx'"),
+        (["build-all", "--set", "blend.seed=3"], "is not TABLE.KEY=VALUE"),
         (["build-all", "--seed"], "--seed"),
         (["build-all", "--sft-val-frac", "half"], "'half' is not a number"),
         (["build-all", "--only", "wikitxt"], "did you mean 'wikitext'?"),

@@ -149,3 +149,24 @@ def test_at_a_terminal_it_asks_until_answers_make_sense(project: Path, monkeypat
     registry = load_registry(config="niels_cache.toml")
     assert registry.profile == "quickstart"
     assert {name for name, source in {**registry.pretrain, **registry.sft}.items() if source.enabled} == {"my_text", "chats"}
+
+
+def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    answers: Iterator[str] = iter(["quickstart", "'my books"])
+
+    def ask(question: str) -> str:
+        if (answer := next(answers, None)) is None:
+            raise EOFError
+        return answer
+
+    monkeypatch.setattr("builtins.input", ask)
+    assert main(["init"]) == exit_codes.WRONG_USE
+    said = capsys.readouterr()
+    assert "No closing quotation" in said.out
+    assert "the answers ended before the questions; nothing was written" in said.err
+    assert "Traceback" not in said.err
+    assert not Path("niels_cache.toml").exists()

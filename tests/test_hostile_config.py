@@ -122,11 +122,18 @@ def test_a_name_that_is_no_folders_name_is_refused(tmp_path: Path, name: str) ->
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_byte_order_mark_that_an_editor_wrote_is_no_part_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "niels_cache.toml").write_bytes(b"\xef\xbb\xbf[build]\nseed = 7\n")
+    assert load_registry(config=str(tmp_path / "niels_cache.toml")).build.seed == 7
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[pretrain.notes]\nsource = 'text'\nfiles = [\"a\\u0000b\"]", "holds a NUL"),
         ("[build]\ncache_dir = '~nobody-of-that-name/x'", "no home directory"),
+        ("[build]\nseed = " + "9" * 5000, "a whole number has more than 64 bits"),
+        ("[build]\nseed = 0x" + "f" * 5000, "a whole number has more than 64 bits: build.seed"),
         ("a = " + "[" * 5000, "nested too deeply|not valid TOML"),
         ("a.b" * 3000 + " = 1", "not valid TOML|unknown table"),
         ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = inf }", "finite|infinity"),

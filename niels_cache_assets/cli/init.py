@@ -24,7 +24,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{target}: is there already; edit it, replace it with --force, or write another with --out")
     wishes = _given(arguments)
     if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
-        wishes = _asked(wishes.folder)
+        try:
+            wishes = _asked(wishes.folder)
+        except EOFError as error:  # Ctrl-D
+            print()
+            raise NielsCacheError(
+                "init: the answers ended before the questions; nothing was written. Options answer, too: see init --help"
+            ) from error
     registry = _write(target, render(wishes))
     if arguments.json:
         built = [name for family in FAMILIES for name in registry.partition_keys(family) if registry.source(name).enabled]
@@ -91,7 +97,11 @@ def _choice(question: str, choices: tuple[str, ...]) -> str:
 def _paths(question: str) -> list[str]:
     """Asked again until all of them are there."""
     while True:
-        paths = shlex.split(input(f"{question}: "))
+        try:
+            paths = shlex.split(input(f"{question}: "))
+        except ValueError as error:
+            print(f"  {error}: end a quoted path with the quotation mark that it begins with")
+            continue
         missing = [path for path in paths if not Path(path).expanduser().exists()]
         if not missing:
             return paths

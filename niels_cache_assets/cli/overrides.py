@@ -9,18 +9,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets import defaults
 from niels_cache_assets.defaults import ROLE_KEYS
+from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
 
 WHERE = "command line"
+_OF_NEW_TABLES = ("source", "weights")  # the keys without which a data set, or a blend, is none
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,12 @@ class Overrides:
 def whole_number(text: str) -> int:
     """200_000_000 is welcome."""
     try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+        number = int(text)
+    except ValueError as error:  # one of more than 4,300 digits is among them
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
+    if number.bit_length() > 64:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
+    return number
 
 
 def fraction(text: str) -> float:
@@ -171,11 +176,16 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself where it is none."""
+    """A TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself where it is none.
+
+    Raises NielsCacheError for a whole number of more than 64 bits.
+    """
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise NielsCacheError(f"{WHERE}: --set: {text[:40]!r} ...: {error}") from error
     return text if isinstance(value, (datetime.date, datetime.time)) else value  # no setting is a date, but 2024-01-01 may be a name
 
 
@@ -199,22 +209,40 @@ def _four_tokens(tokens: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
+    """The path of each --set (table, data set or blend where there is one, key) and its value.
+
+    A path may lead into a key that is a table itself (`pretrain.notes.cleaning.min_words`): the other entries of that table stay.
+    """
     from niels_cache_assets.registry import refuse_choice
 
-    parsed: list[tuple[tuple[str, ...], Any]] = []
+    parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:
         path, equals, value = setting.partition("=")
-        section, _, rest = path.strip().partition(".")
-        name, _, key = rest.rpartition(".") if section in ("pretrain", "sft") else ("", "", rest)
-        if not equals or not key or (section in ("pretrain", "sft") and not name):
+        section, *parts = path.strip().split(".")
+        tables = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(section)
+        head = (section,) if tables is None else (section, _longest_name(parts, tables))
+        key, *inner = (parts if tables is None else parts[head[1].count(".") + 1 :]) or [""]
+        if not equals or not all((*head, key)):
             raise NielsCacheError(f"{WHERE}: --set {setting!r} is not TABLE.KEY=VALUE, for example pretrain.wikitext.enabled=false")
-        parsed.append(((section, name, key) if name else (section, key), parse_value(value.strip())))
-    new = {target[:2] for target, _ in parsed if target[-1] == "source"}  # a table that names its source is a new data set
-    for target, _ in parsed:
-        known = {"pretrain": registry.pretrain, "sft": registry.sft}.get(target[0])
+        target, parsed_value = (*head, key), parse_value(value.strip())
+        if inner:
+            table = getattr(registry, section, None) if tables is None else tables.get(head[1])
+            now = parsed.get(target, getattr(table, key, None))
+            parsed_value = {**(now if isinstance(now, Mapping) else {}), ".".join(inner): parsed_value}
+        parsed[target] = parsed_value
+    new = {target[:2] for target in parsed if target[-1] in _OF_NEW_TABLES}  # what a table that is not there yet begins with
+    for target in parsed:
+        known = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(target[0])
         if known is not None and target[1] not in known and target[:2] not in new:
-            refuse_choice(f"{WHERE}: --set {'.'.join(target)}", "no data set", target[1], known)
-    return parsed
+            what = "no blend" if target[0] == "blend" else "no data set"
+            refuse_choice(f"{WHERE}: --set {'.'.join(target)}", what, target[1], known)
+    return list(parsed.items())
+
+
+def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
+    """The configured name that these parts of a path begin with, of several the longest, else all but the last part: names have dots."""
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((name for name in names if name in known), ".".join(parts[:-1]))
 
 
 def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
