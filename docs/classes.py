@@ -61,7 +61,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     ("Building", "niels_cache_assets.build_cache", ("build_pretrain_cache", "build_sft_cache", "Provenance", "Progress", "Resume")),
     ("", "niels_cache_assets.build_cache", ("write_unbuilt_cache", "fingerprint_of")),
-    ("", "niels_cache_assets.documents", ("Document", "Conversation", "SourceReport")),
+    ("", "niels_cache_assets.documents", ("Document", "Message", "Conversation", "SourceReport")),
     ("", "niels_cache_assets.tokenization", ("SentencePieceTokenizer", "view_tokenizer")),
     ("For the datasets library", "niels_cache_assets", ("to_hf_dataset",)),
 )

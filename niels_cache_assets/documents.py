@@ -12,6 +12,8 @@ Role = Literal["system", "user", "assistant"]
 
 
 class Message(TypedDict):
+    """One turn of a conversation: who speaks ("system", "user" or "assistant"), and the text."""
+
     role: Role
     content: str
 

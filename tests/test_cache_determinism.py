@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.documents import Document, Message, SourceReport
+from niels_cache_assets.build_cache import Message, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.meta import read_meta
 from tests.tiny import sentences
@@ -50,6 +50,14 @@ def test_a_pretrain_cache_is_byte_identical_when_built_twice(tmp_path: Path, tok
     first = build_pretrain(tmp_path / "a" / "same", tokenizer)
     assert len([name for name in first if name.startswith("train/")]) > 3
     assert first == build_pretrain(tmp_path / "b" / "same", tokenizer)
+
+
+def test_the_name_of_the_folder_does_not_show_in_the_bytes(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
+    assert build_pretrain(tmp_path / "one", tokenizer) == build_pretrain(tmp_path / "two", tokenizer)
+    assert read_meta(str(tmp_path / "one" / "meta.json"))["dataset_name"] is None
+    for name in ("three", "four"):
+        build_sft_cache(conversations(20), str(tmp_path / name), tokenizer=tokenizer, val_frac=0.2, seed=1)
+    assert digests(tmp_path / "three") == digests(tmp_path / "four")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.build_cache.resuming import Counts
@@ -19,7 +18,7 @@ CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # bumped by hand when the bytes c
 class Provenance:
     """What meta.json says about where a cache came from, key by key (docs/meta.md).
 
-    `dataset_name` None: the name of the folder. `fingerprint` None: it is taken over the builder's own settings.
+    `dataset_name` None: the cache has no name, and may lie in any folder. `fingerprint` None: it is taken over the builder's own settings.
     """
 
     dataset_name: str | None = None
@@ -50,12 +49,12 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-def common_meta(family: str, out_dir: str, tokenizer: BuildTokenizer, provenance: Provenance, seed: int, settings: dict[str, Any]) -> Meta:
+def common_meta(family: str, tokenizer: BuildTokenizer, provenance: Provenance, seed: int, settings: dict[str, Any]) -> Meta:
     identity = {"settings": settings, "tokenizer_sha256": tokenizer.model_sha256, "code_version": CODE_VERSIONS[family]}
     return {
         "kind": family,
         "built": True,
-        "dataset_name": provenance.dataset_name or Path(out_dir).name,
+        "dataset_name": provenance.dataset_name,
         "dataset_config": provenance.dataset_config,
         "dataset_revision": provenance.dataset_revision,
         "source": provenance.source,

@@ -95,7 +95,7 @@ def build_pretrain_cache(
         **identity,
     }
     meta = {
-        **common_meta("pretrain", out_dir, view, provenance, seed, settings),
+        **common_meta("pretrain", view, provenance, seed, settings),
         "append_eot": append_eot,
         "shard_bytes": shard_bytes,
         **identity,
@@ -120,7 +120,7 @@ def build_pretrain_cache(
     known = {"settings": settings, "meta": meta, "on_collision": on_collision}
     answer_if_asked(resume, identity=known)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=meta["dataset_name"], identity=known, state=State)
+        journal = open_journal(partial, resume, name=provenance.dataset_name or out_dir, identity=known, state=State)
         state: State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
         splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()

@@ -82,7 +82,7 @@ def build_sft_cache(
     feed: Feed[Any] = examples if isinstance(examples, Feed) else Feed.of(examples, report or SourceReport())
     settings = {"val_frac": val_frac, "seed": seed, "split_by": split_by}
     meta = {
-        **common_meta("sft", out_dir, view, provenance, seed, settings),
+        **common_meta("sft", view, provenance, seed, settings),
         "split_rule": provenance.split_rule or f"seeded {val_frac:g} of {split_by}s to val",
     }
 
@@ -102,7 +102,7 @@ def build_sft_cache(
     identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
     answer_if_asked(resume, identity=identity)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=meta["dataset_name"], identity=identity, state=_State)
+        journal = open_journal(partial, resume, name=provenance.dataset_name or out_dir, identity=identity, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None

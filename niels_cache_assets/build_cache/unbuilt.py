@@ -1,6 +1,5 @@
 """The cache of a data set that is switched off."""
 
-from pathlib import Path
 from typing import Literal
 
 from niels_cache_assets.build_cache.outcome import Provenance
@@ -23,7 +22,7 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
             {
                 "kind": family,
                 "built": False,
-                "dataset_name": provenance.dataset_name or Path(out_dir).name,
+                "dataset_name": provenance.dataset_name,
                 "dataset_config": provenance.dataset_config,
                 "dataset_revision": None,
                 "source": provenance.source,
