@@ -30,6 +30,25 @@ if TYPE_CHECKING:
 TEXTS_PER_TASK = 64
 
 
+def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
+    """Load any SentencePiece model, and return it with the sha256 of its bytes.
+
+    Every piece is read once, which costs some milliseconds: SentencePiece loads a damaged model whose pieces are no text, and fails later.
+    Raises NielsCacheError for a file that cannot be read or is no such model.
+    """
+    import sentencepiece
+
+    try:
+        content = Path(path).read_bytes()
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        processor.id_to_piece(list(range(processor.get_piece_size())))
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
+    except (OSError, RuntimeError) as error:
+        raise NielsCacheError(f"{path}: not a SentencePiece model ({(str(error).splitlines() or ['damaged'])[0]})") from error
+    return processor, hashlib.sha256(content).hexdigest()
+
+
 class SentencePieceTokenizer:
     """A SentencePiece model with four special tokens that are one id each.
 
@@ -45,17 +64,10 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
-        import sentencepiece
-
         if not Path(self.model_path).is_file():
             raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-        try:
-            model = Path(self.model_path).read_bytes()
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (OSError, RuntimeError) as error:
-            raise NielsCacheError(f"{self.model_path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+        processor, loaded = load_model(self.model_path)
         require_vocab_fits(processor.get_piece_size(), self.model_path)
-        loaded = hashlib.sha256(model).hexdigest()
         if self.model_sha256 not in (None, loaded):
             raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; make it anew")
         self.model_sha256 = loaded

@@ -88,6 +88,18 @@ def test_files_that_are_not_there_are_problems_of_the_table_that_names_them(empt
     assert "graph.json is not there" in found[2]["found"]
 
 
+def test_a_damaged_tokenizer_model_is_a_problem(empty_folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tiny_model.read_bytes()
+    place = whole.index("▁".encode())
+    Path("x.model").write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+    Path("niels_cache.toml").write_text('[tokenizer]\nmodel = "x.model"\n')
+    main(["doctor", "--offline", "--json"])
+    found = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "data"]
+    assert len(found) == 1
+    assert found[0]["state"] == "problem"
+    assert "x.model: a damaged SentencePiece model" in found[0]["found"]
+
+
 def test_a_file_system_without_locks_and_a_relative_home_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,25 @@ def test_a_model_file_that_is_missing_or_something_else_says_so(tmp_path: Path, 
         build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
 
 
+def test_a_damaged_model_says_so_wherever_its_bytes_are_wrong(tmp_path: Path, tiny_model: Path) -> None:
+    """SentencePiece itself loads a model whose pieces are no text, and fails where such a piece is first shown."""
+    whole, damaged = tiny_model.read_bytes(), tmp_path / "x.model"
+    place = whole.index("▁".encode())
+    damaged.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+    with pytest.raises(NielsCacheError, match=r"x\.model: a damaged SentencePiece model: a piece is not UTF-8"):
+        SentencePieceTokenizer(str(damaged))
+    draws, refused = torch.Generator().manual_seed(5), []
+    for _ in range(60):
+        place, value = torch.randint(len(whole), (), generator=draws).item(), torch.randint(256, (), generator=draws).item()
+        damaged.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+        try:
+            SentencePieceTokenizer(str(damaged)).piece_bytes()
+        except NielsCacheError as error:
+            refused.append(str(error))
+    assert len(refused) > 10
+    assert all(message.startswith(str(damaged)) for message in refused)
+
+
 def test_a_vocabulary_too_large_for_the_text_says_what_to_lower(tmp_path: Path) -> None:
     config = configure(tmp_path, '[tokenizer]\nvocab_size = 9000\ntrain_on = ["sample"]\n')
     with pytest.raises(NielsCacheError, match="lower it"):

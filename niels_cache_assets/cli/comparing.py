@@ -24,7 +24,7 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.decoding import open_tokenizer
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenization import SentencePieceTokenizer, load_model
 from niels_cache_assets.tokenizer_measures import characters_per_token
 from niels_cache_assets.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
@@ -94,12 +94,7 @@ def _model_path(given: str, root: Path) -> Path:
 
 def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
     """Any SentencePiece model: it needs none of our special tokens."""
-    import sentencepiece
-
-    try:
-        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    except (OSError, RuntimeError) as error:
-        raise NielsCacheError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+    return load_model(path)[0]
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:

@@ -27,6 +27,7 @@ from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.streaming.directories import can_exchange
 from niels_cache_assets.streaming.locks import try_lock
+from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
@@ -123,6 +124,12 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     if model is not None and not os.access(model, os.R_OK):
         yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} is not there", mend="correct its path")
         problems = True
+    elif model is not None:
+        try:
+            SentencePieceTokenizer(model, special_tokens=registry.tokenizer.special_tokens)
+        except NielsCacheError as error:
+            yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
+            problems = True
     for family in FAMILIES:
         for name in registry.partition_keys(family):
             source = registry.source(name)
