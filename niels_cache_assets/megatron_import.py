@@ -117,6 +117,12 @@ def import_megatron(
     return meta
 
 
+def as_prefix(given: str) -> str:
+    """PREFIX of a .bin and an .idx, of which either may be given: a shell completes the name of a file."""
+    path = Path(given)
+    return str(path.with_suffix("")) if path.suffix in (".bin", ".idx") and path.is_file() else given
+
+
 def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
     """Raise NielsCacheError for a PREFIX without files, and for one that two splits would come from: val would be in train."""
     for split, prefix in prefixes.items():

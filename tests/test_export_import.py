@@ -12,7 +12,7 @@ from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.meta import Meta, sha256_file
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.exports import export, random_documents, stream_of, write_documents_cache
 from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
@@ -214,7 +214,7 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
         (("--name", "../up"), "use letters, digits, _ - . with no leading dot and no two in a row"),
         (("--name", "a", "--tokenizer-sha256", "12"), "must be 64 digits 0-9a-f"),
         (("--name", "a", "--tokenizer-sha256", "0" * 64), "is another tokenizer"),
-        (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--eot", "9"), "--eot 9: the tokenizer has 4; leave it out"),
+        (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--vocab-size", "9"), "--vocab-size 9: the tokenizer has "),
         (("--name", "a", "--tokenizer", "nowhere.model"), "--tokenizer nowhere.model: no such file; give that of a SentencePiece model"),
         (("--name", "a", "--tokenizer", "x.bin"), "is another tokenizer"),
         (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: no such file"),
@@ -222,7 +222,6 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
         (("--name", "a", "--val", "x"), "x: is what train comes from; val must come from another prefix"),
         (("--name", "a", "--val", "./x"), "./x: is what train comes from; val must come from another prefix"),
         (("--name", "a", "--val", "nowhere"), "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
-        (("--name", "a", "--val", "y.idx"), "y.idx: is a file, not the prefix of a .bin and an .idx; leave out .idx"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -233,6 +232,23 @@ def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixt
     assert errors.count("\n") == 1
     assert message in errors
     assert not (root / "pretrain" / "a").exists()
+
+
+def test_a_file_of_the_pair_may_be_given_for_its_prefix(root: Path) -> None:
+    assert main(["import", "megatron", "x.idx", "--val", "y.bin", "--name", "pile", "--cache-dir", "cache"]) == 0
+    assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["source"]["prefixes"] == {"train": "x", "val": "y"}
+
+
+def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path, tiny_model: Path) -> None:
+    """Megatron's tools end a document with the id that the model's file calls </s>, which is 2."""
+    write_indexed(tmp_path / "y", [[7, 8, 2], [9, 2]])
+    arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model), "--eot", "2")
+    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
+    meta = read_meta(str(tmp_path / "new" / "pretrain" / "pile" / "meta.json"))
+    assert meta["special_token_ids"]["eot"] == 2
+    assert meta["append_eot"] is True
+    assert meta["tokenizer_sha256"] == sha256_file(str(tiny_model))
+    assert verify_dataset(tmp_path / "new" / "pretrain" / "pile") == []
 
 
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +262,7 @@ def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pyt
 def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for prefix, message in (
         ("nowhere", "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
-        ("x.bin", "x.bin: is a file, not the prefix of a .bin and an .idx; leave out .bin"),
+        ("nowhere.idx", "nowhere.idx.idx: no such file; give the prefix of a .bin and an .idx"),
     ):
         assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
         assert message in capsys.readouterr().err

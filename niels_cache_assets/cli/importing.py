@@ -14,8 +14,9 @@ from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.megatron_import import Vocabulary, import_megatron, require_prefixes
+from niels_cache_assets.megatron_import import Vocabulary, as_prefix, import_megatron, require_prefixes
 from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
+from niels_cache_assets.tokenization import load_model
 from niels_cache_assets.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer_dir
@@ -32,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     _require_free_name(arguments, registry, root)
     vocabulary = _vocabulary(arguments, root)
     vocabulary.check()
-    prefixes: dict[Split, str] = {"train": arguments.prefix}
+    prefixes: dict[Split, str] = {"train": as_prefix(arguments.prefix)}
     if arguments.val is not None:
-        prefixes["val"] = arguments.val
+        prefixes["val"] = as_prefix(arguments.val)
     require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
     try:
@@ -97,22 +98,16 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
         size, ids = known["vocab_size"], dict(known["special_token_ids"])
     elif arguments.tokenizer is not None:
         size, ids = _read_model(arguments.tokenizer)
-    for option, given, follows in (("--vocab-size", arguments.vocab_size, size), ("--eot", arguments.eot, ids["eot"])):
-        if given is not None and follows is not None and given != follows:
-            raise NielsCacheError(f"{WHERE}: {option} {given}: the tokenizer has {follows}; leave it out")
-    if arguments.eot is not None:
+    if arguments.vocab_size is not None and size is not None and arguments.vocab_size != size:
+        raise NielsCacheError(f"{WHERE}: --vocab-size {arguments.vocab_size}: the tokenizer has {size}; leave it out")
+    if arguments.eot is not None:  # data made with our own model may end documents with another id than our EOT
         ids["eot"] = arguments.eot
     return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
 
 
 def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
     """Pieces of a SentencePiece model, and the ids of those special tokens that it has under our names."""
-    import sentencepiece
-
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=Path(path).read_bytes())
-    except (OSError, RuntimeError) as error:
-        raise NielsCacheError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0]})") from error
+    processor, _ = load_model(path)
     ids = {role: int(processor.piece_to_id(SPECIAL_TOKENS[role])) for role in ROLE_KEYS}
     return int(processor.get_piece_size()), {role: None if token == processor.unk_id() else token for role, token in ids.items()}
 
