@@ -12,7 +12,7 @@ Host nor Origin: every page in the user's browser could launch runs or delete hi
 
 Of all: Host is this server's (another one means a name that was pointed at 127.0.0.1: DNS rebinding), Sec-Fetch-Site, where the browser
 sends it, is the UI's own; no query string is passed on; the answer may not be framed or embedded. `read_only` refuses every mutation
-and report beforehand, whatever Dagster would do with them. Cost: some comparisons per request; with `read_only` a GraphQL body is parsed.
+and report beforehand, whatever Dagster would do with them. Cost: some comparisons per request; a body is parsed once more.
 
 What does not belong here: who may log in. Whoever can open a connection to the port as a program, not as a web page, is let through.
 """
@@ -31,7 +31,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_GRAPHQL_BYTES = 1 << 20  # of a body that is parsed; the UI's own are some KB
+MAX_GRAPHQL_BYTES = 1 << 20  # of a query's body where the server is read-only; the UI's own are some KB
+MAX_BODY_BYTES = 1 << 25  # of any other
+_GRAPHQL_KEYS: dict[str, tuple[type, ...]] = {"query": (str,), "variables": (dict, str), "operationName": (str,)}
 
 _READ = frozenset({"GET", "HEAD"})
 _GRAPHQL = "graphql"
@@ -64,7 +66,7 @@ class _Refused(Exception):
 
 
 class WebGuard:
-    """An ASGI app that hands on to `app` what the UI itself asks for, and refuses the rest with a short page (403, 405, 413 or 415).
+    """An ASGI app that hands on to `app` what the UI itself asks for, and refuses the rest with a short page (400, 403, 405, 413 or 415).
 
     `port` is where the server listens: with 127.0.0.1, localhost and [::1] it makes the names that Host may have. `name` is which of
     them is told to who comes by another.
@@ -88,8 +90,8 @@ class WebGuard:
                 return await self._app(scope, receive, send)
             self._check_method(scope, headers)
             scope = {**scope, "query_string": b""}  # so that no GET can carry a query, whatever the app would do with it
-            if self._read_only and scope["method"] == "POST":
-                receive = await _without_mutation(receive)
+            if scope["method"] == "POST":
+                receive = await _well_formed(receive, _room(scope), read_only=self._read_only)
         except _Refused as refused:
             return await _refuse(scope, send, refused)
         await self._app(scope, receive, _with_own_headers(send))
@@ -151,30 +153,48 @@ def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _room(scope) not in _NOT_PAGES
 
 
-async def _without_mutation(receive: Receive) -> Receive:
-    """The request again, after its body was read and found to hold queries alone."""
-    from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
+async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Receive:
+    """The request again, after its body was read and found to be what Dagster's server takes: of other JSON it makes a 500 and a traceback.
 
-    body, more = b"", True
+    Where it is `read_only`, of queries alone.
+    """
+    body, more, most = b"", True, MAX_GRAPHQL_BYTES if read_only else MAX_BODY_BYTES
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > MAX_GRAPHQL_BYTES:
-            raise _Refused(413, f"more than {MAX_GRAPHQL_BYTES} bytes")
+        if len(body) > most:
+            raise _Refused(413, f"more than {most} bytes")
     try:
         request = json.loads(body)
-        operations = [node for node in parse(request["query"]).definitions if isinstance(node, OperationDefinitionNode)]
-    except (ValueError, TypeError, LookupError, RecursionError, GraphQLError) as error:
-        raise _Refused(403, "this server is read-only, and this is not a GraphQL query") from error
-    if any(operation.operation == OperationType.MUTATION for operation in operations):
-        raise _Refused(403, "this server is read-only")
-    read = [{"type": "http.request", "body": json.dumps(request).encode()}]  # what was judged, not what another parser may see in it
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, "this is not JSON that can be read") from error
+    if not isinstance(request, dict):
+        raise _Refused(400, f"a JSON {type(request).__name__}; send one object")
+    if room == _GRAPHQL:
+        for key, forms in _GRAPHQL_KEYS.items():
+            if not isinstance(request.get(key), (*forms, type(None))):
+                raise _Refused(400, f"{key} is a JSON {type(request[key]).__name__}")
+    if read_only:
+        _refuse_mutations(request)
+        body = json.dumps(request).encode()  # what was judged, not what another parser may see in it
+    read = [{"type": "http.request", "body": body}]
 
     async def receive_again() -> Message:
         return read.pop() if read else await receive()
 
     return receive_again
+
+
+def _refuse_mutations(request: dict[str, Any]) -> None:
+    from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
+
+    try:
+        operations = [node for node in parse(request["query"]).definitions if isinstance(node, OperationDefinitionNode)]
+    except (ValueError, TypeError, LookupError, RecursionError, GraphQLError) as error:
+        raise _Refused(403, "this server is read-only, and this is not a GraphQL query") from error
+    if any(operation.operation == OperationType.MUTATION for operation in operations):
+        raise _Refused(403, "this server is read-only")
 
 
 def _with_own_headers(send: Send) -> Send:

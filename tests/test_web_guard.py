@@ -165,7 +165,7 @@ def test_no_query_string_reaches_the_server() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    for request in (Request(path="/x"), Request(path="/server_info"), Request("POST", headers=(JSON,)), Request("HEAD", "/")):
+    for request in (Request(path="/x"), Request(path="/server_info"), Request("POST", headers=(JSON,), body="{}"), Request("HEAD", "/")):
         answer(WebGuard(app, port=PORT), request._replace(headers=(HOST, *request.headers), query=AS_QUERY))
     assert seen == [b""] * 4
 
@@ -236,6 +236,32 @@ def test_a_websocket_executes_no_mutation(server: Starlette) -> None:
 
     answers = [json.loads(message["text"]) for message in asyncio.run(talk()) if message["type"] == "websocket.send"]
     assert [message["type"] for message in answers] == ["connection_ack", "error", "error"]
+
+
+MALFORMED = {
+    "cut": '{"query": "{ver',
+    "nothing": "",
+    "a number": "7",
+    "null": "null",
+    "a text": '"x"',
+    "a list": "[[]]",
+    "a deep list": "[" * 100_000,
+    "an endless number": '{"query": "{ version }", "variables": {"a": ' + "9" * 5_000 + "}}",
+}
+MALFORMED_QUERIES = {
+    "a query that is no text": '{"query": 7}',
+    "variables that are a number": '{"query": "{ version }", "variables": 7}',
+    "variables that are a list": '{"query": "{ version }", "variables": [1]}',
+}
+
+
+@pytest.mark.parametrize("what", [*MALFORMED, *MALFORMED_QUERIES])
+def test_a_malformed_body_is_refused_before_the_server_fails_at_it(what: str, server: Starlette) -> None:
+    for path, bodies in (("/graphql", MALFORMED | MALFORMED_QUERIES), (REPORT, MALFORMED)):
+        if what in bodies:
+            refused = answer(WebGuard(server, port=PORT), Request("POST", path, headers=(HOST, JSON), body=bodies[what]))
+            assert refused.status == 400
+            assert refused.body.startswith(b"niels-cache ui: refused: ")
 
 
 READ_ONLY = {
