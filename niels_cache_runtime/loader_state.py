@@ -82,8 +82,28 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     }
 
 
+def check_values(state: Any) -> None:
+    """Raise NielsCacheError, naming its key, for a value that JSON has not: an array among them can be compared with nothing.
+
+    What stands for one whole number of 64 bits, such as a tensor of one element, is taken for it.
+    """
+    left: list[tuple[str, Any]] = [("state", state)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(f"{key}[{name!r:.40}]", inner) for name, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
+        elif not (value is None or isinstance(value, str | bool | float)):
+            number = as_int(value)
+            if number is None or number.bit_length() > 64:
+                what = "a whole number of more than 64 bits" if number is not None else f"a {type(value).__name__}"
+                raise NielsCacheError(f"{key}: is {what}, which no saved state holds; it is cut or was edited")
+
+
 def check_form(state: Any) -> None:
     """Raise NielsCacheError unless `state` is a loader's state of this version."""
+    check_values(state)
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give what loader.state_dict() returned")

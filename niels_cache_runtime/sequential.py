@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import PairMaker, as_int, check_positive, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
+from niels_cache_runtime.loader_state import check_values
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.npy_files import map_npy, read_npy_header
@@ -147,6 +148,7 @@ class DatasetLoader:
         Raises NielsCacheError, and changes nothing, if the state is none of ours, or of another batch, seq_len or content of the
         folder (files, their lengths, and what meta.json says of them), or not at a multiple of num_processes.
         """
+        check_values(state)
         if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
             raise NielsCacheError(f"the state is none of DatasetLoader's version {STATE_VERSION}; pass what state_dict() returned")
         for name in ("batch", "seq_len"):

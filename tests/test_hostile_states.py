@@ -1,14 +1,16 @@
 """States of loaders that were edited or cut, most of them found by fuzzing: refused before anything is read, never a crash."""
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
 from tests.hand_made import write_stream
 
 State = dict[str, Any]
@@ -85,3 +87,35 @@ def test_a_state_is_refused_whole(folder: str) -> None:
         else:
             loader.load_state_dict(before)
     assert refused >= 20  # the rest is what only the constructor is told of
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths_of(inner, (*path, key))
+
+
+@pytest.mark.parametrize("value", [np.arange(3), torch.arange(3), b"x", {1}, 10**5_000], ids=["array", "tensor", "bytes", "set", "endless"])
+def test_a_value_that_no_json_holds_is_refused_by_its_key_wherever_it_stands(folder: str, value: Any) -> None:
+    for loader in (TokenLoader(folder, T=8, B=2, seed=7), DatasetLoader(2, 8, 0, 1, folder, "cpu")):
+        whole = json.loads(json.dumps(loader.state_dict()))
+        paths = list(paths_of(whole))
+        assert len(paths) > 5
+        for path in paths:
+            state: Any = copy.deepcopy(whole) if path else value
+            inner = state
+            for key in path[:-1]:
+                inner = inner[key]
+            if path:
+                inner[path[-1]] = value
+            with pytest.raises(NielsCacheError, match=rf"^state{''.join(rf'.{key!r}.' for key in path)}: is an? ") as caught:
+                loader.load_state_dict(state)
+            assert len(str(caught.value).splitlines()) == 1
+
+
+def test_one_number_in_a_tensor_is_that_number(folder: str) -> None:
+    """As some checkpoints bring it back."""
+    state = state_of(folder)
+    batches = next(iter(TokenLoader.from_state(state)))
+    assert torch.equal(next(iter(TokenLoader.from_state({**state, "step": torch.tensor(state["step"])}))).x, batches.x)
