@@ -21,7 +21,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         help="any setting of the configuration: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
-        "build.key=value, and one entry of a key that is a table: pretrain.NAME.cleaning.min_words=5; values are TOML, or plain text where they are not; may be given many times",
+        "build.key=value, and one entry of a key that is a table: pretrain.NAME.cleaning.min_words=5; values are TOML, or plain text "
+        "where they are not; may be given many times",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
