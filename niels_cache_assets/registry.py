@@ -30,6 +30,7 @@ from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.hostile_paths import require_utf8
 
 CONFIG_NAME = "niels_cache.toml"
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
@@ -193,12 +194,12 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
     """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
-    if flag:
-        return Path(flag).expanduser()
-    root = os.environ.get(ROOT_VARIABLE)
-    if root and registry.profile == "quickstart":
-        root = os.path.join(root, "quickstart")  # it must never share a tokenizer with the real caches
-    return Path(root or registry.build.cache_dir).expanduser()
+    variable = os.environ.get(ROOT_VARIABLE)
+    if variable and registry.profile == "quickstart":
+        variable = os.path.join(variable, "quickstart")  # it must never share a tokenizer with the real caches
+    root = Path(flag or variable or registry.build.cache_dir).expanduser()
+    require_utf8(root.absolute(), "choose another --cache-dir")
+    return root
 
 
 def is_valid_name(name: str) -> bool:
@@ -359,4 +360,4 @@ def _explain_one(problem: ErrorDetails, model: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f" needs the key {key!r}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f" {key} = {problem['input']!r}: {message[0].lower()}{message[1:]}" if key else f": {message}"
+    return f" {key} = {problem['input']!r:.200}: {message[0].lower()}{message[1:]}" if key else f": {message}"

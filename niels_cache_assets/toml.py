@@ -1,14 +1,14 @@
-"""TOML as this project takes it: numbers that a computer's integer holds, and a byte order mark that some editors write."""
+"""TOML as this project takes it: no endless numbers, and a byte order mark, which some editors write, is passed over."""
 
 import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-_LARGEST = 2**63  # TOML 1.0 asks for 64 bits; Python's own integers have no end
+_MOST_BITS = 1024  # a key says itself what it takes; Python's integers have no end, and an endless one cannot even be shown
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError (tomllib.TOMLDecodeError is one) for what is no TOML, or a whole number of more than 64 bits."""
+    """Parse TOML. Raises ValueError (tomllib.TOMLDecodeError is one) for what is no TOML, or an endless whole number."""
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError:
@@ -16,7 +16,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except ValueError as error:  # Python converts no decimal number of more than 4,300 digits
         raise ValueError("a whole number has more than 64 bits") from error
     for key, number in _whole_numbers(tables):
-        if not -_LARGEST <= number < _LARGEST:
+        if number.bit_length() > _MOST_BITS:
             raise ValueError(f"a whole number has more than 64 bits: {key}")
     return tables
 

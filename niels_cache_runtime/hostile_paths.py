@@ -26,6 +26,15 @@ def name_problem(name: object) -> str | None:
     return None
 
 
+def require_utf8(path: str | Path, advice: str) -> None:
+    """Raise NielsCacheError for a path that is not UTF-8: libraries that write tables there, and records of it, refuse it later."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise NielsCacheError(f"{shown}: is not UTF-8, as the names of folders that caches lie in must be; {advice}") from error
+
+
 def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | None:
     """The first of `names` (relative, checked) that is, or lies below, a link out of `folder`, and one clause; None if there is none."""
     folder = Path(folder)

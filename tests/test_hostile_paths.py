@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.exit_codes import WRONG_USE
 from niels_cache_assets.export.placing import Place
-from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.hostile_paths import link_problem, name_problem
 from niels_cache_runtime.megatron import write_indexed
@@ -140,3 +142,19 @@ def test_a_list_with_a_name_that_no_export_has_deletes_nothing(tmp_path: Path, n
     with pytest.raises(NielsCacheError, match="is not the list of an export's files"):
         Place(list_name="c4.files").older(tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["c4.files"]
+
+
+def test_a_folder_that_is_not_utf8_is_refused_before_anything_is_built_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    root = os.fsdecode(b"caches\xff")
+    for command in ("build-all", "list", "status"):
+        assert main([command, "--profile", "quickstart", "--cache-dir", root]) == WRONG_USE
+        said = capsys.readouterr().err
+        assert "is not UTF-8, as the names of folders that caches lie in must be; choose another --cache-dir" in said
+        assert said.count("\n") == 1
+    with pytest.raises(NielsCacheError, match="is not UTF-8"), atomic_directory(tmp_path / root / "x"):
+        pass
+    assert not (tmp_path / root).exists()

@@ -30,7 +30,7 @@ from niels_cache_runtime.formats import (
     idx_name,
     tokens_name,
 )
-from niels_cache_runtime.hostile_paths import link_problem
+from niels_cache_runtime.hostile_paths import link_problem, require_utf8
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
@@ -97,6 +97,7 @@ def atomic_directory(
     target, partial = _real(target), partial_directory(target)
     placed, problem = False, ""
     try:
+        require_utf8(target, "build into another folder")
         _refuse_foreign_directory(target, is_ours)
         _make_parents(target)
         with writer_lock(target):
