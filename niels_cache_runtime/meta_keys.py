@@ -71,7 +71,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("content_sha256", "text", ("duplicates",), "sha256 over the lists of all data sets"),
     MetaKey("seed", "a whole number or null", ("tokenizer", *_DATASETS), "`[build] seed`; null for what is imported or switched off"),
     # Whence
-    MetaKey("dataset_name", "text or null", _DATASETS, "The data set's table; null where a builder was given no name, which fits any folder"),
+    MetaKey("dataset_name", "text or null", _DATASETS, "The data set's table; null, where a builder was given none, fits any folder"),
     MetaKey("dataset_config", "text or null", _DATASETS, "Its configuration on the hub"),
     MetaKey("dataset_revision", "text or null", _DATASETS, "What was read: the hub's commit, or a digest of local files"),
     MetaKey("source", "a table", _DATASETS, "`kind` of the source, and what identifies the data; no absolute path"),
