@@ -220,13 +220,14 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
         path, equals, value = setting.partition("=")
         section, *parts = path.strip().split(".")
         tables = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(section)
-        head = (section,) if tables is None else (section, _longest_name(parts, tables))
-        key, *inner = (parts if tables is None else parts[head[1].count(".") + 1 :]) or [""]
+        name = None if tables is None else _longest_name(parts, tables)
+        head = (section,) if name is None else (section, name)
+        key, *inner = (parts if name is None else parts[name.count(".") + 1 :]) or [""]
         if not equals or not all((*head, key)):
             raise NielsCacheError(f"{WHERE}: --set {setting!r} is not TABLE.KEY=VALUE, for example pretrain.wikitext.enabled=false")
         target, parsed_value = (*head, key), parse_value(value.strip())
         if inner:
-            table = getattr(registry, section, None) if tables is None else tables.get(head[1])
+            table = getattr(registry, section, None) if tables is None or name is None else tables.get(name)
             now = parsed.get(target, getattr(table, key, None))
             parsed_value = {**(now if isinstance(now, Mapping) else {}), ".".join(inner): parsed_value}
         parsed[target] = parsed_value
