@@ -4,7 +4,7 @@
 
 The same data in memory or page cache for both, in turns, so that a busy machine slows both; a time is the best of the rounds. Arrays and
 samples are compared on the way. megatron-core's helpers are compiled C++ on one core; ours are numpy on one core, but where a line says
-`compiled` (`niels_cache_assets.megatron_kernels`, numba, blends on all cores). Needs the extra `megatron`, 2 GB of disk and memory.
+`compiled` (`niels_cache_assets.megatron_kernels`, numba, blends on all cores). Needs the extra `bridges`, 2 GB of disk and memory.
 """
 
 import argparse

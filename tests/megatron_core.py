@@ -12,7 +12,7 @@ import torch
 
 from niels_cache_runtime.megatron import IndexedWriter
 
-REASON = "compares with megatron-core, which is not installed (the extra `megatron`)"
+REASON = "compares with megatron-core, which is not installed (the extra `bridges`)"
 
 
 @cache
