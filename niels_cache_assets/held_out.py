@@ -130,7 +130,7 @@ class HeldOut:
                 yield document, reasons.get(position)
 
     def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """From the lineage of the member's finished cache; None if there is none that a build would keep, or its lineage is damaged."""
+        """From the lineage of the member's finished cache; None if a build would not keep that cache, or its lineage is damaged."""
         directory = dataset_dir(self._root, "pretrain", name)
         path = directory / documents_name("val")
 

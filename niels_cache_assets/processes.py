@@ -98,7 +98,7 @@ def read_record(path: Path) -> Process | None:
 def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
     """Hold the lock of a record whose process has ended. False if it lives, is another machine's, or is not recorded.
 
-    Nobody locks a copy of a record: it counts as one whose process has ended if `copies`, else as another machine's. Of several who claim
+    A copy of a record has no lock: it counts as one whose process has ended if `copies`, else as another machine's. Of several who claim
     a record at once, one is told True.
     """
     process = read_record(path)
@@ -152,13 +152,13 @@ def _open(path: Path) -> int | None:
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody holds it, or the file system cannot say: then nobody's process is judged
+    except OSError:  # somebody holds it, or the file system cannot say: then no process is judged
         return False
     return True
 
 
 def _start_of(pid: int) -> int:
-    """When a process started, 0 if it has ended, also if nobody has asked about it yet."""
+    """When a process started, 0 if it has ended, also before its parent has asked for its exit code."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 

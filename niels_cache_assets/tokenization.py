@@ -140,7 +140,7 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(registry: Registry, root: Path) -> SentencePieceTokenizer:
-    """The cache's tokenizer. Raises NielsCacheError with what to do where there is none yet."""
+    """The cache's tokenizer. Raises NielsCacheError with what to do if it is not built yet."""
     model = tokenizer_dir(root) / TOKENIZER_MODEL_NAME
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")

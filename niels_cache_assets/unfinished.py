@@ -52,7 +52,7 @@ _NOT_TOLD = Unfinished(stale=None, sure=False)
 
 
 def unfinished_build(registry: Registry, judged: CacheState, *, root: Path) -> Unfinished | None:
-    """Of the data set, corpus or drop lists that `judged` is of; None if there is none."""
+    """Return the unfinished build of the data set, corpus or drop lists in `judged`, or None."""
     try:
         recorded = read_journal(partial_directory(judged.directory))
     except OSError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
 
 WHERE = "command line"
-_OF_NEW_TABLES = ("source", "weights")  # the keys without which a data set, or a blend, is none
+_OF_NEW_TABLES = ("source", "weights")  # the keys that every data set, or blend, needs
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself where it is none.
+    """A TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself if it is not one.
 
     Raises NielsCacheError for a whole number of more than 64 bits.
     """
@@ -209,7 +209,7 @@ def _four_tokens(tokens: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
-    """The path of each --set (table, data set or blend where there is one, key) and its value.
+    """The path of each --set (table, then the data set or blend if it has one, then the key) and its value.
 
     A path may lead into a key that is a table itself (`pretrain.notes.cleaning.min_words`): the other entries of that table stay.
     """

@@ -105,8 +105,8 @@ def prepare_corpus(
     """Make `corpus/<name>` under `root`, or find that the corpus there is what that would make.
 
     `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
-    without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays. What an ended run
-    left is gone on with, unless `force`. `before_streaming` as of build_dataset.
+    without `prepare`, a source of which nothing is left, and a worker that was killed; the last good corpus then stays. Resumes an
+    interrupted run unless `force` is set. `before_streaming` as of build_dataset.
     """
     started = time.monotonic()
     source = require_prepared(registry, name)

@@ -1,7 +1,7 @@
 """Runs whose process was killed: end them and their step workers, so that they do not show as running for ever.
 
 Whoever coordinates a run, a launcher or our executor (executor.py), records itself in the Dagster home, in a file named after the run
-(niels_cache_assets.processes); each of its step workers adds another. A run whose record nobody holds any more is ended, and so are step
+(niels_cache_assets.processes); each of its step workers adds another. A run whose record is no longer held is ended, and so are step
 workers whose coordinator is gone. A run without a record in this home, or with one of another machine, is not touched: where homes share
 one database, it is another's. Cost: one query of the database and a look at a folder of small files every few seconds.
 """
@@ -161,7 +161,7 @@ def _has_own_database(instance: dg.DagsterInstance) -> bool:
 
 
 def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    """Whether nobody executes a run that has no record: its launcher's lock is free, or its code server does not answer."""
+    """Whether a run without a record has lost its process: its launcher's lock is free, or its code server does not answer."""
     identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)
     if identity is not None:
         return not is_held(home / _FORMER_LOCKS / identity)

@@ -102,7 +102,7 @@ def _refusal(error: BaseException, home: Path) -> str | None:
 
 
 def recorded_refusal(message: str, home: Path) -> str | None:
-    """The same for what Dagster recorded of an error of SQLite's; None if it is none."""
+    """The same for an error of SQLite that Dagster recorded; None for any other error."""
     found = re.search(r"sqlite3\.\w+\) ([^\n\[(]+)", message)
     return _of_sqlite(found[1].strip(), home) if found else None
 

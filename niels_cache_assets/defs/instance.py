@@ -56,7 +56,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
 
 
 def _write_config(path: Path) -> None:
-    """Write the default dagster.yaml in one step if there is none, or an empty one. Raises NielsCacheError if the default is cut short."""
+    """Write the default dagster.yaml in one step if it is missing or empty. Raises NielsCacheError if the default is cut short."""
     default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
     content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave zeros
     if not content:

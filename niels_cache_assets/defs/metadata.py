@@ -148,7 +148,7 @@ def files_table(files: FileEntries) -> dg.TableMetadataValue:
 
 
 def replaced_metadata(facts: Mapping[str, Any]) -> Metadata:
-    """Bytes that were replaced, and documents that are no text, by file; nothing where there are none."""
+    """Replaced bytes and documents that are not text, by file; empty if there was nothing to replace."""
     metadata: Metadata = {}
     for key, unit in ((REPLACED, "bytes"), (NOT_TEXT, "documents")):
         if key in facts:

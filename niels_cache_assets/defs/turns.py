@@ -1,7 +1,7 @@
 """Streams of one Dagster home take turns: at most so many builds read a source at a time as the pool `source_stream` has places.
 
 A place is a lock on a file in the home, which the kernel frees when its process ends. It is asked for inside the op, once the op knows that
-it must build: what is a cache hit or switched off waits for nobody. Dagster itself gives a pool's place before an op can look, and does not
+it must build: cache hits and switched-off data sets do not wait. Dagster itself gives a pool's place before an op can look, and does not
 take it back from a killed process, so no op here is in that pool; only its limit is read, each time that a place is asked for.
 """
 

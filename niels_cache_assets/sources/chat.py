@@ -125,7 +125,7 @@ class ChatJsonl(DecodesText, SftSource):
             )
 
     def _messages(self, values: dict[str, Any]) -> list[Message] | None:
-        """Those of a row; None where there is no list of them."""
+        """The messages of a row, or None if it has no list of them."""
         return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message]:

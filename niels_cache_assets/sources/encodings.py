@@ -276,7 +276,7 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
 class Decoding:
     """What a pass counts of bytes that were replaced, and of documents that are no text, in its report: in all and for each file.
 
-    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} where there is something to count.
+    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to count.
     `by_file` names the 20 files with the most, and the one that was read last. Files are counted right where they are read one after the
     other.
     """

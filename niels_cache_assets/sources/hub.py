@@ -78,7 +78,7 @@ class HubData(DecodesText):
 
     @property
     def local_key(self) -> str | None:
-        """The key that names what is read instead of the hub, where there is one: then nothing of the hub is read or recorded."""
+        """The key whose files are read instead of the hub, or None. If it is set, nothing of the hub is read or recorded."""
         return "files" if self.files else None
 
     @property
