@@ -30,7 +30,6 @@ from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
-from niels_cache_runtime.hostile_paths import require_utf8
 
 CONFIG_NAME = "niels_cache.toml"
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
@@ -197,9 +196,7 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
     variable = os.environ.get(ROOT_VARIABLE)
     if variable and registry.profile == "quickstart":
         variable = os.path.join(variable, "quickstart")  # it must never share a tokenizer with the real caches
-    root = Path(flag or variable or registry.build.cache_dir).expanduser()
-    require_utf8(root.absolute(), "choose another --cache-dir")
-    return root
+    return Path(flag or variable or registry.build.cache_dir).expanduser()
 
 
 def is_valid_name(name: str) -> bool:

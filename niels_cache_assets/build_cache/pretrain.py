@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
@@ -120,7 +121,7 @@ def build_pretrain_cache(
     known = {"settings": settings, "meta": meta, "on_collision": on_collision}
     answer_if_asked(resume, identity=known)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=provenance.dataset_name or out_dir, identity=known, state=State)
+        journal = open_journal(partial, resume, name=provenance.dataset_name or Path(out_dir).name, identity=known, state=State)
         state: State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
         splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -102,7 +103,7 @@ def build_sft_cache(
     identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
     answer_if_asked(resume, identity=identity)
     with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=provenance.dataset_name or out_dir, identity=identity, state=_State)
+        journal = open_journal(partial, resume, name=provenance.dataset_name or Path(out_dir).name, identity=identity, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None

@@ -18,6 +18,7 @@ from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.cli.report import print_next_steps, print_results, result_json
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.hostile_paths import require_utf8
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,6 +52,7 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
 
 def _require_writable(root: Path) -> None:
     """Say so before anything is read, and once rather than per data set."""
+    require_utf8(root.absolute(), "choose another --cache-dir")
     try:
         root.mkdir(parents=True, exist_ok=True)
         writable = os.access(root, os.W_OK)
