@@ -205,6 +205,16 @@ class TokenLoader(IterableDataset[Batch]):
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
 
+    def begin_pass(self) -> bool:
+        """Move to the start of the next pass if this one has no batch left, as iterating to its end does. Returns whether it moved.
+
+        Raises NielsCacheError where on_exhausted="raise".
+        """
+        if self._steps.count(self.position) != 0:
+            return False
+        self._end_pass()
+        return True
+
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         self._iteration += 1

@@ -1,0 +1,133 @@
+"""Training batches for Lightning, saved and resumed to the batch. Needs the package lightning, which nothing else here imports.
+
+    tokens = LightningTokens(TokenLoader(...))
+    trainer = L.Trainer(callbacks=[tokens], ...)
+    trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
+
+Lightning asks a loader without a length for one batch more than it trains on, so a loader's own position is one ahead when a checkpoint is
+written, and a resumed run would leave out a batch. This callback counts the batches that were trained on, writes the position behind
+them, and puts the loader there whenever Lightning begins an epoch or goes on in the middle of one. The state is the loader's: the position
+does not depend on the rank, so that the checkpoint of rank 0 serves all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as L
+from torch.utils.data import DataLoader
+
+from niels_cache_runtime.batch import Batch
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader import TokenLoader
+
+
+class LightningTokens(L.Callback):
+    """The callback that keeps the position of a TokenLoader, and in `batches` what `trainer.fit` takes as `train_dataloaders`.
+
+    loader: a TokenLoader, or torchdata's StatefulDataLoader(TokenLoader(...), batch_size=None, num_workers=n). The TokenLoader's rank and
+    world_size must be the trainer's. Give it to `Trainer(callbacks=[...])` and `batches` to `fit`: either alone is refused when fit begins.
+
+    Raises NielsCacheError for another object, a plain DataLoader with workers (its workers' positions can be neither saved nor restored),
+    persistent workers (they do not see a restored position), and a StatefulDataLoader with a batch_size.
+    """
+
+    def __init__(self, loader: TokenLoader | DataLoader[Batch]) -> None:
+        tokens = loader if isinstance(loader, TokenLoader) else getattr(loader, "dataset", None)
+        if not isinstance(tokens, TokenLoader):
+            raise NielsCacheError(f"loader is a {type(loader).__name__}; give a TokenLoader, or a StatefulDataLoader of one")
+        if isinstance(loader, DataLoader):
+            _check_dataloader(loader)
+        self._tokens = tokens
+        self._anchor = copy.copy(tokens)  # never iterated: the position from which `_trained` is counted
+        self._trained = 0
+        self._trained_of_pass = 0
+        self._is_callback = False
+        self.batches = TrainingBatches(self, loader)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that the loader takes the part of the batch that this process is to take."""
+        self._is_callback = True
+        given, wanted = (self._tokens.rank, self._tokens.world_size), (trainer.global_rank, trainer.world_size)
+        if given != wanted:
+            raise NielsCacheError(
+                f"TokenLoader has rank={given[0]}, world_size={given[1]}, the trainer rank={wanted[0]}, world_size={wanted[1]}; "
+                f"make the loader with rank=trainer.global_rank, world_size=trainer.world_size"
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the trainer reads `batches`."""
+        if trainer.train_dataloader is not self.batches:
+            raise NielsCacheError(
+                "the trainer reads another loader than this callback counts; fit(model, train_dataloaders=tokens.batches)"
+            )
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count a batch that was trained on."""
+        self._trained += 1
+        self._trained_of_pass += 1
+
+    def _state(self) -> dict[str, Any]:
+        return {"loader": self._anchor.state_dict(steps=self._trained), "trained_of_pass": self._trained_of_pass}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._anchor.load_state_dict(state["loader"])
+        self._trained, self._trained_of_pass = 0, int(state["trained_of_pass"])
+
+    def _rewind(self) -> None:
+        """Put the loader behind the last batch that was trained on; behind a whole pass, at the start of the next."""
+        if not self._is_callback:
+            raise NielsCacheError(
+                "this loader's position would not be saved; give its callback to the trainer: Trainer(callbacks=[tokens])"
+            )
+        self._tokens.load_state_dict(self._anchor.state_dict(steps=self._trained))
+        if self._tokens.begin_pass():
+            self._trained_of_pass = 0
+
+    def _batches_of_pass(self) -> int:
+        tokens = copy.copy(self._tokens)
+        tokens.load_state_dict(self._anchor.state_dict(steps=self._trained))
+        if len(tokens.names) > 1:
+            raise TypeError("passes of a blend may differ in length")
+        begins = tokens.begin_pass()
+        return len(tokens) + (0 if begins else self._trained_of_pass)
+
+
+class TrainingBatches:
+    """What Lightning iterates: each iteration begins behind the last batch that was trained on. Made by LightningTokens.
+
+    Its state, which Lightning keeps in the checkpoint, is the loader's behind that batch. Its length is that of a whole pass, as Lightning
+    goes on counting in the middle of one; TypeError for an endless loader, and for a blend, whose passes may differ by a batch.
+    """
+
+    def __init__(self, tokens: LightningTokens, loader: TokenLoader | DataLoader[Batch]) -> None:
+        self._tokens, self._loader = tokens, loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._tokens._rewind()
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return self._tokens._batches_of_pass()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state behind the last batch that was trained on, and how many of its pass those were. JSON-able."""
+        return self._tokens._state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind the batches of a checkpoint. Raises NielsCacheError as TokenLoader.load_state_dict does."""
+        self._tokens._load(state)
+
+
+def _check_dataloader(loader: DataLoader[Batch]) -> None:
+    if loader.batch_size is not None:
+        raise NielsCacheError(f"batch_size={loader.batch_size}: a TokenLoader gives whole batches; use batch_size=None")
+    if loader.num_workers and not hasattr(loader, "state_dict"):
+        raise NielsCacheError(
+            f"a plain DataLoader with num_workers={loader.num_workers} can neither save nor restore its workers' positions; use "
+            "torchdata's StatefulDataLoader with the same arguments, or the TokenLoader itself"
+        )
+    if loader.persistent_workers:
+        raise NielsCacheError("persistent_workers=True: such workers do not see a restored position; leave it out")
