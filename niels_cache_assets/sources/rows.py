@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
+_BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others is no JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _SHOWN_KEY = 80
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
@@ -97,7 +98,7 @@ def json_rows(
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
-            if not line or line.isspace():
+            if not line.strip(_BLANKS):
                 continue
             if damage and not line.endswith("\n"):
                 return

@@ -4,6 +4,7 @@ The long versions (`make torture`) are the same with more cases. Cases that once
 hypothesis' @reproduce_failure line, which replays it.
 """
 
+import codecs
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -107,6 +108,14 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
+def decoded(content: bytes) -> str:
+    """As sources read a file: a byte order mark says the encoding, else it is UTF-8."""
+    for mark, encoding in ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16")):
+        if content.startswith(mark):
+            return content.decode(encoding, errors="replace")
+    return content.decode("utf-16" if content.startswith(codecs.BOM_UTF16_BE) else "utf-8-sig", errors="replace")
+
+
 def lines(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     return st.lists(strategy.map(encoded) | st.sampled_from([b"", b" ", b"\r"]), max_size=6).map(b"\n".join)
 
@@ -126,9 +135,10 @@ def check_roam(tmp_path: Path, content: bytes) -> None:
     if named is None:
         assert among_notes is None or among_notes[0] == []
         return
-    pages = json.loads(content.decode("utf-8-sig", errors="replace")) if content.strip() else []
+    pages = json.loads(decoded(content)) if decoded(content).strip() else []
     for items, context in (named, among_notes or named):
-        assert len(items) + context.report.dropped["empty"] == max(len(pages), not content.strip())
+        dropped = context.report.dropped
+        assert len(items) + dropped["empty"] + dropped["not_text"] == max(len(pages), not decoded(content).strip())
         for item in items:
             assert item.text.startswith(pages[item.row]["title"])
 
@@ -137,6 +147,7 @@ def check_roam(tmp_path: Path, content: bytes) -> None:
 @given(damaged(EXPORT.map(encoded)))
 @example(encoded([{"title": "t", "children": [{"string": {"a": "object"}}]}]))  # once read as what Python prints of it
 @example(encoded([{"title": "t", "children": [{"children": [{"string": "a\nb"}]}]}]))
+@example(encoded([{"title": "", "children": [{"string": "\0"}]}]))  # dropped as not_text
 @example(b"[" * 100_000)
 @example(b"[" + b"9" * 5000 + b"]")
 @example(b"")
@@ -198,6 +209,7 @@ def check_trees(tmp_path: Path, content: bytes) -> None:
 
 @cases(CASES)
 @given(damaged(TREES))
+@example(b"\x1c")  # a blank of Unicode's, and no JSON
 @example(encoded({"prompt": {"message_id": [], "replies": [{"message_id": "a", "text": "x", "role": "assistant"}]}}))  # once a TypeError
 @example(encoded({"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}))
 @example(encoded({"prompt": {}, "message_tree_id": "\ud800"}))
