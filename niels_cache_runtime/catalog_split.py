@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.catalog_text import in_bytes
 from niels_cache_runtime.doc_ends import require_doc_ends
-from niels_cache_runtime.formats import TOKEN_BYTES, Split, idx_name, tokens_name
+from niels_cache_runtime.formats import Split, idx_name, tokens_name
 from niels_cache_runtime.opening import Verify, check_same_build, listed_files, open_split
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class CacheSplit:
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", tokens_name(split), idx_name(split))
         sizes = {name: entry["bytes"] for name, entry in listed_files(meta, dataset.folder).items() if name.startswith(prefixes)}
         self.bytes = sum(sizes.values())
-        self._longest_file = max((size // TOKEN_BYTES for name, size in sizes.items() if name.endswith(".bin")), default=0)
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
         """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""
@@ -128,16 +127,14 @@ class CacheSplit:
 
     def _snippet(self) -> str:
         """Python that draws batches from this split; empty where there is nothing to draw."""
-        T = min(_SHOWN_T, self._longest_file - 1)  # random windows lie inside one shard
-        if T < 1:
+        T = _SHOWN_T if self.dataset.family == "sft" else min(_SHOWN_T, self.tokens - 1)
+        if T < 1 or not self.tokens:
             return ""
-        rows, each, results = (
-            ("examples", "packed row", "x, y, y_masked") if self.dataset.family == "sft" else ("windows", "window", "x, y")
-        )
+        each, targets = ("packed row", "batch.y_masked") if self.dataset.family == "sft" else ("window", "batch.y")
         return (
             f"split = {self.dataset._expression}.{self.split}\n"
-            f"{results} = split.sampler(T={T}).get_batch(B=8, generator=torch.Generator().manual_seed(0))  # random {rows}\n"
-            f"loader = split.loader(T={T}, B=8, seed=0)  # every {each} once per epoch, resumable"
+            f"loader = split.loader(T={T}, B=8, seed=0)  # every {each} once per epoch, resumable\n"
+            f"batch = next(iter(loader))  # batch.x, {targets}: (8, {T})"
         )
 
     def __repr__(self) -> str:

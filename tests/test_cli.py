@@ -22,6 +22,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.cli.console import output
 from niels_cache_assets.cli.sampling import render
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime import Batch
 from niels_cache_runtime.formats import META_NAME
 from niels_cache_runtime.meta import read_meta, write_meta
 from tests.tiny import sentences
@@ -140,7 +141,9 @@ def test_the_snippet_that_it_prints_runs(built: Path, first_build: subprocess.Co
     snippet = first_build.stdout.partition("Train from it:")[2].strip()
     variables: dict[str, object] = {}
     exec("\n".join(line.strip() for line in snippet.splitlines()), variables)
-    assert tuple(getattr(variables["x"], "shape", ())) == (4, 256)
+    batch = variables["batch"]
+    assert isinstance(batch, Batch)
+    assert batch.x.shape == batch.y.shape == (4, 256)
 
 
 def test_a_second_build_finds_it_there_and_exits_0_with_one_that_is_not_configured(folder: Path, built: Path) -> None:

@@ -22,6 +22,7 @@ from niels_cache_assets.plots.tokenizers import tokenizer_plots
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
+from niels_cache_runtime import Batch
 from niels_cache_runtime.formats import Family
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project, materializations, metadata, rows
@@ -196,7 +197,9 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, 
     assert 1 < whole["characters_per_token"] < 10
     scope: dict[str, object] = {}
     exec(whole["open_it"].removeprefix("```python\n").removesuffix("```"), scope)
-    assert scope["x"].shape == (4, 256)  # type: ignore[attr-defined]
+    batch = scope["batch"]
+    assert isinstance(batch, Batch)
+    assert batch.x.shape == (4, 256)
     lines = metadata(events["sft/train_pair"])["samples"].splitlines()
     said = [line for line in lines if line.startswith("+ ")]
     assert said

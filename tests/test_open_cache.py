@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache
+from niels_cache_runtime import Batch, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.catalog import Cache
 from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
 
@@ -25,18 +24,15 @@ def cache(tmp_path: Path) -> Cache:
 def test_a_split_says_its_sizes_and_what_it_shows_as_code_draws_batches(cache: Cache) -> None:
     shown = repr(cache.pretrain["notes"].train)
     assert "pretrain/notes/train: 20 tokens in 4 documents" in shown
-    for split, results in ((cache.pretrain["notes"].train, 2), (cache.sft["chats"].train, 3)):
+    for split, targets in ((cache.pretrain["notes"].train, "y"), (cache.sft["chats"].train, "y_masked")):
         code = [line.strip() for line in repr(split).splitlines()[1:]]
         assert len(code) == 3
-        scope: dict[str, object] = {"torch": torch, "open_cache": open_cache}
-        code[1] = code[1].replace("x, y, y_masked" if results == 3 else "x, y", "batch", 1)
+        scope: dict[str, object] = {"open_cache": open_cache}
         exec("\n".join(code), scope)
-        batch = scope["batch"]
-        assert isinstance(batch, tuple)
-        assert len(batch) == results
-        assert all(part.shape[0] == 8 for part in batch)
         assert isinstance(scope["loader"], TokenLoader)
-        assert len(next(iter(scope["loader"])).x) == 8
+        assert isinstance(batch := scope["batch"], Batch)
+        assert batch.x.shape == getattr(batch, targets).shape
+        assert len(batch.x) == 8
 
 
 def test_an_empty_split_is_called_empty_and_shows_no_code(cache: Cache) -> None:

@@ -103,7 +103,7 @@ def test_the_graph_is_a_map_and_an_asset_says_what_it_is(person: Person) -> None
     assert person.across("upstream") < flow[1]
     person.open(f"assets/{TRAIN}", view="overview")
     person.see("headerless uint16")
-    person.see("PretrainTokenStreamDataset")
+    person.see("TokenLoader")
     person.look("02_description")
 
 

@@ -18,6 +18,8 @@ from niels_cache_assets.defs.keys import (
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.training_code import loader_code
+from niels_cache_runtime.formats import Split
 
 _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards of `shard_bytes`, every document followed by one EOT.
 
@@ -26,10 +28,7 @@ _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards
 Plots and checks are with `meta_json`.
 
 ```python
-import torch
-from niels_cache_runtime import PretrainTokenStreamDataset
-data = PretrainTokenStreamDataset("cache/pretrain/<data set>/{split}", T=1024, device="cpu")
-x, y = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))
+{code}
 ```"""
 
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
@@ -43,12 +42,16 @@ read_meta("cache/pretrain/<data set>/meta.json")["train_tokens"]
 ```"""
 
 
+def _described(split: Split) -> str:
+    return _SHARDS.format(split=split, code=loader_code(f'"cache/pretrain/<data set>/{split}"', "pretrain", T=1024, B=8))
+
+
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
     above = [dg.AssetDep(TOKENIZER), *_inputs(registry)]
 
     @dg.multi_asset(
         name=STREAM_OPS["pretrain"],
-        specs=family_specs("pretrain", train=_SHARDS.format(split="train"), val=_SHARDS.format(split="val"), meta=_META, above=above),
+        specs=family_specs("pretrain", train=_described("train"), val=_described("val"), meta=_META, above=above),
         partitions_def=partitions(registry, "pretrain"),
         description="Stream one data set through the tokenizer into train and val shards, in one pass.",
     )

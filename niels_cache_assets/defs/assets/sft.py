@@ -10,6 +10,8 @@ from niels_cache_assets.defs.keys import STREAM_OPS, TOKENIZER, UPSTREAM_KEYS, p
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.training_code import loader_code
+from niels_cache_runtime.formats import Split
 
 _PAIR = """The {split} split of a data set of conversations: tokens and the start of each example.
 
@@ -18,12 +20,7 @@ _PAIR = """The {split} split of a data set of conversations: tokens and the star
 over tokens and offsets. Plots and checks are with `meta_json`.
 
 ```python
-import torch
-from niels_cache_runtime import SFTExampleDataset, read_meta
-folder = "cache/sft/<data set>"
-eot = read_meta(f"{{folder}}/meta.json")["special_token_ids"]["eot"]
-data = SFTExampleDataset(f"{{folder}}/{split}_tokens.bin", f"{{folder}}/{split}_idx.npy", T=1024, device="cpu", eot_id=eot)
-x, y, y_masked = data.get_batch(B=8, generator=torch.Generator().manual_seed(0))
+{code}
 ```"""
 
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
@@ -37,12 +34,16 @@ read_meta("cache/sft/<data set>/meta.json")["train_examples"]
 ```"""
 
 
+def _described(split: Split) -> str:
+    return _PAIR.format(split=split, code=loader_code(f'"cache/sft/<data set>/{split}"', "sft", T=1024, B=8))
+
+
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
     above = [dg.AssetDep(TOKENIZER), dg.AssetDep(UPSTREAM_KEYS["sft"])]
 
     @dg.multi_asset(
         name=STREAM_OPS["sft"],
-        specs=family_specs("sft", train=_PAIR.format(split="train"), val=_PAIR.format(split="val"), meta=_META, above=above),
+        specs=family_specs("sft", train=_described("train"), val=_described("val"), meta=_META, above=above),
         partitions_def=partitions(registry, "sft"),
         description="Stream one data set through the tokenizer into train and val pairs, in one pass.",
     )
