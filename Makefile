@@ -15,12 +15,13 @@ TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLMO := .olmo-env
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 # One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test torture lint format bench pictures
+.PHONY: help cache ui test torture olmo lint format bench pictures
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -38,6 +39,8 @@ test: $(STAMP)  ## all tests
 
 torture: $(STAMP)  ## the long fault tests: hundreds of kills, faults and flips (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+
+olmo: $(OLMO)/.installed  ## OLMo-core beside .venv, for the tests that read an export with it (they skip without)
 
 lint: $(STAMP)  ## formatting, lint and types, changing nothing
 	@$(BIN)/ruff format --check .
@@ -64,4 +67,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing pinned dependencies into $(VENV) (torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index)"
 	@$(PIP) torch setuptools
 	@$(PIP) --no-build-isolation -e '.[dev,bench]'
+	@touch $@
+
+# A folder and no environment: a process that has it first on its path takes all else, torch above all, from .venv.
+$(OLMO)/.installed: constraints-olmo.txt $(STAMP)
+	@rm -rf $(OLMO)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --target $(OLMO) -r constraints-olmo.txt
 	@touch $@

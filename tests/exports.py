@@ -1,5 +1,6 @@
 """What the tests of exports share: caches of given documents, and a plain reader of every format, written from its layout."""
 
+import gzip
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,9 @@ def stream_of(documents: Documents) -> list[int]:
 
 def read_back(format: str, out: Path, split: Split, *, name: str) -> list[int]:
     """The split's token stream in an export of both splits, with EOT after each document."""
-    return {"megatron": _megatron, "nanogpt": _nanogpt, "llmc": _llmc, "datatrove": _datatrove, "npy": _npy}[format](out, split, name)
+    return {"megatron": _megatron, "nanogpt": _nanogpt, "llmc": _llmc, "datatrove": _datatrove, "olmo": _olmo, "npy": _npy}[format](
+        out, split, name
+    )
 
 
 def _megatron(out: Path, split: Split, name: str) -> list[int]:
@@ -88,6 +91,17 @@ def _llmc(out: Path, split: Split, name: str) -> list[int]:
 
 def _datatrove(out: Path, split: Split, name: str) -> list[int]:
     return [token for path in sorted((out / split).glob("*.ds")) for token in _raw(path)]
+
+
+def _olmo(out: Path, split: Split, name: str) -> list[int]:
+    stream: list[int] = []
+    for path in sorted((out / f"{name}_{split}").glob("*.npy")):
+        tokens = _raw(path)
+        with gzip.open(path.with_suffix(".csv.gz"), "rt") as lines:
+            for begin, end in (map(int, line.split(",")) for line in lines):
+                assert EOT not in tokens[begin : end - 1]
+                stream += tokens[begin:end]
+    return stream
 
 
 def _npy(out: Path, split: Split, name: str) -> list[int]:

@@ -45,6 +45,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache build-all": "twice a whole build; tests/test_cache_determinism.py compares more",
         "diff": "not a command of ours",
     },
+    "docs/exports.md": {
+        "from olmo_core.data import": "OLMo-core's own; tests/test_export_olmo.py runs the lines that the command prints",
+    },
     "docs/howto.md": {
         "dagster asset materialize": "tests/test_workflow.py and tests/test_dagster_cli.py",
         "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",

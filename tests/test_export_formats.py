@@ -15,7 +15,7 @@ from niels_cache_assets.export import megatron
 from niels_cache_assets.export.datatrove import human_tokens
 from niels_cache_assets.export.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
-from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES
+from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
 from niels_cache_runtime.megatron import indexed_writer
 from tests import megatron_core
 from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache
@@ -188,6 +188,79 @@ def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path
     assert plan.notes[0] == f"EOT ({EOT}) stands after each document, as in the cache"
 
 
+def test_nanogpts_loop_learns_from_the_export_with_the_line_that_is_printed(tmp_path: Path) -> None:
+    """Twenty steps in the form of its train.py: random windows out of the mapped file, a small GPT of `meta_vocab_size` ids, AdamW."""
+    counting = [[*(5 + (start + step) % 40 for step in range(30)), EOT] for start in range(40)]
+    cache = write_documents_cache(tmp_path / "cache" / "counting", {"train": counting, "val": counting[::7]})
+    plan = export(cache, "nanogpt", tmp_path / "data")
+    assert plan.notes[-1] == "train.py takes a vocabulary of 50,304 ids where there is no meta.pkl; this one has 50 ids"
+    (line,) = plan.lines
+    assert line == "meta_vocab_size = 50  # in train.py, in place of: meta_vocab_size = None"
+    names: dict[str, Any] = {}
+    exec(line, names)
+    offsets = torch.Generator().manual_seed(1)
+    files = {split: np.memmap(tmp_path / "data" / f"{split}.bin", dtype=np.uint16, mode="r") for split in SPLITS}
+
+    def loss(split: Split) -> torch.Tensor:
+        starts = torch.randint(len(files[split]) - 16, (8,), generator=offsets).tolist()
+        x, y = (
+            torch.stack([torch.from_numpy(files[split][start + shift : start + shift + 16].astype(np.int64)) for start in starts])
+            for shift in (0, 1)
+        )
+        return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = SmallGPT(names["meta_vocab_size"], positions=16)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        before = loss("val").item()
+        losses = []
+        for _ in range(20):
+            step_loss = loss("train")
+            optimizer.zero_grad(set_to_none=True)
+            step_loss.backward()
+            optimizer.step()
+            losses.append(step_loss.item())
+    assert max(int(data.max()) for data in files.values()) < model.tokens.num_embeddings == 50
+    assert losses[0] > 3.5  # a uniform guess scores ln 50 = 3.9
+    assert losses[-1] < losses[0] / 2
+    assert loss("val").item() < before / 2
+
+
+class SmallGPT(torch.nn.Module):
+    """One block with causal attention."""
+
+    def __init__(self, vocab_size: int, *, positions: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(vocab_size, 32), torch.nn.Embedding(positions, 32)
+        self.block = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = torch.nn.Linear(32, vocab_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.head(self.block(self.tokens(x) + self.positions.weight[: x.shape[1]], src_mask=mask, is_causal=True))
+
+
+def test_nanogpt_gets_no_line_where_the_vocabulary_is_unknown(tmp_path: Path) -> None:
+    plan = export(write_documents_cache(tmp_path / "cache" / "x", DOCUMENTS, vocab_size=None), "nanogpt", tmp_path / "data")
+    assert plan.lines == ()
+    assert plan.notes[-1].endswith("; this one is not known")
+
+
+def test_npy_files_of_both_splits_in_one_folder_are_what_build_nanogpt_reads(cache: Path, tmp_path: Path) -> None:
+    """Its way: of all names in a folder those with the split in them, sorted, each loaded whole."""
+    plan = export(cache, "npy", tmp_path / "out", max_bytes=2_000)
+    assert any("build-nanogpt" in note for note in plan.notes)
+    (tmp_path / "one").mkdir()
+    for path in (tmp_path / "out").rglob("*.npy"):
+        path.rename(tmp_path / "one" / path.name)
+    for split in SPLITS:
+        names = sorted(path.name for path in (tmp_path / "one").iterdir() if split in path.name)
+        assert names
+        tokens = [torch.tensor(np.load(tmp_path / "one" / name).astype(np.int32), dtype=torch.long) for name in names]
+        assert torch.cat(tokens).tolist() == stream_of(DOCUMENTS[split])
+
+
 def test_npy_files_are_those_of_numpy_and_our_loader_reads_them_like_the_cache(cache: Path, tmp_path: Path) -> None:
     plan = export(cache, "npy", tmp_path / "out", max_bytes=2_000)
     train = [plan.folder / file.name for file in plan.files if file.name.startswith("train/")]
@@ -229,6 +302,7 @@ def test_an_empty_split_is_left_out_and_an_empty_export_refused(tmp_path: Path) 
         ("nanogpt", {"max_bytes": 100}, "nanogpt has one file for each split"),
         ("npy", {"max_bytes": 1}, "must be at least 2, one token"),
         ("llmc", {"max_bytes": 2**33}, "llm.c counts the tokens of a shard in an int32"),
+        ("olmo", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("datatrove", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("megatron", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("npy", {"key": "text"}, "key and link are settings of megatron"),

@@ -60,7 +60,7 @@ def values_of(command: str, action: argparse.Action) -> Any:
 
 _CHOICES: dict[str, Sequence[str]] = {
     "ACTION": ("compare",),
-    "FORMAT": ("megatron", "nanogpt", "llmc", "datatrove", "npy"),
+    "FORMAT": ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy"),
     "import FORMAT": ("megatron",),
     "HOW": ("reflink", "hardlink", "copy"),
     "KIND": ("near", "exact"),

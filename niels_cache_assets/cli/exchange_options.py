@@ -9,7 +9,7 @@ from niels_cache_assets.cli.overrides import whole_number
 
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove or npy")
+    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo or npy")
     parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built")
     parser.add_argument("--out", metavar="PATH", required=True, help="the folder to write into; for megatron, the files' PREFIX")
     parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all that are not empty)")
@@ -17,7 +17,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         "--max-bytes",
         metavar="N",
         type=whole_number,
-        help="tokens in one file, in bytes (default: megatron 512 GB, datatrove 200 GB, llmc and npy 200 MB)",
+        help="tokens in one file, in bytes (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 200 MB)",
     )
     parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, as its preprocess_data.py does")
     parser.add_argument(
@@ -46,7 +46,7 @@ EXPORT = Command(
     name="export",
     module="exporting",
     usage="FORMAT NAME --out PATH ",
-    summary="write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove or NumPy",
+    summary="write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
     description="""\
 Write a pretrain cache as the files that other projects train from. FORMAT is one of
 
@@ -55,11 +55,14 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   nanogpt    nanoGPT: train.bin and val.bin
   llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
   datatrove  datatrove, nanotron: train/NAME_00000_unshuffled.ds, ... with .index and .metadata
-  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load reads them
+  olmo       OLMo-core: NAME_train/part-00000.npy, ... without a header, with .csv.gz
+  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
+             and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
 
 EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
 appear when all of them are complete, with a list of their names (*.files) by which a later export
-to the same place knows what to replace.""",
+to the same place knows what to replace. For nanogpt and olmo the lines that the other project's
+code needs are printed.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext

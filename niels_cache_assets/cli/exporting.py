@@ -83,7 +83,7 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
 def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
     files = [{**asdict(file), "name": plan.folder / file.name} for file in plan.files]
     deleted = [plan.folder / name for name in plan.deleted()] if dry_run else []
-    return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "would_be_deleted": deleted}
+    return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "lines": plan.lines, "would_be_deleted": deleted}
 
 
 def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: bool) -> None:
@@ -101,3 +101,5 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
         console.print(f"{counted(len(existing), 'file')} of an older export there: --force would replace it", soft_wrap=True)
         for name in plan.deleted():
             console.print(f"--force would delete {plan.folder / name}", soft_wrap=True, markup=False)
+    if plan.lines:
+        console.print("\n".join(("", *plan.lines)), soft_wrap=True, markup=False)

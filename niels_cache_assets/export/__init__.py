@@ -4,7 +4,7 @@
     writing.py    a plan on disk: every file beside its place first, then all of them renamed
     placing.py    the renaming, and which files an older export wrote
     splits.py     a split of a cache, read from front to back
-    megatron.py   nanogpt.py   llmc.py   datatrove.py   npy.py      one format each
+    megatron.py   nanogpt.py   llmc.py   datatrove.py   olmo.py   npy.py      one format each
 
 EOT stays where it is in the cache, after each document, except for llm.c, which wants it before each one. Tokens are copied, never looked
 at: an export takes as long as reading and writing them, and a few megabytes of memory. Nothing is tokenized again here, and command lines

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.export import datatrove, llmc, megatron, nanogpt, npy
+from niels_cache_assets.export import datatrove, llmc, megatron, nanogpt, npy, olmo
 from niels_cache_assets.export.placing import Place
 from niels_cache_assets.export.splits import ExportSplit, open_export_split
 from niels_cache_assets.export.writing import ExportPlan, Unit, list_unit
@@ -18,6 +18,7 @@ MAX_BYTES: dict[str, int | None] = {
     "nanogpt": None,
     "llmc": llmc.SHARD_BYTES,
     "datatrove": datatrove.MAX_BYTES,
+    "olmo": olmo.MAX_BYTES,
     "npy": npy.SHARD_BYTES,
 }
 FORMATS = tuple(MAX_BYTES)
@@ -40,7 +41,7 @@ class ExportSettings:
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
-    """What exporting the pretrain cache `name` in `directory` writes: files, sizes, notes.
+    """What exporting the pretrain cache `name` in `directory` writes: files, sizes, notes, lines for the other project's code.
 
     Of several splits, empty ones are left out with a note. Raises NielsCacheError if the cache cannot be opened, if there is nothing to
     export, or for a setting that the format does not have.
@@ -56,15 +57,24 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     units: list[Unit] = []
     for split in splits:
         units += _units(split, settings, max_bytes)
+    vocab_size, lines = (splits[0].opened.meta or {}).get("vocab_size"), []
     if settings.format == "nanogpt":
-        notes.append(nanogpt.vocabulary_note((splits[0].opened.meta or {}).get("vocab_size")))
+        notes.append(nanogpt.vocabulary_note(vocab_size))
+        lines = nanogpt.lines(vocab_size)
+    elif settings.format == "olmo":
+        notes += olmo.notes(splits, vocab_size)
+        lines = olmo.lines(settings.out, splits, vocab_size)
+    elif settings.format == "npy":
+        notes.append(npy.READERS_NOTE)
     places = tuple(_place(name, split.split, settings) for split in opened)
     folder, label = settings.out, f"{name}.{settings.format}"
     if settings.format == "megatron":
         folder, label = settings.out.parent, f"{settings.out.name}.{settings.format}"
     elif settings.format == "nanogpt":
         label = settings.format  # its files are the same for every data set
-    return ExportPlan(folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes))
+    return ExportPlan(
+        folder=folder, label=label, splits=tuple(splits), units=tuple(units), places=places, notes=tuple(notes), lines=tuple(lines)
+    )
 
 
 def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list[Unit]:
@@ -74,7 +84,7 @@ def _units(split: ExportSplit, settings: ExportSettings, max_bytes: int) -> list
         stem = _stem(split.split, settings)
         units = megatron.units(split, stem=stem, key=settings.key, max_bytes=max_bytes, link=settings.link)
     else:
-        module = {"llmc": llmc, "datatrove": datatrove, "npy": npy}[settings.format]
+        module = {"llmc": llmc, "datatrove": datatrove, "olmo": olmo, "npy": npy}[settings.format]
         units = module.units(split, max_bytes=max_bytes)
     list_name = _place(split.name, split.split, settings).list_name
     assert list_name is not None

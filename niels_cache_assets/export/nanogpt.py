@@ -27,3 +27,8 @@ def file_name(split: Split) -> str:
 def vocabulary_note(vocab_size: int | None) -> str:
     known = "is not known" if vocab_size is None else f"has {vocab_size:,} ids"
     return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids where there is no meta.pkl; this one {known}"
+
+
+def lines(vocab_size: int | None) -> list[str]:
+    """The line of train.py that says the vocabulary without a meta.pkl: no option does."""
+    return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]

@@ -1,7 +1,7 @@
 """Plain .npy: SPLIT/NAME_SPLIT_000000.npy, ..., one dimension of uint16, as `numpy.load`, build-nanogpt and our DatasetLoader read them.
 
 A folder for each split, because DatasetLoader reads all of a folder; the split is in the file's name too, because build-nanogpt goes by
-that. EOT stays after each document (build-nanogpt's own shards have it before).
+that, in one folder for both. EOT stays after each document (build-nanogpt's own shards have it before).
 """
 
 import io
@@ -15,6 +15,10 @@ from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_
 from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
 
 SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
+READERS_NOTE = (
+    "read by numpy.load (mmap_mode too), build-nanogpt and our DatasetLoader; not by OLMo-core, whose .npy have no header "
+    "(niels-cache export olmo), nor by nanoGPT, llm.c, modded-nanogpt or Megatron-LM"
+)
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:

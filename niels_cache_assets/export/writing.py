@@ -44,7 +44,7 @@ class Unit:
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
     """`folder`: where the files go. `label`: what else goes there under another label does not meet it. `places`: of every split that was
-    asked for, empty ones too. `notes`: what to know about the result."""
+    asked for, empty ones too. `notes`: what to know about the result. `lines`: of Python, to paste into the other project's code."""
 
     folder: Path
     label: str
@@ -52,6 +52,7 @@ class ExportPlan:
     units: tuple[Unit, ...]
     places: tuple[Place, ...]
     notes: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
     @property
     def files(self) -> list[PlannedFile]:

@@ -1,0 +1,32 @@
+"""OLMo-core, where `make olmo` installed it: read by a process of its own, because it wants older versions than ours of what both use."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = REPOSITORY / ".olmo-env"
+REASON = "reads with OLMo-core, which is not installed (`make olmo`)"
+
+
+def read(request: dict[str, Any], *, folder: Path) -> Any:
+    """What tests/olmo_reader.py answers; what OLMo-core keeps goes into `folder`. Skips the test where OLMo-core is not installed."""
+    if not (PACKAGES / ".installed").exists():
+        pytest.skip(REASON)
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "TMPDIR": str(folder), "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).with_name("olmo_reader.py"))],
+        input=json.dumps(request),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,62 @@
+"""A process that reads an export with OLMo-core's own classes: a request comes on stdin, the answer goes to stdout, both JSON.
+
+Run by tests/olmo_core.py. Nothing of niels-cache is imported here; what is known about the export is in the lines that its command prints.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from olmo_core.data import NumpyPackedFSLDatasetConfig
+from olmo_core.data.utils import iter_document_indices, write_document_indices
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """lines: as the command prints them. sequence_length: instead of theirs. work_dir: for what OLMo-core keeps.
+
+    Gives what each split's data set consists of; its files are left with the .csv.gz that OLMo-core writes.
+    """
+    names: dict[str, Any] = {}
+    exec("\n".join(request["lines"]), names)
+    configs = {split: names[split] for split in ("train", "val") if split in names}
+    settings = {"sequence_length": request["sequence_length"], "work_dir": request["work_dir"]}
+    return {
+        "versions": {name: version(name) for name in ("ai2-olmo-core", "filelock", "torch")},
+        "splits": {split: read_split(config, **settings) for split, config in configs.items()},
+    }
+
+
+def read_split(config: Any, *, sequence_length: int, work_dir: str) -> dict[str, Any]:
+    windows = replace(config, sequence_length=sequence_length, generate_doc_lengths=True).build()
+    windows.prepare()
+    packed = NumpyPackedFSLDatasetConfig(
+        tokenizer=config.tokenizer,
+        paths=config.paths,
+        expand_glob=config.expand_glob,
+        dtype=config.dtype,
+        sequence_length=sequence_length,
+        use_array_if_local=False,
+        work_dir=work_dir,
+    ).build()
+    packed.prepare()
+    known = {"eos_token_id": windows.eos_token_id, "dtype": windows.dtype}
+    by_metadata = {path: list(iter_document_indices(path, use_array_if_local=False)) for path in windows.paths}
+    by_eos = {path: [[int(begin), int(end)] for begin, end in iter_document_indices(path, **known)] for path in windows.paths}
+    for path in windows.paths:
+        write_document_indices(Path(path), **known)
+    return {
+        "paths": [str(path) for path in windows.paths],
+        "windows": [instance["input_ids"].tolist() for instance in windows],
+        "document_lengths": [instance["doc_lens"].tolist() for instance in windows],
+        "documents_by_metadata": by_metadata,
+        "documents_by_eos": by_eos,
+        "packed": [instance["input_ids"][instance["label_mask"]].tolist() for instance in packed],
+        "vocab_size": windows.vocab_size,
+    }
+
+
+if __name__ == "__main__":
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)

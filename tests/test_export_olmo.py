@@ -1,0 +1,200 @@
+"""What `export olmo` writes, OLMo-core reads token by token with the lines that the command prints, and document by document."""
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niels_cache_assets.export import olmo
+from niels_cache_assets.export.writing import ExportPlan
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.formats import SPLITS, Split
+from tests import olmo_core
+from tests.exports import contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.hand_made import EOT, VOCAB_SIZE
+
+DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
+LENGTH = 64  # of a sequence, which its packing wants to be a power of 2; no document is longer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("olmo")
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> ExportPlan:
+    """Some 6,000 tokens for train in shards of 1,000, in four files; beside them another data set whose name begins alike."""
+    other = write_documents_cache(folder / "cache" / "notes_train", {"train": random_documents(50, seed=3)})
+    export(other, "olmo", folder / "out")
+    cache = write_documents_cache(folder / "cache" / "notes", DOCUMENTS)
+    assert len(list((cache / "train").iterdir())) >= 6
+    return export(cache, "olmo", folder / "out", max_bytes=4_000)
+
+
+@pytest.fixture(scope="module")
+def theirs(plan: ExportPlan, folder: Path) -> Any:
+    """OLMo-core's answer. It overwrites the .csv.gz of what it reads, which is therefore a copy."""
+    shutil.copytree(folder / "out", folder / "read")
+    lines = [line.replace(str(folder / "out"), str(folder / "read")) for line in plan.lines]
+    request = {"lines": lines, "sequence_length": LENGTH, "work_dir": str(folder / "work")}
+    return olmo_core.read(request, folder=folder)
+
+
+def files_of(plan: ExportPlan, split: Split) -> list[str]:
+    names = [file.name for file in plan.files if file.name.startswith(f"notes_{split}/") and file.name.endswith(".npy")]
+    assert len(names) == (4 if split == "train" else 1)
+    return names
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_its_windows_are_the_caches_tokens(plan: ExportPlan, theirs: Any, split: Split) -> None:
+    expected, left = [], 0
+    stream = stream_of(DOCUMENTS[split])
+    for file in plan.files:  # windows do not cross files, and the end of a file that fills none is left out
+        if file.name in files_of(plan, split):
+            assert file.tokens
+            tokens, stream = stream[: file.tokens], stream[file.tokens :]
+            expected += [tokens[start : start + LENGTH] for start in range(0, len(tokens) - LENGTH + 1, LENGTH)]
+            left += len(tokens) % LENGTH
+    assert not stream
+    assert theirs["splits"][split]["windows"] == expected
+    assert len(expected) * LENGTH + left == len(stream_of(DOCUMENTS[split]))
+    assert len(expected) > (80 if split == "train" else 8)
+    assert theirs["splits"][split]["vocab_size"] == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_document_lengths_in_its_windows_end_at_every_eot(theirs: Any, split: Split) -> None:
+    found = theirs["splits"][split]
+    for window, lengths in zip(found["windows"], found["document_lengths"], strict=True):
+        ends = [position + 1 for position, token in enumerate(window) if token == EOT or position == LENGTH - 1]
+        assert np.cumsum(lengths).tolist() == ends
+    assert sum(len(lengths) for lengths in found["document_lengths"]) > len(DOCUMENTS[split])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_documents_are_the_same_by_their_eot_and_by_the_metadata(theirs: Any, split: Split) -> None:
+    found = theirs["splits"][split]
+    assert found["documents_by_metadata"] == found["documents_by_eos"]
+    documents = [
+        np.fromfile(path, dtype="<u2")[begin:end].tolist() for path in found["paths"] for begin, end in found["documents_by_metadata"][path]
+    ]
+    assert documents == DOCUMENTS[split]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_its_packing_loses_no_document(theirs: Any, split: Split) -> None:
+    packed = [token for instance in theirs["splits"][split]["packed"] for token in instance]
+    ends = [index + 1 for index, token in enumerate(packed) if token == EOT]
+    documents = [packed[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    assert sorted(documents) == sorted(DOCUMENTS[split])
+    assert ends[-1] == len(packed)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_metadata_is_what_it_writes_itself(plan: ExportPlan, theirs: Any, folder: Path, split: Split) -> None:
+    for name in files_of(plan, split):
+        ours, written = ((folder / place / name).with_suffix(".csv.gz").read_bytes() for place in ("out", "read"))
+        assert gzip.decompress(ours) == gzip.decompress(written)
+
+
+def test_it_runs_with_versions_of_its_own_and_our_torch(theirs: Any) -> None:
+    import torch
+
+    pins = read_pins()
+    assert theirs["versions"]["ai2-olmo-core"] == pins["ai2-olmo-core"]
+    assert theirs["versions"]["filelock"] == pins["filelock"]
+    assert int(pins["filelock"].split(".")[0]) < 4
+    assert theirs["versions"]["torch"] == torch.__version__
+
+
+def test_files_of_npy_are_not_for_it(folder: Path, plan: ExportPlan, theirs: Any) -> None:
+    """The reason for this format: it takes the header for tokens, and says nothing."""
+    npy = export(folder / "cache" / "notes", "npy", folder / "npy", splits=("val",))
+    assert any("not by OLMo-core" in note for note in npy.notes)
+    (line,) = [line for line in plan.lines if line.startswith("val = ")]
+    lines = [*plan.lines[:2], line.replace(str(folder / "out" / "notes_val"), str(folder / "npy" / "val"))]
+    shutil.copy(folder / "out" / "notes_val" / "part-00000.csv.gz", folder / "npy" / "val" / "notes_val_000000.csv.gz")
+    found = olmo_core.read({"lines": lines, "sequence_length": LENGTH, "work_dir": str(folder / "other")}, folder=folder)
+    windows = found["splits"]["val"]["windows"]
+    assert windows[0] == np.frombuffer(b"\x93NUMPY", dtype="<u2").tolist() + windows[0][3:]
+    assert windows[0] != theirs["splits"]["val"]["windows"][0]
+
+
+# without OLMo-core
+
+
+def read_pins() -> dict[str, str]:
+    lines = (olmo_core.REPOSITORY / "constraints-olmo.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_its_packages_are_pinned_by_name_and_version_alone() -> None:
+    pins = read_pins()
+    assert len(pins) > 20
+    assert not [pin for pin in pins.items() if not re.fullmatch(r"[a-z0-9-]+", pin[0]) or not re.fullmatch(r"[0-9.]+", pin[1])]
+    assert not {"torch", "numpy"} & pins.keys(), "comes from .venv"
+
+
+def test_metadata_of_many_documents_is_one_gzip_of_known_size_and_bytes(tmp_path: Path) -> None:
+    lengths = [1 + index % 7 for index in range(5 * olmo._DOCUMENTS_IN_BLOCK + 3)]
+    documents = [[*range(10, 9 + length), EOT] for length in lengths]
+    cache = write_documents_cache(tmp_path / "many", {"train": documents}, shard_tokens=5_000)
+    export(cache, "olmo", tmp_path / "out", splits=("train",))  # which compares sizes
+    ends = np.cumsum(lengths).tolist()
+    written = (tmp_path / "out" / "many_train" / "part-00000.csv.gz").read_bytes()
+    assert gzip.decompress(written).decode() == "".join(f"{begin},{end}\n" for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+    assert written[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+    assert written[10:15] == b"\0" + len(rows := written[15 : 15 + int.from_bytes(written[11:13], "little")]).to_bytes(2, "little") + bytes(
+        byte ^ 0xFF for byte in written[11:13]
+    )
+    assert rows.count(b"\n") == olmo._DOCUMENTS_IN_BLOCK
+    assert read_back("olmo", tmp_path / "out", "train", name="many") == stream_of(documents)
+
+
+def test_the_largest_line_fits_a_stored_block() -> None:
+    assert olmo._DOCUMENTS_IN_BLOCK * len(f"{2**64 - 1},{2**64 - 1}\n") <= 0xFFFF
+
+
+def test_two_exports_of_one_cache_are_the_same_bytes(tmp_path: Path) -> None:
+    cache = write_documents_cache(tmp_path / "notes", DOCUMENTS)
+    for out in ("one", "two"):
+        export(cache, "olmo", tmp_path / out, max_bytes=2_000)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert len(contents(tmp_path / "one")) >= 10
+
+
+def test_the_lines_are_python_and_leave_open_what_meta_json_does_not_say(tmp_path: Path) -> None:
+    known = planned(write_documents_cache(tmp_path / "cache" / "known", DOCUMENTS), "olmo", tmp_path / "it's")
+    assert known.lines == (
+        "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",
+        f"tokenizer = TokenizerConfig(vocab_size={VOCAB_SIZE}, eos_token_id={EOT}, pad_token_id={EOT})",
+        *(
+            f'{split} = NumpyFSLDatasetConfig.glob("{tmp_path}/it\'s/known_{split}/*.npy", tokenizer=tokenizer, sequence_length=1024, '
+            "dtype=NumpyDatasetDType.uint16)"
+            for split in SPLITS
+        ),
+    )
+    assert not any("meta.json does not say" in note for note in known.notes)
+    documents = {"train": [[10, 11], [12]]}
+    cache = write_documents_cache(tmp_path / "cache" / "open", documents, append_eot=False, vocab_size=None)
+    unknown = planned(cache, "olmo", tmp_path / "out")
+    assert unknown.lines[1] == "tokenizer = TokenizerConfig(vocab_size=VOCAB_SIZE, eos_token_id=EOS, pad_token_id=EOS)"
+    assert "meta.json does not say what to put in place of VOCAB_SIZE and EOS" in unknown.notes
+    assert any("OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false" in note for note in unknown.notes)
+    for line in (*known.lines, *unknown.lines):
+        compile(line, "line", "exec")
+    export(cache, "olmo", tmp_path / "out")
+    assert gzip.decompress((tmp_path / "out" / "open_train" / "part-00000.csv.gz").read_bytes()) == b"0,2\n2,3\n"
+
+
+def test_a_file_that_its_positions_cannot_count_is_refused(tmp_path: Path) -> None:
+    cache = write_documents_cache(tmp_path / "cache" / "notes", DOCUMENTS)
+    with pytest.raises(NielsCacheError, match=r"OLMo-core keeps positions in a file as uint32; give at most 8589934590"):
+        export(cache, "olmo", tmp_path / "out", max_bytes=2**33)
+    export(cache, "olmo", tmp_path / "out", max_bytes=2**33 - 2)
