@@ -259,8 +259,13 @@ class TokenLoader(IterableDataset[Batch]):
             weights = row_weights(tuple(known), list(known.values()), self._settings.with_weights(saved_weights))
             saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
             check_past_weights(state, self._mixture, saved)
-        worker = state.get("worker")
-        if worker is not None and get_worker_info() is None:
+        worker, here = state.get("worker"), get_worker_info()
+        if worker is not None and here is not None and (worker[0], worker[1]) != (here.id, here.num_workers):
+            raise NielsCacheError(
+                f"state: saved with num_workers={worker[1]}, loaded with num_workers={here.num_workers}; resume with "
+                f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, which any number resumes"
+            )
+        if worker is not None and here is None:
             raise NielsCacheError(
                 f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
                 f"loader.state_dict(steps=batches taken) in the main process"
@@ -333,11 +338,6 @@ class TokenLoader(IterableDataset[Batch]):
         if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
             self._start = self._steps.next_pass(self._start)
             self._worker = None
-        if self._worker is not None and self._worker[:2] != (worker, workers):
-            raise NielsCacheError(
-                f"state: of worker {self._worker[0]} of {self._worker[1]}, loaded into worker {worker} of {workers}; "
-                f"resume with the same num_workers, or from loader.state_dict(steps=batches taken)"
-            )
         done = self._worker[2] if self._worker else 0
         self._worker, self._resumed = (worker, workers, done), False
         for batch in self._batches(self._start, worker=worker, workers=workers, done=done):

@@ -1,6 +1,7 @@
 """The loader under torch's DataLoader, torchdata's StatefulDataLoader, and as a map-style Dataset."""
 
 import pickle
+import traceback
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -102,6 +103,33 @@ def test_a_workers_state_is_refused_elsewhere(notes: str) -> None:
     assert state["worker"] == [0, 1, 1]
     with pytest.raises(NielsCacheError, match="saved in worker 0 of 1"):
         loader(notes).load_state_dict(state)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("epochs", [1, None])
+def test_a_state_of_other_workers_is_refused_with_both_numbers(notes: str, count: int, epochs: int | None) -> None:
+    state = state_after_a_batch(notes, 2, epochs=epochs)
+    other = StatefulDataLoader(loader(notes, epochs=epochs), batch_size=None, num_workers=count)
+    other.load_state_dict(state)
+    wanted = f"saved with num_workers=2, loaded with num_workers={count}; resume with num_workers=2, or"
+    with pytest.raises(NielsCacheError, match=wanted) as refused:
+        iter(other)
+    traceback.clear_frames(refused.tb)  # or the workers, caught in a cycle with the error, take five seconds each to end
+
+
+@pytest.mark.parametrize(("saved", "loaded", "missing"), [(2, 0, "_num_yielded"), (0, 2, "_snapshot")])
+def test_between_workers_and_none_torchdata_refuses_before_it_asks_the_loader(notes: str, saved: int, loaded: int, missing: str) -> None:
+    """As docs/runtime.md says. If this fails, torchdata has changed, and a message of ours may be possible."""
+    other = StatefulDataLoader(loader(notes), batch_size=None, num_workers=loaded)
+    other.load_state_dict(state_after_a_batch(notes, saved))
+    with pytest.raises(AssertionError, match=f"State doesn't contain key '{missing}'"):
+        iter(other)
+
+
+def state_after_a_batch(notes: str, count: int, **changes: Any) -> dict[str, Any]:
+    one = StatefulDataLoader(loader(notes, **changes), batch_size=None, num_workers=count)
+    next(iter(one))
+    return one.state_dict()
 
 
 def _find_state(value: Any) -> Any:
