@@ -49,7 +49,7 @@ def as_int(value: Any) -> int | None:
         return None
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
     """The device, or a NielsCacheError if torch does not know it or this machine does not have it."""
     try:
         resolved = torch.device(device)

@@ -8,7 +8,7 @@ step. A batch is one gather for each source in it.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ from niels_cache_runtime.prefetch import prefetched_batches
 from niels_cache_runtime.source import Source
 from niels_cache_runtime.steps import Position, Steps
 from niels_cache_runtime.trace import BatchTrace, TokenOrigin, trace_samples
+
+
+class _NoDataLoaderError(NielsCacheError, AttributeError):
+    """An AttributeError, so that `hasattr` answers False."""
 
 
 class TokenLoader(IterableDataset[Batch]):
@@ -96,7 +100,7 @@ class TokenLoader(IterableDataset[Batch]):
         shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         stride: int | None = None,
         epochs: int | None = None,
         on_exhausted: Literal["restart", "stop", "raise"] | None = None,
@@ -214,6 +218,26 @@ class TokenLoader(IterableDataset[Batch]):
             return False
         self._end_pass()
         return True
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Not there: a TokenLoader is no DataLoader. AttributeError, which says so to Accelerate's functions that want one."""
+        raise _NoDataLoaderError(
+            "a TokenLoader is no DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
+            "DataLoader(loader, batch_size=None)"
+        )
+
+    def set_epoch(self, epoch: int) -> NoReturn:
+        """Raise NielsCacheError: a loader goes on to its next epoch by itself.
+
+        Accelerate calls this before a DataLoader that it prepared reads its first batch. Such a DataLoader deals out the batches of
+        process 0 to all processes, or reads ahead of the loader's position.
+        """
+        raise NielsCacheError(
+            "set_epoch: a TokenLoader goes on to its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
+            "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
+            "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()

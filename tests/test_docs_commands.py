@@ -57,6 +57,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "torchrun": "Megatron-LM's own, on eight GPUs",
         "from megatron.training import": "Megatron-LM's own; it compiles",
     },
+    "docs/runtime.md": {
+        "import torch\nfrom accelerate import": "needs the extra trainer; tests/test_accelerate.py runs it",
+    },
     "docs/tutorial.md": {
         "make .venv/.installed": "installs",
         ". .venv/bin/activate": "for the reader's shell",
