@@ -27,9 +27,18 @@ _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def check_positive(name: str, value: int) -> int:
     """`value` as an int (also from numpy's integers), or a NielsCacheError that names the setting."""
+    return _check_from(1, name, value)
+
+
+def check_count(name: str, value: int) -> int:
+    """As `check_positive`; 0 is allowed."""
+    return _check_from(0, name, value)
+
+
+def _check_from(least: int, name: str, value: int) -> int:
     number = as_int(value)
-    if number is None or not 1 <= number < _MOST:
-        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number of at least 1, and one that an int64 holds")
+    if number is None or not least <= number < _MOST:
+        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number of at least {least}, and one that an int64 holds")
     return number
 
 

@@ -11,9 +11,15 @@ import math
 import re
 import shlex
 import shutil
+import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from niels_cache_assets.blends.prebuild import plan_of, read_blend_file
 from niels_cache_assets.corpus.duplicates import find_duplicates
@@ -55,7 +61,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/megatron.md": {
         "niels-cache prebuild-index": "ten million samples; tests/test_prebuild_index.py",
         "torchrun": "Megatron-LM's own, on eight GPUs",
-        "from megatron.training import": "Megatron-LM's own; it compiles",
+        "from megatron.training import": "Megatron-LM's own; below it is run with what stands for it",
     },
     "docs/runtime.md": {
         "import torch\nfrom accelerate import": "needs the extra trainer; tests/test_accelerate.py runs it",
@@ -264,6 +270,34 @@ def test_the_blend_of_the_page_about_megatron_and_its_file_are_the_same(tmp_path
     assert weights is not None
     assert tuple(weights) == plan.weights
     assert [Path(path).name.removesuffix("_text_document") for path in paths] == list(plan.labels)
+
+
+@pytest.mark.parametrize("eval_iters", [2, 0])
+def test_the_provider_of_the_page_about_megatron_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_iters: int) -> None:
+    """With what Megatron-LM's training loop gives to it and takes from it: no sampler of its takes a data set of no samples."""
+    [text] = [block.text for block in blocks_of(REPOSITORY / "docs/megatron.md") if "get_args" in block.text]
+    for name in ("fineweb_edu", "wikitext"):
+        lengths = torch.randint(1, 90, (200,), generator=torch.Generator().manual_seed(len(name))).tolist()
+        with IndexedWriter(tmp_path / "data" / f"{name}_text_document") as writer:
+            for length in lengths:
+                writer.add_document(np.full(length, len(name), dtype=np.uint16))
+    training: Any = types.ModuleType("megatron.training")
+    arguments = SimpleNamespace(seq_length=16, seed=1234, train_iters=20, global_batch_size=4, eval_interval=10, eval_iters=eval_iters)
+    training.get_args = lambda: arguments
+    monkeypatch.setitem(sys.modules, "megatron.training", training)
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    assert text.count('"/shared/cache/index"') == 1
+    exec(text.replace("/shared/cache/index", str(tmp_path / "index")), scope)
+    asked = [20 * 4, (20 // 10 + 1) * eval_iters * 4, eval_iters * 4]  # get_train_valid_test_num_samples
+    train, valid, test = scope["train_valid_test_datasets_provider"](asked)
+    assert 80 <= len(train) <= 82
+    assert train[79]["tokens"].shape == (16,)
+    assert test is None
+    if eval_iters:
+        assert 24 <= len(valid) <= 26
+    else:
+        assert valid is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from niels_cache_assets import megatron_kernels
 from niels_cache_runtime import NielsCacheError
@@ -153,7 +154,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return names
 
 
-@pytest.mark.parametrize("num_samples", [300, 7, None])
+@pytest.mark.parametrize("num_samples", [300, 7, 0, None])
 @pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [3.0, 1.0, 9.0], None], ids=str)
 def test_a_blend_of_a_split_is_what_megatrons_builder_builds(
     prefixes: list[Path], tmp_path: Path, weights: list[float] | None, num_samples: int | None
@@ -169,7 +170,7 @@ def test_a_blend_of_a_split_is_what_megatrons_builder_builds(
     for part, theirs in zip(("train", "valid", "test"), built, strict=True):
         ours = open_blend(prefixes, weights, num_samples=num_samples, sequence_length=16, seed=1, split="80,15,5", part=part)
         assert len(ours) == len(theirs)
-        assert len(ours)
+        assert (len(ours) > 0) is (num_samples != 0)
         for index, sample in enumerate(ours[index] for index in range(len(ours))):
             expected = theirs[index]
             assert list(sample) == list(expected)
@@ -181,6 +182,46 @@ def test_a_blend_of_a_split_is_what_megatrons_builder_builds(
 def without_cache(config: Any) -> Any:
     config.path_to_cache = None  # else its BlendedDataset asks torch.distributed for a rank
     return config
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no cache"])
+def test_a_blend_of_no_samples_is_empty_in_every_form_as_megatrons_is(prefixes: list[Path], tmp_path: Path, cached: bool) -> None:
+    """Megatron-LM's --eval-iters 0. One prefix without weights is no blend, and has its one epoch."""
+    core = megatron_core.load()
+    megatron_core.write_documents(tmp_path / "short", [3, 4])  # not one whole sample
+    cache = IndexCache(tmp_path / "index") if cached else None
+    forms: list[tuple[list[Path], list[float] | None, int]] = [
+        (prefixes[:1], None, 66),
+        (prefixes[:1], [1.0], 0),
+        (prefixes, None, 0),
+        (prefixes, [0.5, 0.3, 0.2], 0),
+        ([prefixes[0], tmp_path / "short"], [0.5, 0.5], 0),
+    ]
+    for paths, weights, samples in forms:
+        split = "80,15,5" if tmp_path / "short" not in paths else "1"
+        config = without_cache(megatron_core.config(tmp_path, blend=([str(path) for path in paths], weights), split=split))
+        [theirs, *_] = core.builder.BlendedMegatronDatasetBuilder(core.gpt.GPTDataset, [0, 0, 0], lambda: True, config).build()
+        for zero in (0, np.int64(0)):
+            ours = open_blend(paths, weights, num_samples=zero, sequence_length=16, seed=1, split=split, index_cache=cache)
+            assert len(ours) == len(theirs) == samples
+            assert type(ours).__name__ == f"Megatron{type(theirs).__name__}"
+            for empty in (ours, pickle.loads(pickle.dumps(ours))):
+                assert empty.__getitems__([]) == []
+                assert len(list(DataLoader(empty, batch_size=8))) == -(-samples // 8)
+                with pytest.raises(IndexError):
+                    empty[samples]
+    with pytest.raises(NielsCacheError, match="short: 7 tokens in train, no whole sample"):  # megatron-core has an AssertionError here
+        open_blend([prefixes[0], tmp_path / "short"], num_samples=0, sequence_length=16, seed=1)
+
+
+def test_a_size_of_zero_takes_none_of_any_data_sets(prefixes: list[Path], tmp_path: Path) -> None:
+    theirs = helper_blend([0.3, 0.7], 0)
+    for advance in (None, advance_lanes):
+        assert_same(build_blending_indices([0.3, 0.7], 0, advance=advance), theirs, "size 0")
+    dataset = MegatronGPTDataset(IndexedDataset(prefixes[0]), num_samples=0, sequence_length=100_000, seed=1)
+    assert len(dataset) == 0
+    blend = MegatronBlendedDataset([dataset, dataset], [1, 2], 0, index_cache=IndexCache(tmp_path / "index"))
+    assert (len(blend), blend.dataset_index.dtype, blend.dataset_sample_index.dtype) == (0, np.int16, np.int64)
 
 
 def test_one_prefix_without_weights_is_no_blend(prefixes: list[Path]) -> None:
@@ -225,7 +266,7 @@ def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Pa
         ([dataset, dataset], [1.0, float("nan")], 5, "above 0"),
         ([dataset, dataset], [1.5, 2.0], None, "whole numbers"),
         ([dataset, dataset], [0, 2], None, "whole number of at least 1"),
-        ([dataset], [1.0], 0, "size=0"),
+        ([dataset], [1.0], -1, "size=-1: must be a whole number of at least 0"),
         ([dataset], [1.0], 5000, "takes 5000 samples of data set 0, which has"),
     ]
     for datasets, weights, size, match in cases:

@@ -1,5 +1,6 @@
 """The GPT indices and samples: equal to megatron-core's own, array by array and tensor by tensor."""
 
+import itertools
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -57,7 +58,7 @@ def assert_same_samples(ours: MegatronGPTDataset, theirs: Any) -> None:
 GRID = [
     (documents, mean, empty, num_samples, sequence_length)
     for documents, mean, empty in ((1, 40.0, 0.0), (2, 300.0, 0.0), (60, 9.0, 0.0), (60, 9.0, 0.4), (40, 1.0, 0.0), (200, 50.0, 0.1))
-    for num_samples in (None, 1, 37, 400)
+    for num_samples in (None, 0, 1, 37, 400)
     for sequence_length in (1, 7, 64)
 ]
 
@@ -117,7 +118,7 @@ def test_the_sample_index_is_the_helpers_for_any_lengths_and_blocks(
     array = np.array(lengths, dtype=np.int32)
     documents = np.tile(np.arange(len(lengths), dtype=np.int32), epochs)
     tokens = sum(lengths)
-    if tokens < 1 + extra:
+    if tokens < 1:
         return
     plan = plan_epochs(tokens, num_samples=None, sequence_length=sequence_length, add_extra_token=extra, drop_last=drop)
     samples = (epochs * tokens - extra) // sequence_length if drop else -(-(epochs * tokens - extra) // sequence_length)
@@ -255,6 +256,37 @@ def test_an_empty_document_at_the_very_end_of_the_order_takes_nothing_from_the_l
     assert last["loss_mask"].tolist() == [1.0] * 4 + [0.0] * 12
 
 
+def test_no_samples_asked_for_is_one_epoch_as_in_megatron_core(prefix: Path, tmp_path: Path) -> None:
+    """What Megatron-LM asks for with --eval-iters 0. The index is the one that None asks for."""
+    indexed, cache = IndexedDataset(prefix), IndexCache(tmp_path / "index")
+    for sequence_length, some in ((16, True), (10_000, False)):
+        theirs = core_dataset(prefix, tmp_path / "core", range(120), 0, sequence_length=sequence_length)
+        directories = set()
+        for num_samples in (0, np.int64(0), None):
+            ours = MegatronGPTDataset(indexed, num_samples=num_samples, sequence_length=sequence_length, seed=1, index_cache=cache)
+            assert_same_indices(ours, theirs)
+            assert (len(ours) > 0) is some
+            directories.add(ours.index_directory)
+            if some:
+                assert_same_samples(ours, theirs)
+            for dataset in (ours, pickle.loads(pickle.dumps(ours))):
+                with pytest.raises(IndexError, match=f"there are {len(theirs)}"):
+                    dataset[len(theirs)]
+        with pytest.raises(IndexError):
+            theirs[len(theirs)]
+        assert len(directories) == 1
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 0], [0, 1]], ids=str)
+def test_an_epoch_of_one_token_gives_megatron_cores_indices(tmp_path: Path, lengths: list[int]) -> None:
+    megatron_core.write_documents(tmp_path / "data", lengths)
+    for extra, num_samples, sequence_length in itertools.product((True, False), (None, 0, 1, 3, 10), (1, 2, 16)):
+        common = {"sequence_length": sequence_length, "add_extra_token": extra}
+        ours = MegatronGPTDataset(IndexedDataset(tmp_path / "data"), num_samples=num_samples, seed=1, **common)
+        its = {"sequence_length": sequence_length, "add_extra_token_to_sequence": extra}  # its cache does not tell the two apart
+        assert_same_indices(ours, core_dataset(tmp_path / "data", tmp_path / str(extra), range(len(lengths)), num_samples, **its))
+
+
 def test_batches_are_the_samples_in_this_and_in_other_processes(prefix: Path, tmp_path: Path) -> None:
     cached = MegatronGPTDataset(
         IndexedDataset(prefix), num_samples=80, sequence_length=16, seed=2, eod_token=0, index_cache=IndexCache(tmp_path / "index")
@@ -282,7 +314,7 @@ def test_samples_that_are_not_there_and_bad_settings_are_refused(prefix: Path) -
         dataset[1.5]  # type: ignore[index]
     settings: list[tuple[dict[str, Any], str]] = [
         ({"sequence_length": 0}, "sequence_length=0"),
-        ({"num_samples": 0}, "num_samples=0"),
+        ({"num_samples": -1}, "num_samples=-1: must be a whole number of at least 0"),
         ({"seed": -1}, "seed=-1"),
         ({"indices": range(0)}, "0 tokens in all"),
         ({"indices": range(100, 121)}, "there are 120 sequences"),

@@ -186,7 +186,7 @@ def test_a_file_that_says_nothing_clear_is_refused(tmp_path: Path, text: str, ex
         (["--blend", "blend.txt", *OPTIONS, "--split", "x"], "split='x'"),
         (["--blend", "blend.txt", *OPTIONS, "--part", "test"], "leaves no sequence"),
         (["--blend", "blend.txt", "--sequence-length", "0", "--num-samples", "5"], "sequence_length=0"),
-        (["--blend", "blend.txt", "--sequence-length", "4", "--num-samples", "0"], "num_samples=0"),
+        (["--blend", "blend.txt", "--sequence-length", "4", "--num-samples=-1"], "num_samples=-1"),
     ],
 )
 def test_wrong_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:

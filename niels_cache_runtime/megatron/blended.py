@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.batches import as_int, check_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.blend_indices import (
     Advance,
@@ -67,7 +67,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
         else:
             shares = normalized(weights)
-            size = check_positive("size", size)  # of Python's: numpy's is no JSON
+            size = check_count("size", size)  # of Python's: numpy's is no JSON
             self.parameters = {"weights": shares, "size": size}
 
         def build(allocate: Allocate) -> object:
@@ -163,7 +163,8 @@ def open_blend(
 
     prefixes: of .bin and .idx, or folders of a split of a cache.
     weights: the blend takes `num_samples` by them, and a little more: each data set's share is rounded up. Without weights, data sets are
-    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend.
+    read once and blended by their numbers of samples, num_samples at most. One prefix without weights is no blend. For num_samples=0
+    (Megatron-LM's --eval-iters 0) a blend is empty; one prefix without weights gives its one epoch, as for None.
     settings: of every `MegatronGPTDataset`.
 
     Raises NielsCacheError as MegatronGPTDataset and MegatronBlendedDataset do, for a part without sequences, for a data set that has no
@@ -190,7 +191,7 @@ def open_blend(
             progress=progress,
             **settings,
         )
-        if not len(found) and len(prefixes) > 1:
+        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only a blend of no samples takes none of it
             tokens = tokens_of(indexed.sequence_lengths, sequences)
             raise NielsCacheError(
                 f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or take less"
@@ -198,7 +199,7 @@ def open_blend(
         return found
 
     if num_samples is not None:
-        num_samples = check_positive("num_samples", num_samples)
+        num_samples = check_count("num_samples", num_samples)
     if len(prefixes) == 1 and shares is None:
         return dataset(prefixes[0], num_samples)
     built_of: list[int | None] = [None] * len(prefixes)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.batches import as_int, check_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
@@ -45,7 +45,7 @@ class MegatronGPTDataset(Dataset[Sample]):
     [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
     may share memory, position_ids is shared by all samples; a collated batch is a copy.
 
-    num_samples: at least so many, over as many epochs as that takes; None for one epoch. seed: as Megatron's `random_seed`.
+    num_samples: at least so many, over as many epochs as that takes; None, or 0, for one epoch. seed: as Megatron's `random_seed`.
     add_extra_token, drop_last: Megatron's `add_extra_token_to_sequence` and, for valid, `drop_last_partial_validation_sequence`.
     pad_token: fills the last partial sample; padding, and any token of that id, is 0 in tokens and labels and not in the loss.
     eod_token: needed for eod_mask_loss (the document's end is not in the loss, as an input) and reset_position_ids (positions begin anew
@@ -78,7 +78,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
         # Whole numbers of Python's: numpy's are no JSON, and their products overflow.
-        num_samples = None if num_samples is None else check_positive("num_samples", num_samples)
+        num_samples = None if num_samples is None else check_count("num_samples", num_samples) or None  # 0 has the index of None
         sequence_length = check_sequence_length(sequence_length)
         seed = check_seed(seed)
         self.indexed = indexed

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import as_int, check_positive
+from niels_cache_runtime.batches import as_int, check_count, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 
 Documents = range | NDArray[np.integer[Any]]
@@ -118,17 +118,17 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
 def plan_epochs(
     tokens_per_epoch: int, *, num_samples: int | None, sequence_length: int, add_extra_token: bool = True, drop_last: bool = True
 ) -> EpochPlan:
-    """As many epochs as `num_samples` need (one for None), and the samples that they give: num_samples or more.
+    """As many epochs as `num_samples` need (one for None and for 0), and the samples that they give: num_samples or more.
 
     drop_last: leave out what is left when whole samples are taken. Raises NielsCacheError where there is no token to read.
     """
     sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
-    if tokens_per_epoch < 1 + extra:
+    if tokens_per_epoch < 1:
         raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
     epochs = 1
     if num_samples is not None:
-        num_samples = check_positive("num_samples", num_samples)
+        num_samples = check_count("num_samples", num_samples)
         epochs = max(1, -(-(num_samples * sequence_length + extra) // tokens_per_epoch))
     usable = epochs * tokens_per_epoch - extra
     samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
@@ -156,9 +156,9 @@ def build_gpt_indices(
 ) -> GPTIndices:
     """The indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, tokens. See the module.
 
-    num_samples: at least so many samples; None for one epoch. drop_last: False keeps the last partial sample, as Megatron does for valid
-    where drop_last_partial_validation_sequence is off. place: see `build_sample_index`. allocate: gives the memory of each array, such as
-    a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token
+    num_samples: at least so many samples; None, or 0, for one epoch. drop_last: False keeps the last partial sample, as Megatron does for
+    valid where drop_last_partial_validation_sequence is off. place: see `build_sample_index`. allocate: gives the memory of each array,
+    such as a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token
     to read.
     """
     known_seed = check_seed(seed)
