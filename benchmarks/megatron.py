@@ -3,8 +3,9 @@
     python benchmarks/megatron.py [--quick] [--only index blend reads]
 
 The same data in memory or page cache for both, in turns, so that a busy machine slows both; a time is the best of the rounds. Arrays and
-samples are compared on the way. megatron-core's helpers are compiled C++ on one core; ours are numpy on one core, but where a line says
-`compiled` (`niels_cache_assets.megatron_kernels`, numba, blends on all cores). Needs the extra `bridges`, 2 GB of disk and memory.
+samples are compared on the way. megatron-core's helpers are compiled C++ on one core. "compiled" is what our classes do with numba
+installed (`niels_cache_runtime.megatron.kernels`, blends on all cores), "numpy" what they do without it, on one core. Needs the extra
+`bridges`, 2 GB of disk and memory.
 """
 
 import argparse
@@ -21,9 +22,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_assets import megatron_kernels
-from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, normalized
+from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset, kernels
+from niels_cache_runtime.megatron.blend_indices import advance_lanes, build_blending_indices, normalized
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # where `megatron` would be this file
@@ -91,7 +91,7 @@ def index(scale: Scale) -> Iterator[str]:
             name: lambda length=length, samples=samples, place=place: build_sample_index(
                 lengths, order, samples=samples, sequence_length=length, place=place
             )
-            for name, place in (("numpy", place_samples), ("compiled", megatron_kernels.place_samples))
+            for name, place in (("numpy", place_samples), ("compiled", None))
         }
         assert all(np.array_equal(way(), theirs()) for way in ways.values())
         found = best({**ways, "theirs": theirs}, scale.rounds)
@@ -108,9 +108,7 @@ def index(scale: Scale) -> Iterator[str]:
 
     def all_ours() -> object:
         wanted = (2 * tokens - 1) // 2048 + 100
-        made = build_gpt_indices(
-            lengths, range(scale.documents), num_samples=wanted, sequence_length=2048, seed=1, place=megatron_kernels.place_samples
-        )
+        made = build_gpt_indices(lengths, range(scale.documents), num_samples=wanted, sequence_length=2048, seed=1)
         return made.document_index, made.sample_index, made.shuffle_index
 
     assert all(np.array_equal(mine, its) for mine, its in zip(all_ours(), all_theirs(), strict=True))  # type: ignore[call-overload]
@@ -130,8 +128,8 @@ def blend(scale: Scale) -> Iterator[str]:
             return made
 
         ways: dict[str, Callable[[], Any]] = {
-            "numpy": lambda weights=weights, size=size: build_blending_indices(weights, size),
-            "compiled": lambda weights=weights, size=size: build_blending_indices(weights, size, advance=megatron_kernels.advance_lanes),
+            "numpy": lambda weights=weights, size=size: build_blending_indices(weights, size, advance=advance_lanes),
+            "compiled": lambda weights=weights, size=size: build_blending_indices(weights, size),
         }
         for way in ways.values():
             assert all(np.array_equal(mine, its) for mine, its in zip(way(), theirs(), strict=True))
@@ -193,6 +191,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["index", "blend", "reads"], default=["index", "blend", "reads"])
     arguments = parser.parse_args()
     scale = QUICK if arguments.quick else FULL
+    if not kernels.is_available():
+        raise SystemExit("numba is not installed, or switched off: the lines that say compiled would be numpy's")
     print(f"{'':<72} {'ours':>9} {'theirs':>9} {'':<10} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as folder:
         sections = {"index": lambda: index(scale), "blend": lambda: blend(scale), "reads": lambda: reads(scale, Path(folder))}

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import niels_cache_runtime
@@ -11,7 +12,8 @@ ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
 ASSETS = sorted((ROOT / "niels_cache_assets").rglob("*.py"))
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
-OPTIONAL = {"lightning.py": {"lightning"}}  # modules that nothing else of the runtime imports, and what each is for
+OPTIONAL = {"lightning.py": {"lightning"}, "kernels.py": {"numba"}}  # the one module for each optional package
+IMPORTED_LATE = {"kernels.py"}  # whose package is imported when it is needed; nothing else of the runtime imports the others
 
 
 def imported_packages(path: Path) -> set[str]:
@@ -33,8 +35,8 @@ def test_the_runtime_names_nothing_but_the_standard_library_numpy_and_torch() ->
 
 def test_every_runtime_module_imports_where_nothing_else_is_installed() -> None:
     """Blocks every other package for our own imports; what torch itself tries to import may be there."""
-    free = [path for path in RUNTIME if path.name not in OPTIONAL]
-    assert len(free) == len(RUNTIME) - len(OPTIONAL)
+    free = [path for path in RUNTIME if path.name not in OPTIONAL or path.name in IMPORTED_LATE]
+    assert len(free) == len(RUNTIME) - len(OPTIONAL) + len(IMPORTED_LATE)
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in free]
     assert "niels_cache_runtime.sft_dataset" in modules
     script = f"""
@@ -65,6 +67,22 @@ def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:
     script = "import sys, niels_cache_runtime.verify, niels_cache_runtime.meta; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_numba_is_loaded_when_a_large_index_is_built_and_not_before() -> None:
+    script = """
+import sys
+import niels_cache_runtime
+from niels_cache_runtime import megatron
+[getattr(megatron, name) for name in megatron.__all__]
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices
+build_blending_indices([0.25, 0.75], 10_000)
+before = "numba" in sys.modules
+build_blending_indices([0.25, 0.75], 500_000)
+print(before, "numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == f"False {find_spec('numba') is not None}", done.stderr
 
 
 def test_nothing_that_is_of_use_without_the_command_line_imports_it() -> None:

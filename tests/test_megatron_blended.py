@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from niels_cache_assets import megatron_kernels
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import (
     IndexCache,
@@ -20,6 +19,7 @@ from niels_cache_runtime.megatron import (
     MegatronBlendedDataset,
     MegatronGPTDataset,
     blend_indices,
+    kernels,
     open_blend,
     prebuild_blend,
 )
@@ -51,7 +51,7 @@ def assert_same(ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, n
         assert np.array_equal(mine, its), what
 
 
-@pytest.mark.parametrize("advance", [advance_lanes, megatron_kernels.advance_lanes], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("advance", [advance_lanes, kernels.advance_lanes], ids=["numpy", "compiled"])
 def test_thousands_of_random_blends_are_the_helpers(monkeypatch: pytest.MonkeyPatch, advance: Any) -> None:
     """Weights of many kinds: uniform, a few large ones, equal ones, round numbers that tie at every turn."""
     monkeypatch.setattr(blend_indices, "_FEWEST_STEPS", 20)  # many lanes for few samples
@@ -83,7 +83,7 @@ def test_hundreds_of_random_counts_are_the_helpers(monkeypatch: pytest.MonkeyPat
             assert_same(build_exhaustive_blending_indices(counts, advance=advance), helper_exhaustive(counts), counts)
 
 
-@pytest.mark.parametrize("advance", [advance_lanes, megatron_kernels.advance_lanes], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("advance", [advance_lanes, kernels.advance_lanes], ids=["numpy", "compiled"])
 @pytest.mark.parametrize(
     "weights", [[0.3, 0.7], [1, 1, 1], [5, 3, 2], [0.9, 0.09, 0.009, 0.001], list(range(1, 60)), list(range(1, 101))], ids=len
 )
@@ -128,7 +128,7 @@ def test_short_blends_are_the_helpers_without_lanes(monkeypatch: pytest.MonkeyPa
 def test_compiled_steps_go_where_a_process_has_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     shares = normalized([5.0, 3.0, 2.0])
-    assert_same(build_blending_indices(shares, 5000, advance=megatron_kernels.advance_lanes), helper_blend(shares, 5000), shares)
+    assert_same(build_blending_indices(shares, 5000, advance=kernels.advance_lanes), helper_blend(shares, 5000), shares)
 
 
 def test_more_data_sets_than_an_int16_counts() -> None:
@@ -237,7 +237,7 @@ def test_batches_come_in_order_and_copies_open_the_index_again(prefixes: list[Pa
     blend = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)
     assert {name for name, _, _ in told} == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
     told.clear()
-    directories = prebuild_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, advance=megatron_kernels.advance_lanes, **settings)
+    directories = prebuild_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, advance=kernels.advance_lanes, **settings)
     assert len(set(directories)) == 4
     assert sorted(directories) == sorted(path for path in (tmp_path / "index").iterdir() if path.is_dir())
     again = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)

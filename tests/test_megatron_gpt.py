@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from niels_cache_assets import megatron_kernels
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, split_ranges
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, kernels, split_ranges
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
 from tests import megatron_core
 
@@ -128,7 +127,7 @@ def test_the_sample_index_is_the_helpers_for_any_lengths_and_blocks(
         patch.setattr(gpt_indices, "_SAMPLES_PER_BLOCK", sizes[1])
         ours = [
             build_sample_index(array, documents, samples=samples, sequence_length=sequence_length, add_extra_token=extra, place=place)
-            for place in (place_samples, megatron_kernels.place_samples)
+            for place in (place_samples, kernels.place_samples)
         ]
     theirs = core_sample_index(array, documents, sequence_length=sequence_length, epochs=epochs, extra=extra, drop=drop)
     for made in ours:
@@ -137,7 +136,7 @@ def test_the_sample_index_is_the_helpers_for_any_lengths_and_blocks(
 
 
 @pytest.mark.parametrize("extra", [True, False])
-@pytest.mark.parametrize("place", [place_samples, megatron_kernels.place_samples], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("place", [place_samples, kernels.place_samples], ids=["numpy", "compiled"])
 def test_documents_of_two_billion_tokens_are_counted_in_64_bits(place: Any, extra: bool) -> None:
     lengths = np.array([2**31 - 1, 5, 0, 2**31 - 1, 2**30], dtype=np.int32)
     documents = np.array([3, 1, 0, 2, 4, 0, 1], dtype=np.int32)

@@ -12,9 +12,10 @@ sum is at most a little off. So a stretch is cut into lanes that begin at such a
 all; then every lane whose guess was not where the lane before it ended is done again from there, until it meets what it did before. What
 comes out is checked, not hoped for: every lane starts from the counts at which the lane before it ended.
 
-Cost: for a sample some 20 ns and 2 ns per data set, on one core, which is two to three times what Megatron's compiled helper takes; a
-compiled `advance`, given as an argument, is ahead of it. Lanes pay from some eight of them on; fewer samples than that (2,048, and more
-of more than 32 data sets) are done one by one, at some 3 us. Beside the output, memory is that of a round of at most 2^15 counts.
+Cost: for a sample some 20 ns and 2 ns per data set, on one core, which is two to three times what Megatron's compiled helper takes. A
+large blend is done by `kernels`, if numba is installed, which is ahead of the helper. Lanes pay from some eight of them on; fewer samples
+than that (2,048, and more of more than 32 data sets) are done one by one, at some 3 us. Beside the output, memory is that of a round of at
+most 2^15 counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
+from niels_cache_runtime.megatron.kernels import advance_for
 
 MANY_DATASETS = 32_767  # from here on Megatron refuses, and dataset_index is int32
 
@@ -66,12 +68,13 @@ def build_blending_indices(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (`normalized`).
 
-    advance: does the steps, see `advance_lanes`, which is taken by default where there are enough of them. Raises NielsCacheError for a
-    weight that is not above 0.
+    advance: does the steps, see `advance_lanes`; by default the compiled one of `kernels` for a large blend, if numba is installed. Raises
+    NielsCacheError for a weight that is not above 0.
     """
     known = _checked(weights)
     dataset_index = allocate("dataset_index", (size,), index_dtype(len(known)))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
+    advance = advance or advance_for(datasets=len(known), samples=size)
     _fill(known, dataset_index, sample_index, advance=advance, progress=progress)
     return dataset_index, sample_index
 
@@ -91,6 +94,7 @@ def build_exhaustive_blending_indices(
     weights = sizes / float(total)
     dataset_index = allocate("dataset_index", (total,), index_dtype(len(sizes)))
     sample_index = allocate("dataset_sample_index", (total,), np.dtype(np.int64))
+    advance = advance or advance_for(datasets=len(sizes), samples=total)
     _fill(weights, dataset_index, sample_index, advance=advance, progress=progress)
     # Until the first data set would give more than it has, nobody is missed who is left out.
     first = _first_excess(dataset_index, sample_index, sizes)

@@ -220,8 +220,7 @@ def prebuild_blend(
 ) -> list[Path]:
     """Build ahead what `open_blend` with these arguments and this cache then only maps; returns where each index lies, the blend's last.
 
-    A directory's name is the index's hash. progress: told (name of the array, done, total). advance: `niels_cache_assets.megatron_kernels`
-    has a compiled one.
+    A directory's name is the index's hash. progress: told (name of the array, done, total).
     """
     opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)
     parts = [*opened.datasets, opened] if isinstance(opened, MegatronBlendedDataset) else [opened]

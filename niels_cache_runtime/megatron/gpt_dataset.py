@@ -50,7 +50,8 @@ class MegatronGPTDataset(Dataset[Sample]):
     pad_token: fills the last partial sample; padding, and any token of that id, is 0 in tokens and labels and not in the loss.
     eod_token: needed for eod_mask_loss (the document's end is not in the loss, as an input) and reset_position_ids (positions begin anew
     after it).
-    place: the sample index's steps, compiled, from `niels_cache_assets.megatron_kernels`; the same numbers.
+    place: what fills the sample index; by default the compiled loop of `kernels` where it is faster, if numba is installed. The numbers
+    are the same.
     index_cache: where the indices are kept and looked for; without it they are built here, in memory, and pickled whole.
     progress: told (name of the array, done, total) while indices are built.
 

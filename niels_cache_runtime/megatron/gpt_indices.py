@@ -10,9 +10,9 @@ partial sample is kept, Megatron counts samples in 32-bit floats, which beyond 2
 numbers.
 
 Cost: shuffling takes most of it; the sample index takes some 10 ns per document and 5 per sample, less than Megatron's compiled helper
-where there are as many samples as documents or more, and more where there are far fewer: there a compiled `place` is ahead of it. Its
-memory beside the output is that of a block. Where the arrays are kept is the business of `index_cache`, what is read by them that of
-`gpt_dataset`.
+where there are as many samples as documents or more, and more where there are far fewer. There a large index is done by `kernels`, if
+numba is installed, which is ahead of the helper. Memory beside the output is that of a block. Where the arrays are kept is the business of
+`index_cache`, what is read by them that of `gpt_dataset`.
 """
 
 import re
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import as_int, check_count, check_positive
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron.kernels import place_for
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
@@ -158,8 +159,8 @@ def build_gpt_indices(
 
     num_samples: at least so many samples; None, or 0, for one epoch. drop_last: False keeps the last partial sample, as Megatron does for
     valid where drop_last_partial_validation_sequence is off. place: see `build_sample_index`. allocate: gives the memory of each array,
-    such as a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no token
-    to read.
+    such as a file. progress: told (name of the array, done, total). Raises NielsCacheError for settings out of range and where there is no
+    token to read.
     """
     known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
@@ -250,15 +251,17 @@ def build_sample_index(
     Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order (L: sequence_length, a: 1 with the extra token), and
     row i + 1 names the document of the last of them; an empty document is never named, but in row 0. Where the tokens end before the last
     sample does, the last row is the last document's end less a.
-    place: takes each block of documents, see `place_samples`, which is the default.
+    place: takes each block of documents, see `place_samples`; by default the compiled one of `kernels` where it is faster, if numba is
+    installed.
     """
     extra = int(add_extra_token)
     rows = samples + 1
     index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
+    place = place or place_for(documents=len(document_index), samples=samples) or place_samples
     done, tokens = 0, 0  # rows written, tokens of the documents before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
         block = document_index[start : start + _DOCUMENTS_PER_BLOCK]
-        done, tokens = (place or place_samples)(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
+        done, tokens = place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
         if progress is not None:
             progress("sample_index", done, rows)
         if done == rows:

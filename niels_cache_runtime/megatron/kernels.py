@@ -1,0 +1,179 @@
+"""What building Megatron's indices takes, compiled by numba, instead of numpy: the steps of a blend, the rows of a sample index.
+
+The same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`. In a blend products and differences are rounded one by
+one (no fast-math, so nothing is fused), the first of equals wins; lanes are taken in blocks that stay in a core's first cache, their
+innermost loop without a branch, so that it becomes vector instructions; threads share the lanes, and none outlives a call.
+
+numba is optional. This is the one module of the runtime that imports it, and only when a large index is built: that takes about a second
+and 80 MB, and another half a second the first time on a machine, when the loops are compiled. numba keeps what it compiled beside this
+module, in the user's cache folder if that cannot be written, or in NUMBA_CACHE_DIR; if none can be written, each process compiles.
+Without numba, or with one that cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), numpy does it: `advance_for` and `place_for`
+return None.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.reading import available_threads
+
+_LANES_AT_ONCE = 32
+_MANY = 1_000_000  # fewer numbers take numpy some milliseconds: not worth loading numba
+_SPARSE = 2  # documents for a sample, from here on the compiled loop is ahead of numpy, which touches each document four times
+
+
+class _Compiled:
+    """A loop that numba compiles when it is first called."""
+
+    def __init__(self, loop: Callable[..., Any]) -> None:
+        self._loop = loop
+        self._call: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self.load()(*arguments)
+        except Exception:  # numba's, before the loop began, which raises nothing: what it kept is damaged, or the disk is full
+            self._call = self._compile(keep=False)
+            return self._call(*arguments)
+
+    def load(self) -> Callable[..., Any]:
+        if self._call is None:
+            self._call = self._compile(keep=True)
+        return self._call
+
+    def _compile(self, *, keep: bool) -> Callable[..., Any]:
+        import numba
+
+        try:
+            compiled: Callable[..., Any] = numba.njit(nogil=True, cache=keep)(self._loop)
+        except RuntimeError:  # numba finds no folder that it can write
+            compiled = numba.njit(nogil=True)(self._loop)
+        return compiled
+
+
+@lru_cache(maxsize=1)
+def is_available() -> bool:
+    """Whether numba can compile here. Imports it."""
+    try:
+        import numba
+    except (ImportError, OSError, SystemError):  # not installed; made for another numpy; its library cannot be loaded
+        return False
+    return not numba.config.DISABLE_JIT
+
+
+def advance_for(*, datasets: int, samples: int) -> Callable[..., None] | None:
+    """`advance_lanes` for a large blend; None for a small one, and without numba."""
+    return advance_lanes if datasets * samples >= _MANY and is_available() else None
+
+
+def place_for(*, documents: int, samples: int) -> Callable[..., tuple[int, int]] | None:
+    """`place_samples` for a large index of far more documents than samples; None for another, where numpy is as fast, and without numba."""
+    large = documents + samples >= _MANY and documents >= _SPARSE * samples
+    return place_samples if large and is_available() else None
+
+
+def _advance_loop(
+    weights: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    samples: NDArray[np.int64],
+    chosen: NDArray[Any],
+    numbers: NDArray[np.int64],
+    first: int,
+    stop: int,
+) -> None:
+    """Lanes first to stop - 1; `chosen` and `numbers` (lanes, steps) are filled, `counts` (D, lanes) brought up to date."""
+    datasets = len(weights)
+    at, largest, which = np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE, dtype=np.int64)
+    given = np.empty((datasets, _LANES_AT_ONCE))
+    for start in range(first, stop, _LANES_AT_ONCE):
+        width = min(_LANES_AT_ONCE, stop - start)
+        for dataset in range(datasets):
+            for lane in range(width):
+                given[dataset, lane] = counts[dataset, start + lane]
+        for step in range(chosen.shape[1]):
+            for lane in range(width):
+                at[lane] = max(float(samples[start + lane] + step), 1.0)
+                largest[lane] = weights[0] * at[lane] - given[0, lane]
+                which[lane] = 0
+            for dataset in range(1, datasets):
+                weight = weights[dataset]
+                for lane in range(width):
+                    error = weight * at[lane] - given[dataset, lane]
+                    which[lane] = dataset if error > largest[lane] else which[lane]
+                    largest[lane] = error if error > largest[lane] else largest[lane]
+            for lane in range(width):
+                dataset = which[lane]
+                chosen[start + lane, step] = dataset
+                numbers[start + lane, step] = int(given[dataset, lane])
+                given[dataset, lane] += 1.0
+        for dataset in range(datasets):
+            for lane in range(width):
+                counts[dataset, start + lane] = given[dataset, lane]
+
+
+def _place_loop(
+    sequence_lengths: NDArray[np.int32],
+    block: NDArray[np.int32],
+    index: NDArray[Any],
+    start: int,
+    tokens: int,
+    done: int,
+    sequence_length: int,
+    extra: int,
+) -> tuple[int, int]:
+    """Unsigned indices: no test whether one counts from the end."""
+    rows = len(index)
+    begins = tokens
+    due = done * sequence_length + extra  # tokens that must be there for the sample of row `done` to begin
+    for number in range(len(block)):
+        ends = begins + sequence_lengths[np.uint32(block[number])]
+        while due <= ends:
+            if done == rows:
+                return done, ends
+            row = np.uint64(done)
+            index[row, np.uint64(0)] = start + number
+            index[row, np.uint64(1)] = due - extra - begins
+            done += 1
+            due += sequence_length
+        begins = ends
+    return done, begins
+
+
+_advance, _place = _Compiled(_advance_loop), _Compiled(_place_loop)
+
+
+def advance_lanes(
+    weights: NDArray[np.float64], counts: NDArray[np.float64], samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]
+) -> None:
+    """As `blend_indices.advance_lanes`; a thread for each core."""
+    lanes = len(samples)
+    _advance.load()
+    threads = min(available_threads(), -(-lanes // (8 * _LANES_AT_ONCE)))
+    if threads < 2:  # a pool takes longer to start than a short stretch takes
+        _advance(weights, counts, samples, chosen, numbers, 0, lanes)
+        return
+    bounds = [lanes * thread // threads for thread in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        shares = [pool.submit(_advance, weights, counts, samples, chosen, numbers, first, stop) for first, stop in pairwise(bounds)]
+        for share in shares:
+            share.result()
+
+
+def place_samples(
+    sequence_lengths: NDArray[np.int32],
+    block: NDArray[np.int32],
+    index: NDArray[Any],
+    start: int,
+    tokens: int,
+    done: int,
+    sequence_length: int,
+    extra: int,
+) -> tuple[int, int]:
+    """As `gpt_indices.place_samples`."""
+    rows_and_tokens: tuple[int, int] = _place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
+    return rows_and_tokens
