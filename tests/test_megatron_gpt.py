@@ -255,6 +255,38 @@ def test_an_empty_document_at_the_very_end_of_the_order_takes_nothing_from_the_l
     assert last["loss_mask"].tolist() == [1.0] * 4 + [0.0] * 12
 
 
+@pytest.mark.parametrize("kept", [{}, {"eod_mask_loss": True}, {"reset_position_ids": True}, {"reset_attention_mask": True}], ids=str)
+@pytest.mark.parametrize("first", [0, 5])
+def test_megatron_core_masks_every_sample_with_the_first_ones_mask_too(
+    prefix: Path, tmp_path: Path, first: int, kept: dict[str, bool]
+) -> None:
+    """What docs/megatron.md says of the loss mask: without any of the three options, its mask is ours times ours of the first sample."""
+    mine = {name: value for name, value in kept.items() if name != "reset_attention_mask"}
+    ours = MegatronGPTDataset(IndexedDataset(prefix), num_samples=None, sequence_length=16, seed=1, pad_token=7, eod_token=0, **mine)
+    theirs = core_dataset(prefix, tmp_path, range(120), None, tokenizer=megatron_core.Tokenizer(eod=0, pad=7), **kept)
+    of_first = ours[first]["loss_mask"]
+    assert torch.equal(theirs[first]["loss_mask"], of_first)
+    assert 0 < of_first.sum() < 16
+    differs = 0
+    for index in range(len(ours)):
+        own, its = ours[index], theirs[index]
+        assert torch.equal(its["loss_mask"], own["loss_mask"] if kept else own["loss_mask"] * of_first)
+        differs += not torch.equal(its["loss_mask"], own["loss_mask"])
+        assert all(torch.equal(its[name], own[name]) for name in ("tokens", "labels", "position_ids"))
+    assert (differs > len(ours) // 2) is not bool(kept)
+
+
+def test_a_padded_last_sample_that_is_read_first_masks_all_of_megatron_cores(prefix: Path, tmp_path: Path) -> None:
+    ours = MegatronGPTDataset(IndexedDataset(prefix), num_samples=None, sequence_length=16, seed=4, drop_last=False)
+    last = int(np.flatnonzero(ours.shuffle_index == len(ours) - 1)[0])
+    padded = ours[last]["loss_mask"]
+    assert 0 < padded.sum() < 16
+    for order, of_first in (([last, 0, 1], padded), ([0, last, 1], torch.ones(16))):
+        theirs = core_dataset(prefix, tmp_path, range(120), None, part="valid", random_seed=4, drop_last_partial_validation_sequence=False)
+        for index in order:
+            assert torch.equal(theirs[index]["loss_mask"], ours[index]["loss_mask"] * of_first)
+
+
 def test_no_samples_asked_for_is_one_epoch_as_in_megatron_core(prefix: Path, tmp_path: Path) -> None:
     """What Megatron-LM asks for with --eval-iters 0. The index is the one that None asks for."""
     indexed, cache = IndexedDataset(prefix), IndexCache(tmp_path / "index")
