@@ -1,12 +1,13 @@
 """The runtime's figures in one run: batches, other projects' loaders, document fields, opening, resuming, packing.
 
-    python benchmarks/loader.py [--quick] [--no-peers] [--only batches fields peers opening resuming packing] [--freed-mib 30]
+    python benchmarks/loader.py [--quick] [--no-peers] [--only four batches fields peers opening resuming packing] [--freed-mib 30]
 
-Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard, warm in the page cache; documents of
-600 tokens on average. Whatever is compared takes turns in short rounds, so that a busy machine slows all of it; a time is the median
-of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y, at random places; it and
-`fill_` count with torch's threads or with one, whichever is faster. Lengths of examples are those of dolly in a cache built here where
-NIELS_CACHE_REAL_DATA is set, else log-normal.
+Random tokens (`torch.Generator`), the same in a cache of 12 shards and in one of a single shard; `four`: a quarter of them in 4 shards.
+Warm in the page cache; documents of 600 tokens on average. Whatever is compared takes turns in short rounds, so that a busy machine slows
+all of it; a time is the median of the rounds' means. The usual way is to slice and widen each row and to stack the rows, for x and for y,
+at random places; it and `fill_` count with torch's threads or with one, whichever is faster. "one copy" widens as many tokens, in one
+piece, into tensors that are there. Lengths of examples are those of dolly in a cache built here where NIELS_CACHE_REAL_DATA is set, else
+log-normal.
 
 Once a process has freed a large block, glibc no longer maps blocks up to that size anew (mallopt(3), M_MMAP_THRESHOLD), so that the
 usual way's tensors cost no page faults, as in much of training: the strict comparison. `--freed-mib 0` shows a process that has not.
@@ -58,6 +59,7 @@ PAGE_TOKENS = mmap.PAGESIZE // TOKEN_BYTES
 DOCUMENT_TOKENS = 600
 PACKED_T = 1024
 WANTED = {(8, 512): (6, 5), (32, 1024): (10, 8), (64, 2048): (12, 10)}  # (B, T): get_batch and loader against the usual way
+WANTED_OF_FOUR = {(64, 1024): (8, 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +212,16 @@ def fill_way(*, B: int, T: int) -> Way:
     return lambda: (x.fill_(1), y.fill_(2))
 
 
-def batches(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
+def copy_way(split: Path, *, B: int, T: int) -> Way:
+    tokens = np.memmap(list_shards(split)[0], dtype=TOKEN_DTYPE, mode="r")
+    x, y = np.empty((B, T), dtype=np.int64), np.empty((B, T), dtype=np.int64)
+    first, second = tokens[: B * T].reshape(B, T), tokens[1 : 1 + B * T].reshape(B, T)
+    return lambda: (np.copyto(x, first), np.copyto(y, second))
+
+
+def batches(caches: Mapping[str, Path], scale: Scale, wanted_of: Mapping[tuple[int, int], tuple[int, int]]) -> Iterator[Row]:
     for cache, split in caches.items():
-        for (B, T), (wanted, wanted_of_loader) in WANTED.items():
+        for (B, T), (wanted, wanted_of_loader) in wanted_of.items():
             found = mean_seconds(
                 {
                     "usual": usual_way(split, B=B, T=T),
@@ -220,12 +229,14 @@ def batches(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
                     "loader": loader_way(split, B=B, T=T),
                     "loader, prefetch=1": loader_way(split, B=B, T=T, prefetch=1),
                     "fill_": fill_way(B=B, T=T),
+                    "one copy": copy_way(split, B=B, T=T),
                 },
                 scale,
                 any_threads=("usual", "fill_"),
             )
             micros = {name: f"{seconds * 1e6:.0f} us" for name, seconds in found.items()}
-            for name, least in (("get_batch", f"{wanted}x"), ("loader", f"{wanted_of_loader}x"), ("loader, prefetch=1", "")):
+            wanted_of_each = (("get_batch", wanted), ("loader", wanted_of_loader), ("loader, prefetch=1", 0))
+            for name, least in ((name, f"{ratio}x" if ratio else "") for name, ratio in wanted_of_each):
                 yield Row(
                     what=f"{name} ({B}, {T}), {cache}, against the usual way",
                     measured=f"{micros[name]}, {micros['usual']}",
@@ -238,6 +249,12 @@ def batches(caches: Mapping[str, Path], scale: Scale) -> Iterator[Row]:
                         measured=f"{micros[name]}, {micros['fill_']}",
                         wanted="0.25x" if least else "",
                         ratio=times(found["fill_"] / found[name]),
+                    )
+                    yield Row(
+                        what=f"{name} ({B}, {T}), {cache}, against one copy into x and y",
+                        measured=f"{micros[name]}, {micros['one copy']}",
+                        wanted="",
+                        ratio=times(found["one copy"] / found[name]),
                     )
 
 
@@ -406,7 +423,7 @@ def packing(work: Path, scale: Scale) -> Iterator[Row]:
 
 # The run
 
-PARTS = ("batches", "fields", "peers", "opening", "resuming", "packing")
+PARTS = ("four", "batches", "fields", "peers", "opening", "resuming", "packing")
 
 
 def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
@@ -423,8 +440,14 @@ def measure(parts: list[str], scale: Scale, work: Path) -> Iterator[Row]:
         twelfth = -(-scale.tokens // 12 // PAGE_TOKENS) * PAGE_TOKENS  # whole pages, as a build writes full shards
         sizes = {"12 shards": twelfth, "1 shard": scale.tokens}
         caches = {name: write_cache(work / name[:2].strip(), tokens=scale.tokens, shard_tokens=size) for name, size in sizes.items()}
+    if "four" in parts:
+        quarter = scale.tokens // 4 // PAGE_TOKENS * PAGE_TOKENS
+        split = write_cache(work / "four", tokens=quarter, shard_tokens=-(-quarter // 4 // PAGE_TOKENS) * PAGE_TOKENS)
+        assert len(list_shards(split)) == 4
+        yield from batches({"4 shards": split}, scale, WANTED_OF_FOUR)
+        shutil.rmtree(split.parent)
     if "batches" in parts:
-        yield from batches(caches, scale)
+        yield from batches(caches, scale, WANTED)
     if "fields" in parts:
         yield from fields(caches, scale)
     if "peers" in parts:

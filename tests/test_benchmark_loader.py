@@ -20,6 +20,8 @@ def test_a_quick_run_prints_every_row_of_the_table() -> None:
     whats = "\n".join(row[0] for row in rows)
     for part in (
         "get_batch (64, 2048), 12 shards",
+        "get_batch (64, 1024), 4 shards, against the usual way",
+        "get_batch (64, 1024), 4 shards, against one copy into x and y",
         "loader (8, 512), 1 shard",
         "document_ids",
         "open 100 shards",
