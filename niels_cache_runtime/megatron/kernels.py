@@ -63,7 +63,7 @@ def is_available() -> bool:
         import numba
     except (ImportError, OSError, SystemError):  # not installed; made for another numpy; its library cannot be loaded
         return False
-    return not numba.config.DISABLE_JIT
+    return not vars(numba.config).get("DISABLE_JIT")
 
 
 def advance_for(*, datasets: int, samples: int) -> Callable[..., None] | None:
