@@ -293,3 +293,12 @@ def test_bad_weights_and_blends_that_take_too_much_are_refused(prefixes: list[Pa
         open_blend(prefixes, num_samples=None, sequence_length=16, seed=1, part="val")
     with pytest.raises(NielsCacheError, match="leaves no sequence"):
         open_blend(prefixes, num_samples=None, sequence_length=16, seed=1, split="1", part="test")
+
+
+def test_a_blend_that_takes_more_than_there_is_is_not_kept(tmp_path: Path) -> None:
+    """Who only maps it would not count again: megatron-core does not."""
+    cache = IndexCache(tmp_path / "index")
+    for weights, size in (([0.5, 0.5], 8), ([3, 4], None)):
+        with pytest.raises(NielsCacheError, match="the blend takes 4 samples of data set 1, which has 3"):
+            MegatronBlendedDataset([[{}] * 4, [{}] * 3], weights, size, index_cache=cache)
+    assert [path for path in (tmp_path / "index").iterdir() if path.is_dir()] == []

@@ -1,5 +1,7 @@
 """Build the indices of a blend ahead of training: of a table [blend.NAME], or of a file as Megatron-LM's --data-args-path takes it.
 
+They lie in the cache root for the runtime's data sets, or where megatron-core finds them (`BlendPlan.core`).
+
 What is built, and for whom, is `niels_cache_runtime.megatron.prebuild_blend`'s business. Steps are compiled where the blend is long
 enough to be worth it and numba is there; the arrays are the same. A long one is built in a child process: numpy's shuffle of a large array
 answers no interrupt until it is done, but a child can be killed, and the next build clears what it left.
@@ -9,16 +11,15 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
-from niels_cache_assets.contents import total_bytes
+from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.processes import end_with_parent
 from niels_cache_assets.registry import Registry, refuse_choice
@@ -27,6 +28,10 @@ from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.npy_files import read_npy_header
 from niels_cache_runtime.place import check_place
+
+if TYPE_CHECKING:
+    from niels_cache_assets.blends.megatron_core_cache import CoreNames
+    from niels_cache_runtime.megatron.index_cache import IndexCache
 
 _LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
 _POLL_SECONDS = 0.1
@@ -38,16 +43,21 @@ Part = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlendPlan:
-    """What `open_blend` is to be asked: data sets by label and path (a prefix, or the folder of a split), weights as they were given."""
+    """What `open_blend` is to be asked: data sets by label and path (a prefix, or the folder of a split), weights as they were given.
+
+    core: keep the indices where megatron-core finds them, under its own names, instead of in the cache root.
+    """
 
     labels: tuple[str, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[str | Path, ...]
     weights: tuple[float, ...] | None
     num_samples: int | None
     sequence_length: int
     seed: int = MEGATRON_SEED
     split: str = ALL_TRAIN
     part: Part = "train"
+    surplus: float = MEGATRON_SURPLUS
+    core: "CoreNames | None" = None
 
     @property
     def index_labels(self) -> tuple[str, ...]:
@@ -57,7 +67,10 @@ class BlendPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """One index on disk. label: of the data set, or "blend"; samples: how many it has; bytes: of its files."""
+    """One index on disk. label: of the data set, or "blend"; samples: how many it has; bytes: of its arrays.
+
+    directory: its folder, or what the names of its files begin with.
+    """
 
     label: str
     directory: Path
@@ -119,18 +132,27 @@ def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; --blend is a file of weights and paths") from error
     except UnicodeDecodeError as error:
         raise NielsCacheError(f"{path}: is no text; --blend is a file of weights and paths") from error
+    return parse_blend(words, where=str(path))
+
+
+def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[float] | None]:
+    """Data sets and weights of `WEIGHT PATH WEIGHT PATH ...`, or of paths alone (None), as Megatron-LM's --data-path takes them.
+
+    Raises NielsCacheError for anything else.
+    """
+    words = [word.strip() for word in words]
     if not words:
-        raise NielsCacheError(f"{path}: names no data set; write WEIGHT PATH for each")
+        raise NielsCacheError(f"{where}: names no data set; write WEIGHT PATH for each")
     weights = [_number(word) for word in words[::2]]
     given = [weight for weight in weights if weight is not None]
     if len(words) % 2 == 0 and len(given) == len(weights):
         wrong = next((word for word, weight in zip(words[::2], given, strict=True) if not 0 < weight < math.inf), None)
         if wrong is not None:
-            raise NielsCacheError(f"{path}: weight {wrong}: must be above 0; leave out what is never read")
+            raise NielsCacheError(f"{where}: weight {wrong}: must be above 0; leave out what is never read")
         return words[1::2], given
     stray = next((word for word in words if _number(word) is not None), None)
     if stray is not None:
-        raise NielsCacheError(f"{path}: {stray} is a weight where a path is due; write WEIGHT PATH for each data set, or paths alone")
+        raise NielsCacheError(f"{where}: {stray} is a weight where a path is due; write WEIGHT PATH for each data set, or paths alone")
     return words, None
 
 
@@ -160,9 +182,8 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
             if progress is not None:
                 progress(*told)
     except EOFError as error:
-        raise NielsCacheError(
-            f"{index_folder(root)}: the process that built the indices was killed (out of memory?); run it again"
-        ) from error
+        where = index_folder(root) if plan.core is None else plan.core.folder
+        raise NielsCacheError(f"{where}: the process that built the indices was killed (out of memory?); run it again") from error
     finally:
         child.kill()
         child.join()
@@ -184,8 +205,8 @@ def _prebuild_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
 def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
     """`prebuild`, in this process."""
     from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
-    from niels_cache_runtime.megatron.index_cache import IndexCache
 
+    cache = _cache_of(plan, root)
     started, built = time.monotonic(), False
 
     def tell(array: str, done: int, total: int) -> None:
@@ -197,13 +218,24 @@ def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = No
     directories = prebuild_blend(
         plan.paths,
         plan.weights,
-        index_cache=IndexCache(index_folder(root)),
+        index_cache=cache,
         progress=tell,
         **_settings(plan),
         **_compiled(plan),
     )
-    indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
+    indices = tuple(_index(cache, label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
     return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
+
+
+def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
+    if plan.core is None:
+        from niels_cache_runtime.megatron.index_cache import IndexCache
+
+        return IndexCache(index_folder(root))
+    from niels_cache_assets.blends.megatron_core_cache import MegatronCoreCache
+
+    read_whole = plan.weights is None and len(plan.paths) > 1
+    return MegatronCoreCache(plan.core, part=plan.part, asked_for_none=plan.num_samples == 0 and not read_whole)
 
 
 def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
@@ -229,7 +261,7 @@ def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
 
 def _settings(plan: BlendPlan) -> dict[str, Any]:
     """Arguments of `open_blend`."""
-    return {name: getattr(plan, name) for name in ("num_samples", "sequence_length", "seed", "split", "part")}
+    return {name: getattr(plan, name) for name in ("num_samples", "sequence_length", "seed", "split", "part", "surplus")}
 
 
 def _is_long(plan: BlendPlan) -> bool:
@@ -252,8 +284,8 @@ def _compiled(plan: BlendPlan) -> dict[str, Any]:
     return {"advance": advance_lanes, "place": place_samples}
 
 
-def _index(label: str, directory: Path) -> Index:
-    files: dict[str, Any] = read_meta(str(directory / META_NAME))["files"]
-    last = "shuffle_index.npy" if "shuffle_index.npy" in files else "dataset_index.npy"  # of a data set, of a blend
-    samples = read_npy_header(directory / last).shape[0]
-    return Index(label=label, directory=directory, samples=samples, bytes=total_bytes(files))
+def _index(cache: "IndexCache", label: str, directory: Path) -> Index:
+    files = cache.array_files(directory)
+    last = next(path for path in files if path.name.endswith(("shuffle_index.npy", "dataset_index.npy")))  # of a data set, of a blend
+    samples = read_npy_header(last).shape[0]
+    return Index(label=label, directory=directory, samples=samples, bytes=sum(path.stat().st_size for path in files))

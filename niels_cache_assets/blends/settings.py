@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validator
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
+MEGATRON_SURPLUS = 0.005  # of its --mid-level-dataset-surplus
 ALL_TRAIN = "1"
 _SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 

@@ -10,7 +10,7 @@
     tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
     cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
     exporting.py     export      importing.py   import     transfers.py   bars of bytes
-    prebuilding.py   prebuild-index
+    prebuilding.py   prebuild-index, with core_prebuilding.py (--for megatron-core)
     reporting.py     report      ui.py          ui
     comparing.py     tokenizer compare
     init.py          init, with new_config.py (the text of the file)

@@ -16,6 +16,7 @@ from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.parser import build_parsers
+from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE
 from niels_cache_runtime.formats import SPLITS
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "KIND": ("near", "exact"),
     "PART": ("train", "valid", "test"),
     "PROFILE": ("default", "quickstart"),
+    "PROGRAM": (MEGATRON_CORE,),
     "SHELL": SHELLS,
     "SPLIT": SPLITS,
     "export SPLIT": (*SPLITS, "all"),

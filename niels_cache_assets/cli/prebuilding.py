@@ -19,6 +19,7 @@ from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE, OF_MEGATRON_CORE
 from niels_cache_assets.progress import Throttle
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import file_size
@@ -31,6 +32,15 @@ OnArray = Callable[[str, int, int], None]
 
 def run(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
+    if arguments.reader is not None:
+        if arguments.reader != MEGATRON_CORE:
+            refuse_choice(f"{WHERE}: --for", "no program", arguments.reader, [MEGATRON_CORE])
+        from niels_cache_assets.cli.core_prebuilding import run_core
+
+        return run_core(arguments, array_progress())
+    for option in OF_MEGATRON_CORE:
+        if getattr(arguments, option) not in (None, False):
+            raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: is of --for megatron-core; give that, too")
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:

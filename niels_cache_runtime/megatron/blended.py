@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.batches import as_int, check_count
@@ -72,8 +73,11 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
 
         def build(allocate: Allocate) -> object:
             if size is None:
-                return build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
-            return build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
+                built = build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
+            else:
+                built = build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
+            self._check_sizes(*built)  # before it is kept
+            return built
 
         if index_cache is None:
             arrays: dict[str, Any] = {}
@@ -83,18 +87,18 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             arrays = index_cache.open("blend", self.parameters, build)
             self.index_directory = str(index_cache.directory("blend", self.parameters))
         self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
-        self._check_sizes()
+        self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
         """Numbers of a data set's samples only rise, so the last of each tells: looked for from the end, mostly near it."""
         block, unseen = 1 << 16, set(range(len(self.datasets)))
-        for stop in range(len(self), 0, -block):
+        for stop in range(len(dataset_index), 0, -block):
             start = max(stop - block, 0)
-            numbers, places = np.unique(self.dataset_index[start:stop][::-1], return_index=True)
+            numbers, places = np.unique(dataset_index[start:stop][::-1], return_index=True)
             for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
                 if number in unseen:
                     unseen.remove(number)
-                    self._check_size(number, self.dataset_sample_index.item(stop - 1 - place) + 1)
+                    self._check_size(number, dataset_sample_index.item(stop - 1 - place) + 1)
             if not unseen:
                 return
 
@@ -187,7 +191,7 @@ def open_blend(
             num_samples=samples,
             sequence_length=sequence_length,
             seed=seed,
-            index_cache=index_cache,
+            index_cache=None if index_cache is None else index_cache.of(prefix),
             progress=progress,
             **settings,
         )

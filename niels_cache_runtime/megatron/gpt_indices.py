@@ -98,6 +98,15 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
 
     Rounded as Megatron rounds. Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
     """
+    train, valid, test = (range(round(begin * float(sequences)), round(end * float(sequences))) for begin, end in split_bounds(split))
+    return train, valid, test
+
+
+def split_bounds(split: str) -> list[tuple[float, float]]:
+    """Where train, valid and test begin and end in a split string, as shares of all; the first begins at the integer 0, as Megatron's.
+
+    Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
+    """
     try:
         if re.search(r"[^\d.,/\s\[\]]", split):  # Megatron takes the digits out of anything: 1e-3 would be 1 and 3
             raise ValueError
@@ -107,13 +116,12 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
     if not 1 <= len(weights) <= _SPLITS or not any(weights):
         raise NielsCacheError(f'split={split!r}: give the weights of train, valid and test, such as "99,1,0"')
     padded = np.array([*weights, *[0.0] * (_SPLITS - len(weights))])
-    shares = (padded / np.sum(padded)).tolist()
-    ranges, begin = [], 0.0
-    for share in shares:
-        end = begin + share
-        ranges.append(range(round(begin * float(sequences)), round(end * float(sequences))))
-        begin = end
-    return ranges[0], ranges[1], ranges[2]
+    bounds: list[tuple[float, float]] = []
+    begin: float = 0
+    for share in (padded / np.sum(padded)).tolist():
+        bounds.append((begin, begin + share))
+        begin += share
+    return bounds
 
 
 def plan_epochs(

@@ -61,6 +61,14 @@ class IndexCache:
         """Where that index lies, or will; its name is the hash."""
         return self.folder / index_hash(kind, parameters)
 
+    def of(self, prefix: str | Path) -> "IndexCache":
+        """The cache for indices of the data set at this prefix: this one, whose hash covers the data and not where it lies."""
+        return self
+
+    def array_files(self, directory: Path) -> list[Path]:
+        """The .npy files of a finished index."""
+        return [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
+
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
         """The arrays of an index by name, mapped read-only; built here first where nobody has.
 
@@ -68,7 +76,7 @@ class IndexCache:
         Raises NotWrittenError where the folder cannot be written, NielsCacheError after waiting for another builder in vain.
         """
         directory = self.directory(kind, parameters)
-        arrays = _finished(directory)
+        arrays = self._find(directory, kind, parameters)
         return self._build(directory, kind, parameters, build) if arrays is None else arrays
 
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
@@ -77,7 +85,7 @@ class IndexCache:
             self._clear_abandoned()
             with self._locked(directory):
                 os.listdir(self.folder)  # a file system on a network may remember from before the wait that it was not there
-                arrays = _finished(directory)
+                arrays = self._find(directory, kind, parameters)
                 if arrays is not None:
                     return arrays
                 partial = directory.parent / f".{directory.name}.partial"
@@ -85,10 +93,7 @@ class IndexCache:
                 partial.mkdir()
                 try:
                     build(_files_in(partial))
-                    write_meta(str(partial / META_NAME), _description(partial, kind, parameters))
-                    if _finished(partial) is None:
-                        raise NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
-                    _exchange(partial, directory)
+                    self._commit(partial, directory, kind, parameters)
                 finally:
                     _remove(partial)
         except OSError as error:
@@ -96,10 +101,22 @@ class IndexCache:
                 f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
                 "choose another folder, or build it ahead where it can"
             ) from error
-        arrays = _finished(directory)
+        arrays = self._find(directory, kind, parameters)
         if arrays is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
         return arrays
+
+    def _find(self, directory: Path, kind: str, parameters: Mapping[str, Any]) -> Arrays | None:
+        """The arrays of this index if it is finished and whole, else None."""
+        return _finished(directory)
+
+    def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
+        """Put the files that were built in `partial` into their place."""
+        record = describe_files(partial, f"index/{kind}", parameters)
+        write_meta(str(partial / META_NAME), record)
+        if _finished(partial) is None:
+            raise cannot_be_read(partial)
+        _exchange(partial, directory)
 
     def _clear_abandoned(self) -> None:
         """Remove what builders left that were killed: their locks are free."""
@@ -190,7 +207,7 @@ def _exchange(partial: Path, directory: Path) -> None:
     if directory.exists():
         os.rename(directory, damaged)  # in one step: nobody finds it half removed
     os.rename(partial, directory)
-    _sync(directory.parent)
+    sync(directory.parent)
     _remove(damaged)
 
 
@@ -205,15 +222,22 @@ def _files_in(folder: Path) -> Allocate:
     return allocate
 
 
-def _description(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
+def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
+    """What is recorded of the arrays that were built there; they are on the disk when this returns."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
-        _sync(path)
+        sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
-    return {"kind": f"index/{kind}", "index_version": INDEX_VERSION, "parameters": dict(parameters), "files": files}
+    return {"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters), "files": files}
 
 
-def _sync(path: Path) -> None:
+def cannot_be_read(partial: Path) -> NielsCacheError:
+    """The error for a new index that does not open."""
+    return NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,166 @@
+"""Indices under the names of megatron-core 0.16.1, in the folder of its `path_to_cache` (--data-cache-path): it builds none.
+
+    MD5-GPTDataset-PART-description.txt      what was hashed: md5 of exactly this text
+                       -document_index.npy   and -sample_index.npy, -shuffle_index.npy
+    MD5-BlendedDataset-PART-description.txt  with -dataset_index.npy and -dataset_sample_index.npy
+
+The text is `json.dumps(identifiers, indent=4)`. What the identifiers are, in which order and with which types, follows
+`megatron/core/datasets/megatron_dataset.py` (`MegatronDataset.__init__`, `_key_config_attributes`) and `blended_dataset.py`
+(`BlendedDataset.__init__`) of release 0.16.1; nothing of it is imported. Another release may hash something else: it then finds
+nothing here and builds its own.
+
+megatron-core takes an index for finished when all its files exist, and never looks into them or at the data again. So the description is
+written last, and removed first where files are replaced. What it does not have is a record beside it, `.MD5-CLASS-PART.json`: of which
+data the arrays are, and their sizes and sha256. With it, an index of data that was exported anew, a damaged file and one cut short are
+built again. Checking an index that is there costs reading it once.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron.gpt_indices import split_bounds
+from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, cannot_be_read, describe_files, sync
+from niels_cache_runtime.meta import read_meta, sha256_file, write_meta
+from niels_cache_runtime.npy_files import map_npy
+
+VERSION = "0.16.1"
+_CLASSES = {"gpt": "GPTDataset", "blend": "BlendedDataset"}
+_ARRAYS = {"gpt": ("document_index", "sample_index", "shuffle_index"), "blend": ("dataset_index", "dataset_sample_index")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreNames:
+    """What a run hashes beside the settings of its indices.
+
+    folder: as --data-cache-path. split: the string of --split, None where each part has data sets of its own. tokenizer: its
+    `unique_identifiers`, in their order.
+    """
+
+    folder: str
+    split: str | None
+    tokenizer: Mapping[str, Any]
+
+
+def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
+    """Where each part begins and ends as a share of all, None for a part that is empty: megatron-core's `config.split_matrix`."""
+    if split is None:
+        return None
+    return [(begin, end) if end > begin else None for begin, end in split_bounds(split)]
+
+
+class MegatronCoreCache(IndexCache):
+    """The indices of one part (train, valid, test) of a run; of one data set of it, given by `of`.
+
+    Used as an IndexCache by `open_blend`, which asks for the data sets first and then for the blend of them. asked_for_none: its data
+    sets are asked for 0 samples, not for every sample once: the same index to us, another name there. Raises NielsCacheError and
+    NotWrittenError as an IndexCache does.
+    """
+
+    def __init__(self, names: CoreNames, *, part: str, asked_for_none: bool = False) -> None:
+        super().__init__(names.folder)
+        self._names, self._part, self._asked_for_none = names, part, asked_for_none
+        self._prefix: str | None = None
+        self._members: list[dict[str, Any]] = []  # identifiers of the data sets, shared with the caches that `of` gives
+
+    def of(self, prefix: str | Path) -> "MegatronCoreCache":
+        """The cache for indices of this data set. The hash covers the prefix as it is written here."""
+        found = MegatronCoreCache(self._names, part=self._part, asked_for_none=self._asked_for_none)
+        found._prefix, found._members = str(prefix), self._members
+        return found
+
+    def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
+        """Its files begin with this path: there is no folder."""
+        md5 = hashlib.md5(self._description(kind, parameters).encode(), usedforsecurity=False).hexdigest()
+        return self.folder / f"{md5}-{_CLASSES[kind]}-{self._part}"
+
+    def array_files(self, directory: Path) -> list[Path]:
+        """The .npy files of a finished index."""
+        return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
+
+    def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
+        """As of an IndexCache."""
+        arrays = super().open(kind, parameters, build)
+        if kind == "gpt":
+            self._members.append(self._identifiers(kind, parameters))
+        return arrays
+
+    def _identifiers(self, kind: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """In megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
+        if kind == "blend":
+            return {
+                "class": _CLASSES[kind],
+                "datasets": self._members,
+                "split": self._part,
+                "weights": parameters["counts"] if parameters["size"] is None else parameters["weights"],
+                "size": parameters["size"],
+            }
+        return {
+            "class": _CLASSES[kind],
+            "dataset_path": self._prefix,
+            "num_samples": 0 if self._asked_for_none else parameters["num_samples"],
+            "index_split": self._part,
+            "random_seed": parameters["seed"],
+            "sequence_length": parameters["sequence_length"],
+            "split": self._names.split,
+            "split_matrix": split_matrix(self._names.split),
+            "tokenizer": self._names.tokenizer,
+        }
+
+    def _description(self, kind: str, parameters: Mapping[str, Any]) -> str:
+        return json.dumps(self._identifiers(kind, parameters), indent=4)
+
+    def _find(self, directory: Path, kind: str, parameters: Mapping[str, Any]) -> Arrays | None:
+        try:
+            record = read_meta(str(_record_path(directory)))
+            files: dict[str, Any] = record["files"]
+            written = _beside(directory, "description.txt").read_text(encoding="utf-8")
+            if written != self._description(kind, parameters) or record["parameters"] != dict(parameters):
+                return None
+            if set(files) != {f"{name}.npy" for name in _ARRAYS[kind]} or not all(_same(directory, name, files[name]) for name in files):
+                return None
+            return {name: map_npy(_beside(directory, f"{name}.npy")) for name in _ARRAYS[kind]}
+        except (NielsCacheError, OSError, UnicodeDecodeError, KeyError, TypeError):  # not there, or damaged
+            return None
+
+    def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
+        record = describe_files(partial, f"megatron-core/{kind}", parameters)
+        files: dict[str, Any] = record["files"]
+        try:
+            for name in files:
+                map_npy(partial / name)
+        except NielsCacheError as error:
+            raise cannot_be_read(partial) from error
+        description = _beside(directory, "description.txt")
+        if not all(_same(directory, name, entry) for name, entry in files.items()):  # megatron-core may have built the same itself
+            for path in (description, *(_beside(directory, name) for name in files)):
+                path.unlink(missing_ok=True)  # first: files of two builds must never stand side by side
+            sync(self.folder)
+            for name in files:
+                os.rename(partial / name, _beside(directory, name))
+        write_meta(str(_record_path(directory)), record)
+        prepared = partial / "description.txt"
+        prepared.write_text(self._description(kind, parameters), encoding="utf-8")
+        sync(prepared)
+        sync(self.folder)
+        os.replace(prepared, description)
+        sync(self.folder)
+
+
+def _beside(directory: Path, name: str) -> Path:
+    return directory.parent / f"{directory.name}-{name}"
+
+
+def _record_path(directory: Path) -> Path:
+    return directory.parent / f".{directory.name}.json"
+
+
+def _same(directory: Path, name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether that file is there, as recorded."""
+    path = _beside(directory, name)
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_file(str(path)) == entry["sha256"]

@@ -1,0 +1,213 @@
+"""`prebuild-index --for megatron-core`: the flags of a training run as the run of niels_cache_assets.blends, built and printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from niels_cache_assets.blends.megatron_core_cache import VERSION
+from niels_cache_assets.blends.megatron_core_run import Blend, CoreRun, Sizes, check_data, plans_of, target_sizes
+from niels_cache_assets.blends.megatron_core_tokenizer import tokenizer_of_flags, tokenizer_of_text
+from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, Progress, parse_blend, prebuild, read_blend_file
+from niels_cache_assets.blends.settings import MEGATRON_SEED, MEGATRON_SURPLUS
+from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.wording import file_size
+from niels_cache_runtime.errors import NielsCacheError
+
+# What Megatron-LM takes where nothing is said.
+_SPLIT = "969, 30, 1"  # with --data-path alone
+_EVAL_INTERVAL = 1000
+_EVAL_ITERS = 100
+_TIKTOKEN_SPECIAL_TOKENS = 1000
+
+_OF_A_BLEND = ("name", "num_samples", "cache_dir", "profile", "config")
+_OF_STEPS = ("train_iters", "train_samples", "global_batch_size", "eval_interval", "eval_iters")
+_PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
+
+
+def run_core(arguments: argparse.Namespace, progress: AbstractContextManager[Progress]) -> int:
+    """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
+    for name in _OF_A_BLEND:
+        if getattr(arguments, name) is not None:
+            shown = "NAME" if name == "name" else _option(name)
+            raise NielsCacheError(f"{WHERE}: {shown}: not with --for megatron-core, which takes the flags of the training run (--help)")
+    run = run_of(arguments)
+    plans = [plan for plan in plans_of(run) if arguments.part in (None, plan.part)]
+    if arguments.part is not None and arguments.part not in get_args(Part):
+        refuse_choice(f"{WHERE}: --part", "no part", arguments.part, get_args(Part))
+    if not plans:
+        raise NielsCacheError(f"{WHERE}: nothing to build: no data set for {arguments.part or 'any part'} (see --split)")
+    check_data(plans)
+    began = time.monotonic()
+    with stop_on_signals(), progress as tell:
+        outcomes = [prebuild(plan, root=Path(run.folder), progress=tell) for plan in plans]
+    _print(run, plans, outcomes, seconds=time.monotonic() - began, as_json=arguments.json)
+    return DONE
+
+
+def run_of(arguments: argparse.Namespace) -> CoreRun:
+    """What the flags say. Raises NielsCacheError for one that is missing, or contradicts another."""
+    for name in ("data_cache_path", "sequence_length"):
+        if getattr(arguments, name) is None:
+            raise NielsCacheError(f"{WHERE}: --for megatron-core needs {'--seq-length' if name == 'sequence_length' else _option(name)}")
+    blend, blend_per_split = _blends(arguments)
+    split = arguments.split
+    if blend is None and split is not None:
+        raise NielsCacheError(f"{WHERE}: --split: cuts --data-path; data sets of train, valid and test are taken whole")
+    if blend is not None and split is None:
+        if arguments.data_path is None:
+            raise NielsCacheError(f"{WHERE}: --data-args-path needs --split, as the training run gives it")
+        split = _SPLIT
+    surplus = arguments.mid_level_dataset_surplus
+    return CoreRun(
+        blend=blend,
+        blend_per_split=blend_per_split,
+        split=split,
+        sizes=_sizes(arguments),
+        sequence_length=arguments.sequence_length,
+        seed=MEGATRON_SEED if arguments.seed is None else arguments.seed,
+        surplus=MEGATRON_SURPLUS if surplus is None else surplus,
+        tokenizer=_tokenizer(arguments),
+        folder=arguments.data_cache_path,
+        each_validation_set=arguments.multiple_validation_sets,
+    )
+
+
+def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | None, Blend | None, Blend | None]]:
+    """That of all parts, or those of train, valid and test."""
+    given = [name for name in ("data_path", "blend", "per_split_data_args_path") if getattr(arguments, name) is not None]
+    if any(getattr(arguments, name) is not None for name in _PER_SPLIT):
+        given.append(next(name for name in _PER_SPLIT if getattr(arguments, name) is not None))
+    if len(given) != 1:
+        shown = " and ".join(_option(name) for name in given)
+        raise NielsCacheError(
+            f"{WHERE}: {f'{shown} are two lists of data sets; give one' if given else 'which data? Give --data-path PREFIX'}, "
+            "or --train-data-path and the like"
+        )
+    if given == ["data_path"]:
+        return parse_blend(arguments.data_path, where=f"{WHERE}: --data-path"), (None, None, None)
+    if given == ["blend"]:
+        return read_blend_file(arguments.blend), (None, None, None)
+    if given == ["per_split_data_args_path"]:
+        return None, _read_per_split(arguments.per_split_data_args_path)
+    train, valid, test = (_parse(getattr(arguments, name), f"{WHERE}: {_option(name)}") for name in _PER_SPLIT)
+    return None, (train, valid, test)
+
+
+def _parse(words: Sequence[str] | None, where: str) -> Blend | None:
+    return None if words is None else parse_blend(words, where=where)
+
+
+def _read_per_split(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
+    """JSON with train, valid and test: each a list of words, a text of them, or null."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NielsCacheError(
+            f"{path}: cannot be read: {error.strerror or error}; give a file of JSON with train, valid and test"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise NielsCacheError(f"{path}: no valid JSON: {error}") from error
+    blends: list[Blend | None] = []
+    for part in get_args(Part):
+        words = content.get(part, 0) if isinstance(content, dict) else 0
+        words = words.split() if isinstance(words, str) else words
+        if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise NielsCacheError(f"{path}: {part} must be a list of texts (weights, too), one text, or null")
+        blends.append(_parse(words, f"{path}: {part}"))
+    train, valid, test = blends
+    return train, valid, test
+
+
+def _sizes(arguments: argparse.Namespace) -> Sizes:
+    steps = [name for name in _OF_STEPS if getattr(arguments, name) is not None]
+    if arguments.target_sizes is not None:
+        if steps or arguments.full_validation:
+            raise NielsCacheError(f"{WHERE}: --target-sizes and {_option([*steps, 'full_validation'][0])}: give one of them")
+        return _parse_sizes(arguments.target_sizes)
+    if (arguments.train_iters is None) == (arguments.train_samples is None) or arguments.global_batch_size is None:
+        raise NielsCacheError(
+            f"{WHERE}: how many samples? Give --global-batch-size with --train-iters or with --train-samples, or --target-sizes A,B,C"
+        )
+    for name in _OF_STEPS:
+        value = getattr(arguments, name)
+        least = 1 if name in ("global_batch_size", "eval_interval") else 0
+        if value is not None and value < least:
+            raise NielsCacheError(f"{WHERE}: {_option(name)} {value}: must be {least} or more")
+    return target_sizes(
+        train_iters=arguments.train_iters,
+        train_samples=arguments.train_samples,
+        eval_iters=_EVAL_ITERS if arguments.eval_iters is None else arguments.eval_iters,
+        eval_interval=_EVAL_INTERVAL if arguments.eval_interval is None else arguments.eval_interval,
+        global_batch_size=arguments.global_batch_size,
+        full_validation=arguments.full_validation,
+    )
+
+
+def _parse_sizes(text: str) -> Sizes:
+    words = [word.strip().lower() for word in text.split(",")]
+    if len(words) != len(get_args(Part)) or not all(
+        word == "none" or (word.isascii() and word.isdigit() and len(word) < 20) for word in words
+    ):
+        raise NielsCacheError(f'{WHERE}: --target-sizes {text!r:.60}: give the samples of train, valid and test, such as "800,80,none"')
+    return cast(Sizes, tuple(None if word == "none" else int(word) for word in words))
+
+
+def _tokenizer(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = arguments.tokenizer_identifiers
+    if (given is None) == (arguments.tokenizer_type is None):
+        both = "--tokenizer-type and --tokenizer-identifiers: give one of them"
+        neither = (
+            "which tokenizer? Indices are named by it, too: give --tokenizer-type, as the training run does, or --tokenizer-identifiers"
+        )
+        raise NielsCacheError(f"{WHERE}: {neither if given is None else both}")
+    if given is not None:
+        return tokenizer_of_text(given, where="--tokenizer-identifiers")
+    flags = dict(vars(arguments))
+    if flags["tiktoken_num_special_tokens"] is None:
+        flags["tiktoken_num_special_tokens"] = _TIKTOKEN_SPECIAL_TOKENS
+    return tokenizer_of_flags(flags, where=WHERE)
+
+
+def _option(name: str) -> str:
+    return "--data-args-path" if name == "blend" else f"--{name.replace('_', '-')}"
+
+
+def _print(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[IndexOutcome], *, seconds: float, as_json: bool) -> None:
+    hit = all(outcome.state == "cache_hit" for outcome in outcomes)
+    flag = f"--data-cache-path {run.folder}"
+    if as_json:
+        parts = [
+            {
+                "part": plan.part,
+                "num_samples": plan.num_samples,
+                "state": outcome.state,
+                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.indices],
+            }
+            for plan, outcome in zip(plans, outcomes, strict=True)
+        ]
+        state = "cache_hit" if hit else "built"
+        print_json({"state": state, "for": f"megatron-core {VERSION}", "seconds": seconds, "flag": flag, "parts": parts})
+        return
+    console = output()
+    table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking="index of")
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        for index in outcome.indices:
+            table.add_row(plan.part, index.label, f"{index.samples:,}", file_size(index.bytes), f"{index.hash}-*")
+    console.print(table)
+    sizes = ", ".join(f"{part} {'all' if size is None else f'{size:,}'}" for part, size in zip(get_args(Part), run.sizes, strict=True))
+    console.print(
+        f"\nin {outcomes[0].indices[0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
+    )
+    console.print(f"for megatron-core {VERSION}, with target sizes {sizes} (Megatron-LM prints its own at the start)", soft_wrap=True)
+    console.print(f"give to the training run: {flag}", soft_wrap=True)
