@@ -59,7 +59,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",
     },
     "docs/megatron.md": {
-        "niels-cache prebuild-index": "ten million samples; tests/test_prebuild_index.py",
+        "niels-cache prebuild-index mix": "ten million samples; tests/test_prebuild_index.py",
+        "niels-cache prebuild-index --blend": "the same",
         "torchrun": "Megatron-LM's own, on eight GPUs",
         "from megatron.training import": "Megatron-LM's own; below it is run with what stands for it",
     },

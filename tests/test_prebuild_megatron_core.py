@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -21,6 +22,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_runtime.megatron.blended import SURPLUS
 from tests import megatron_core
+from tests.docs_reader import REPOSITORY, commands_of
 
 NULL = "--tokenizer-type NullTokenizer --vocab-size 200"
 SETTINGS = f"--seed 7 --seq-length 16 {NULL} --data-cache-path cache"
@@ -368,6 +370,20 @@ def test_what_is_printed_leads_on_and_a_second_call_builds_nothing(
     ]
     assert {index["hash"] for part in told["parts"] for index in part["indices"]} == names
     assert states_of("cache") == before
+
+
+def test_the_names_that_the_page_shows_are_those_of_its_example() -> None:
+    """They do not depend on the data."""
+    text = (REPOSITORY / "docs/megatron.md").read_text(encoding="utf-8")
+    command, shown = text[text.index("niels-cache prebuild-index --for megatron-core") :].split("```")[:3:2]
+    Path("data").mkdir()
+    for name in ("fineweb_edu", "wikitext"):
+        megatron_core.write_documents(Path("data", f"{name}_text_document"), [20] * 60)
+    [(_, words)] = commands_of(command)
+    assert main(words[1:]) == 0
+    names = re.findall(r"[0-9a-f]{32}-\w+-\w+", shown)
+    assert len(names) == 3
+    assert set(names) <= {name.rpartition("-")[0] for name in files_in("data/index")}
 
 
 def test_one_part_can_be_built_alone() -> None:
