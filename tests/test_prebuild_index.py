@@ -259,17 +259,6 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == ["sample_index: 1,000 of 5,000", "sample_index: 3,000 of 5,000"]
 
 
-def test_steps_are_compiled_for_long_blends_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="compiled steps need numba")
-    plan = plan_of(registry(), "mix", root=Path("cache"))
-    assert not prebuilding._compiled(plan)
-    assert set(prebuilding._compiled(replace(plan, num_samples=None))) == {"advance", "place"}
-    monkeypatch.setattr(prebuilding, "_LONG", 60)
-    assert set(prebuilding._compiled(plan)) == {"advance", "place"}
-    monkeypatch.setattr(prebuilding, "find_spec", lambda name: None)
-    assert not prebuilding._compiled(plan)
-
-
 def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prebuilding, "_LONG", 60)
     told = []

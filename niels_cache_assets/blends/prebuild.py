@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.blends.megatron_core_cache import CoreNames
     from niels_cache_runtime.megatron.index_cache import IndexCache
 
-_LONG = 1_000_000  # samples: with fewer, loading the compiled steps, or starting a child, takes longer than it saves
+_LONG = 1_000_000  # samples: with fewer, starting a child takes longer than it saves
 _POLL_SECONDS = 0.1
 _ERRORS = {"error": NielsCacheError, "not written": NotWrittenError}  # what a child tells of
 
@@ -221,7 +220,6 @@ def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = No
         index_cache=cache,
         progress=tell,
         **_settings(plan),
-        **_compiled(plan),
     )
     indices = tuple(_index(cache, label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
     return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
@@ -273,15 +271,6 @@ def _number(word: str) -> float | None:
         return float(word)
     except ValueError:
         return None
-
-
-def _compiled(plan: BlendPlan) -> dict[str, Any]:
-    """Arguments of `prebuild_blend`."""
-    if not _is_long(plan) or find_spec("numba") is None:
-        return {}
-    from niels_cache_assets.megatron_kernels import advance_lanes, place_samples
-
-    return {"advance": advance_lanes, "place": place_samples}
 
 
 def _index(cache: "IndexCache", label: str, directory: Path) -> Index:
