@@ -220,7 +220,7 @@ WEIGHTS, OF_WEIGHTS, _ = RUNS["weights"]
         {"blend": ([A, B.removeprefix("./")], [30.0, 70.0])},
         {"tokenizer": megatron_core.Tokenizer()},
     ],
-    ids=str,
+    ids=lambda changed: "-".join(f"{key} {value}" for key, value in changed.items() if key != "tokenizer") or "tokenizer",
 )
 def test_another_run_is_another_name_so_the_check_can_fail(
     changed: dict[str, Any], one_process: None, monkeypatch: pytest.MonkeyPatch
