@@ -22,8 +22,9 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenizer_note import training_note
 from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.place import place_problem
@@ -44,6 +45,7 @@ State = Literal[
     "unreadable",
     "damaged",  # a file is missing or of another size than meta.json says
     "other data set",  # than the folder is named after
+    "unverifiable",  # made by another program: there is nothing to compare it with
 ]
 Condition = Literal["complete", "stale", "missing", "broken", "off"]
 
@@ -62,6 +64,7 @@ _CONDITIONS: dict[State, Condition] = {
     "unreadable": "broken",
     "damaged": "broken",
     "other data set": "broken",
+    "unverifiable": "complete",
 }
 
 _TOKENIZER_KEYS = ("kind", "sha256", "vocab_size")
@@ -172,6 +175,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
 
     def judge() -> Judgement:
         meta = _read_dataset(directory, family)
+        if is_foreign(meta):
+            return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
             return "disabled", ""
         if meta["tokenizer_sha256"] is None:  # imported tokens of an unknown tokenizer
@@ -207,7 +212,7 @@ def _state(
         return found
     with suppress(NielsCacheError):  # replaced meanwhile, or with a value that is not of its form: then there is nothing to note
         path = directory / META_NAME
-        found = replace(found, note=note(check_form(read_meta(str(path)), path)) or "")
+        found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
     return found
 
 
@@ -219,6 +224,8 @@ def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     if not (directory / META_NAME).exists():
         return ("missing", "build it") if source.enabled else ("disabled", "")
     meta = _read_dataset(directory, registry.family_of(name))
+    if is_foreign(meta):
+        return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"]:
@@ -272,7 +279,7 @@ def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
 def _read_dataset(directory: Path, family: Family) -> Meta:
     """A meta.json with every key that is asked for here and by those who print it."""
     meta = _read_with(directory, ("built",), named=True)
-    if not meta["built"]:
+    if is_foreign(meta) or not meta["built"]:
         return meta
     return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ())), named=True)
 
@@ -292,10 +299,12 @@ def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
 
 def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     path = directory / META_NAME
-    meta = read_meta(str(path))
+    meta = check_form(load_meta(str(path)), path)
     problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _Misplaced(f"{path}: {problem}")
+    if is_foreign(meta):
+        return meta
     lacking = [key for key in keys if key not in meta]
     if lacking:
         raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with force (--force)")

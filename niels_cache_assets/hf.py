@@ -24,9 +24,11 @@ from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.batches import check_positive
 from niels_cache_runtime.catalog import Cache, CacheDataset
 from niels_cache_runtime.catalog_split import CacheSplit, TokenStream
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
-from niels_cache_runtime.meta import sha256_text
-from niels_cache_runtime.opening import check_same_build
+from niels_cache_runtime.meta import build_id, sha256_text
+from niels_cache_runtime.opening import check_same_id
+from niels_cache_runtime.reading import find_files
 from niels_cache_runtime.sft_dataset import example_target_mask, resolve_id
 
 _FORM = 1  # of rows and columns: part of the fingerprint by which `datasets` finds what it has computed before
@@ -54,15 +56,23 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     found = _find(cache, name)
     opened = found.train if split == "train" else found.val
     root = str(Path(cache.root).absolute())
-    place = _Place(root=root, family=found.family, name=found.name, split=opened.split, T=T, meta_sha256=found.meta.get("meta_sha256"))
+    place = _Place(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
     table = _CacheTable(_arrow(opened, T), place)
-    known = [_FORM, *(found.meta.get(key) for key in ("content_sha256", "tokenizer_sha256")), found.family, split, T]
+    known = [_FORM, _content_of(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
     fingerprint = sha256_text(" ".join(map(str, known)))[:16]
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
     if found.family == "pretrain":
         return dataset
     ids = {role: resolve_id(role, None, meta=found.meta, tokens_path=opened.folder) for role in ("eot", "asst")}
     return dataset.with_transform(_WithLabels(**ids, T=T))
+
+
+def _content_of(found: CacheDataset) -> str:
+    """What `datasets` tells contents apart by: a hash of them or, where another program wrote no hash, sizes and times of the files."""
+    if not is_foreign(found.meta):
+        return str(found.meta.get("content_sha256"))
+    folder = Path(found.folder)
+    return str([(name, size, (folder / name).stat().st_mtime_ns) for name, size in find_files(folder).sizes.items()])
 
 
 def _find(cache: Cache, name: str) -> CacheDataset:
@@ -135,7 +145,7 @@ class _Place:
     name: str
     split: Split
     T: int | None
-    meta_sha256: str | None
+    build: str | None
 
 
 class _CacheTable(InMemoryTable):
@@ -154,7 +164,7 @@ class _CacheTable(InMemoryTable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         place: _Place = state["place"]
         dataset = CacheDataset(place.root, place.family, place.name)
-        check_same_build(dataset.folder, opened={"meta_sha256": place.meta_sha256}, reopened=dataset.meta)
+        check_same_id(dataset.folder, opened=place.build, reopened=build_id(dataset.meta))
         table = _arrow(dataset.train if place.split == "train" else dataset.val, place.T)
         self.__init__(table.replace_schema_metadata(state["metadata"]), place)  # type: ignore[misc]
 

@@ -39,6 +39,7 @@ from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, 
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.place import check_place, place_problem
@@ -117,13 +118,15 @@ def build_dataset(
         check_place(old, directory)  # a folder that was exchanged or copied: neither a hit nor to be replaced
     if not source.enabled:
         fingerprint = fingerprint_of({"enabled": False, "source": source.source})
-        if old is not None and old.get("built") and not force:
+        if old is not None and (old.get("built") or is_foreign(old)) and not force:
             return outcome("disabled", warning=f"{name} is switched off; its finished cache is kept as it is (force replaces it)")
         is_here = old is not None and place_problem(old, family=family, name=name) is None
         if force or old is None or not is_here or old.get("fingerprint") != fingerprint:
             write_unbuilt_cache(str(directory), family=family, provenance=provenance(None, fingerprint))
         return outcome("disabled")
 
+    if is_foreign(old) and not force:
+        raise NielsCacheError(f"{directory / META_NAME}: another program made this cache; move its folder away, or replace it with --force")
     tokenizer = load_tokenizer(registry, root)
     tokenizer_sha256 = tokenizer.model_sha256
     siblings = with_prepared(registry, root)

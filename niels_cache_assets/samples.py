@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import DOC_ENDS_DTYPE, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.meta import Meta, build_id
 from niels_cache_runtime.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
 
 SHOWN_TOKENS = 200
@@ -44,7 +45,7 @@ def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, s
         return []
     longest, shortest = _extremes(ends)
     numbers: dict[int, str] = {}
-    drawn = int(meta["content_sha256"], 16) % len(ends)
+    drawn = int(build_id(meta) or "0" if is_foreign(meta) else meta["content_sha256"], 16) % len(ends)
     for what, number in (("first", 0), ("random", drawn), ("longest", longest), ("shortest", shortest)):
         numbers[number] = f"{numbers[number]}, {what}" if number in numbers else what
     return [_sample(what, number, ends, shards, shown) for number, what in numbers.items()]

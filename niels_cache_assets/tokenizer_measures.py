@@ -14,6 +14,7 @@ from typing import Any
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, SPLITS, Split, built_names, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.place import check_place
@@ -83,7 +84,7 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
             built = check_place(read_meta(str(folder / META_NAME)), folder)
         except NielsCacheError:  # the checks' to report
             continue
-        ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] else None
+        ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
         if ratio is not None:
             found.setdefault(name, ratio)
     return found

@@ -16,6 +16,7 @@ from typing import cast
 from niels_cache_runtime.catalog_split import CacheSplit
 from niels_cache_runtime.catalog_text import html_table, in_lines
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.opening import open_meta
@@ -53,6 +54,8 @@ class CacheDataset:
 
     def _whence(self) -> str:
         revision = self.meta.get("dataset_revision")
+        if is_foreign(self.meta):
+            return f"{self.name}, made by another program"
         return f"{self.meta.get('dataset_name') or self.name}{f' at {revision:.60}' if revision else ''}"
 
 

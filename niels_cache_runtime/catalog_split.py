@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.catalog_text import in_bytes
 from niels_cache_runtime.doc_ends import require_doc_ends
-from niels_cache_runtime.formats import Split, idx_name, tokens_name
+from niels_cache_runtime.foreign_meta import is_foreign
+from niels_cache_runtime.formats import TOKEN_BYTES, Split, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.npy_files import read_npy_header
 from niels_cache_runtime.opening import Verify, check_same_build, listed_files, open_split
+from niels_cache_runtime.reading import find_files
 
 if TYPE_CHECKING:
     from niels_cache_runtime.catalog import CacheDataset
@@ -43,18 +47,33 @@ class CacheSplit:
     """One split of a data set: what it holds, and the ways to read it.
 
     `folder` is what TokenLoader takes. `tokens`, `rows` (documents of a pretrain split, examples of an SFT split) and `bytes` (of its token
-    and offset files) are meta.json's. `split[i]`: the tokens of a row, (tokens,) uint16; `len(split)` is `rows`.
+    and offset files) are meta.json's. `split[i]`: the tokens of a row, (tokens,) uint16; `len(split)` is `rows`. Where another program
+    wrote meta.json, what it does not say is told from the files; `rows` is None where nothing tells how many documents there are.
     """
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
         meta = dataset.meta
-        self.tokens = int(meta.get(f"{split}_tokens", 0))
-        self.rows = int(meta.get(f"{split}_examples", 0) if dataset.family == "sft" else meta.get("documents", {}).get(split, 0))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", tokens_name(split), idx_name(split))
-        sizes = {name: entry["bytes"] for name, entry in listed_files(meta, dataset.folder).items() if name.startswith(prefixes)}
+        if is_foreign(meta):
+            found = find_files(Path(dataset.folder)).sizes
+        else:
+            found = {name: entry["bytes"] for name, entry in listed_files(meta, dataset.folder).items()}
+        sizes = {name: size for name, size in found.items() if name.startswith(prefixes)}
         self.bytes = sum(sizes.values())
+        in_files = [size // TOKEN_BYTES for name, size in sizes.items() if name.endswith(".bin")]
+        self.tokens = int(meta.get(f"{split}_tokens", sum(in_files) if is_foreign(meta) else 0))
+        self.rows = self._known_rows(meta)
+
+    def _known_rows(self, meta: Meta) -> int | None:
+        if self.dataset.family == "sft":
+            return int(meta.get(f"{self.split}_examples", 0))
+        if not is_foreign(meta) or self.split in meta.get("documents", {}):
+            return int(meta.get("documents", {}).get(self.split, 0))
+        ends = Path(self.dataset.folder) / doc_ends_name(self.split)
+        shape = read_npy_header(ends).shape if ends.is_file() else ()
+        return shape[0] if shape else None
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
         """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""
@@ -97,7 +116,7 @@ class CacheSplit:
         return TokenStream(pieces=pieces, offsets=np.concatenate([np.zeros(1, np.int64), np.asarray(ends).astype(np.int64)]))
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # the stream says why it has none
 
     def __getitem__(self, index: int) -> NDArray[np.uint16]:
         number = operator.index(index)
@@ -123,7 +142,8 @@ class CacheSplit:
 
     def _summary(self) -> str:
         rows = "documents" if self.dataset.family == "pretrain" else "examples"
-        return f"{self.tokens:,} tokens in {self.rows:,} {rows}, {in_bytes(self.bytes)}" if self.tokens else "empty"
+        in_rows = f"in {self.rows:,} {rows}" if self.rows is not None else f"in an unknown number of {rows}"
+        return f"{self.tokens:,} tokens {in_rows}, {in_bytes(self.bytes)}" if self.tokens else "empty"
 
     def _snippet(self) -> str:
         """Python that draws batches from this split; empty where there is nothing to draw."""

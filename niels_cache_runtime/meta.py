@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import check_foreign, is_foreign, warn_unverifiable
 from niels_cache_runtime.formats import SCHEMA_VERSION
 from niels_cache_runtime.hostile_paths import read_regular
 
@@ -76,7 +77,19 @@ def write_meta(path: str, meta: Meta) -> None:
 
 
 def read_meta(path: str) -> Meta:
-    """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema."""
+    """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
+
+    One that another program wrote has no such hash: it is read where it has what a reader of tokens needs (`foreign_meta`), with one
+    warning for each cache and process.
+    """
+    meta = load_meta(path)
+    if is_foreign(meta):
+        warn_unverifiable(path)
+    return meta
+
+
+def load_meta(path: str) -> Meta:
+    """`read_meta` without its warning, for code that says itself that nothing can be verified."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
@@ -90,6 +103,9 @@ def read_meta(path: str) -> Meta:
         raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
+    if isinstance(meta, dict) and is_foreign(meta):
+        _own_sha256(meta, path)  # of what can be written: code that compares builds may take its hash
+        return check_foreign(meta, path)
     if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
     if meta["schema_version"] > SCHEMA_VERSION:
@@ -99,13 +115,23 @@ def read_meta(path: str) -> Meta:
         )
     if _is_own_sha256(content, meta.get("meta_sha256")):
         return meta
-    try:
-        own_sha256 = sha256_text(canonical_json({**meta, "meta_sha256": ""}))
-    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: parsed, but never written by us
-        raise NielsCacheError(f"{path}: holds a value that no meta.json can hold: {error}; rebuild this data set") from error
-    if meta.get("meta_sha256") != own_sha256:
+    if meta.get("meta_sha256") != _own_sha256(meta, path):
         raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
     return meta
+
+
+def build_id(meta: Meta | None) -> str | None:
+    """What tells one build of a cache from another: `meta_sha256`, or the hash of what a foreign meta.json says. None without one."""
+    if meta is None or not is_foreign(meta):
+        return (meta or {}).get("meta_sha256")
+    return sha256_text(canonical_json(meta))
+
+
+def _own_sha256(meta: Meta, path: str) -> str:
+    try:
+        return sha256_text(canonical_json({**meta, "meta_sha256": ""}))
+    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: parsed, but never written by us
+        raise NielsCacheError(f"{path}: holds a value that no meta.json can hold: {error}; rebuild this data set") from error
 
 
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:

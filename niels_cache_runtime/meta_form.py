@@ -7,16 +7,14 @@ business.
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.meta_keys import FORMS, META_KEYS, is_count
+from niels_cache_runtime.meta_keys import FORM_OF, FORMS, is_count
 
 __all__ = ["check_form", "form_problem", "is_count"]
-
-_FORM_OF = {key.name: key.form for key in META_KEYS}  # one form for a name, whatever the kind
 
 
 def form_problem(meta: Meta) -> str | None:
     """One clause about the first key with a value that no such key has, else None."""
-    for name, form in _FORM_OF.items():
+    for name, form in FORM_OF.items():
         if name in meta and not FORMS[form](meta[name]):
             return f"{name} is {meta[name]!r:.80}, expected {form}"
     return None

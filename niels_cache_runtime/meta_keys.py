@@ -134,3 +134,5 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("index_version", "a whole number", ("index",), "Changes with the order that Megatron's indices give"),
     MetaKey("parameters", "a table", ("index",), "What the index is of; the folder is named by their hash"),
 )  # fmt: skip
+
+FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # one form for a name, whatever the kind

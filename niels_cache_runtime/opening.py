@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKEN_BYTES, doc_ends_name, list_shards, shard_name, tokenizer_dir
 from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
-from niels_cache_runtime.meta import MOST_META_BYTES, Meta, read_meta
+from niels_cache_runtime.meta import MOST_META_BYTES, Meta, build_id, read_meta
 from niels_cache_runtime.meta_form import check_form, is_count
 from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.reading import hash_files
@@ -58,7 +59,9 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     shards = [str(path) for path in list_shards(folder)]
     ends_path = folder.parent / doc_ends_name(folder.name)
     tokens = MappedTokens(shards)
-    if meta is not None:
+    if meta is not None and is_foreign(meta):
+        check_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
+    elif meta is not None:
         sizes = (tokens.shard_lengths * TOKEN_BYTES).tolist()
         found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
         if with_doc_ends and ends_path.exists():
@@ -116,6 +119,8 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
             )
         return None
     meta = check_form(read_meta(str(path)), path)
+    if is_foreign(meta) and verify == "sha256":
+        raise NielsCacheError(f"{path}: {UNVERIFIABLE}; open it without verify=")
     if meta.get("built") is False:
         raise NielsCacheError(f'{path}: this data set was never built ("built": false); turn it on and build it')
     problem = tokenizer_problem(meta, current_tokenizer_sha256(folder))
@@ -184,6 +189,14 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         _check_hashes(Path(folder), listed)
 
 
+def check_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
+    """Raise NielsCacheError if a meta.json, which lists no files, counts other than was `found` in them. What it does not count passes."""
+    if meta.get(key, found) != found:
+        raise NielsCacheError(
+            f"{Path(folder) / META_NAME}: {key} is {meta[key]}, the files hold {found}; copy the cache again, or correct the count"
+        )
+
+
 def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None:
     hashes = hash_files(dict.fromkeys(folder / path for path in listed))
     wrong = []
@@ -200,5 +213,10 @@ def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None
 
 def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:
     """Raise NielsCacheError if a worker reopens another build than its parent opened."""
-    if (opened or {}).get("meta_sha256") != (reopened or {}).get("meta_sha256"):
+    check_same_id(where, opened=build_id(opened), reopened=build_id(reopened))
+
+
+def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
+    """`check_same_build` where only the `build_id` of what was opened is known."""
+    if opened != reopened:
         raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

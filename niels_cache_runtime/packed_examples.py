@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import as_int, check_positive
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import TOKEN_DTYPE, idx_name, tokens_name
 from niels_cache_runtime.kept_examples import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.meta import content_sha256
@@ -203,9 +204,10 @@ class PackedExamples:
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
         """sha256 over the split's files, as meta.json lists them, and over the settings that decide what is in a row.
 
-        Of a bare folder, over the offsets, and the number of tokens, the first and last 4 KiB: what was changed in the middle is not seen.
+        Where no meta.json lists files, over the offsets, and the number of tokens, the first and last 4 KiB: what was changed in the
+        middle is not seen.
         """
-        if self.meta is not None:
+        if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
             names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
             content = content_sha256({name: entry for name, entry in listed.items() if name in names})

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import PairMaker, as_int, check_positive, resolve_device
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
+from niels_cache_runtime.foreign_meta import is_foreign
+from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
 from niels_cache_runtime.loader_state import check_values
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.npy_files import map_npy, read_npy_header
-from niels_cache_runtime.opening import Verify, check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_count, check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
 
 STATE_VERSION = 1
 
@@ -198,7 +199,11 @@ class DatasetLoader:
         meta, content = None, None
         if shards or not arrays or verify != "size":  # beside a folder of other projects' files, a meta.json is theirs
             meta = open_meta(folder.parent, verify=verify)
-        if meta is not None:
+        if meta is not None and is_foreign(meta):
+            if not arrays:
+                found = sum(path.stat().st_size for path in shards) // TOKEN_BYTES
+                check_count(meta, folder.parent, f"{folder.name}_tokens", found)
+        elif meta is not None:
             listed = listed_of_split(meta, folder, doc_ends=False)
             sizes = {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]}
             check_sizes(folder.parent, listed, sizes, verify=verify)

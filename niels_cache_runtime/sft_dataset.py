@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.batches import PairMaker, check_positive, check_token_id, draw, resolve_device, send
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME
+from niels_cache_runtime.foreign_meta import is_foreign
+from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME, SPLITS, idx_name, tokens_name
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.opening import Verify, check_same_build, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_count, check_same_build, check_sizes, listed_files, open_meta, open_one_build
 
 _SCAN_TOKENS = 1 << 22
 
@@ -74,12 +75,18 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
     tokens = MappedTokens([tokens_path]).shards[0]
-    if meta is not None:
+    if meta is not None and not is_foreign(meta):
         paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
         names = {path.name for path in paths}
         listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
         check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
-    return meta, tokens, np.array(map_example_starts(idx_path, token_count=len(tokens)))
+    starts = np.array(map_example_starts(idx_path, token_count=len(tokens)))
+    if meta is not None and is_foreign(meta):
+        split = next((split for split in SPLITS if Path(tokens_path) == folder / tokens_name(split)), None)
+        if split is not None and Path(idx_path) == folder / idx_name(split):
+            check_count(meta, folder, f"{split}_examples", len(starts))
+            check_count(meta, folder, f"{split}_tokens", len(tokens))
+    return meta, tokens, starts
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:

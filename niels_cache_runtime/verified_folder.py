@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
 from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
+from niels_cache_runtime.invariants_foreign import foreign_parts
 from niels_cache_runtime.invariants_sft import sft_parts
-from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, is_content, read_meta
+from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, is_content, load_meta
 from niels_cache_runtime.meta_form import form_problem
 from niels_cache_runtime.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.reading import Look, find_files
@@ -52,7 +54,11 @@ def escaped(text: str) -> str:
 
 
 class VerifiedFolder:
-    """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used."""
+    """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used.
+
+    `is_unverifiable`: whether another program wrote its meta.json, so that there are no sizes and hashes to compare with. Then only what
+    that file says of the tokens is checked.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path if path.parts else path.absolute()  # of ".", no message about a file begins with the folder
@@ -66,10 +72,14 @@ class VerifiedFolder:
         self._parts: list[Part] = []
         self._stopped: dict[Part | None, Problem] = {}  # None: the making of parts
         self.meta: Meta | None = None
+        self.is_unverifiable = False
         if META_NAME in strange:
             return
         try:
-            meta = read_meta(str(path / META_NAME))
+            meta = load_meta(str(path / META_NAME))
+            if is_foreign(meta):
+                self.meta, self.is_unverifiable = meta, True
+                return
             self._listed = listed_files(meta, path)
             if self._build != canonical_json(meta).encode():
                 raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
@@ -92,14 +102,15 @@ class VerifiedFolder:
         return {path: entry for path, entry in listed.items() if intact and is_content(path)}
 
     def notes(self) -> list[str]:
-        """At most one line: what lies here, harms nothing, is no part of the data set, and was not looked at."""
-        places = SPLITS if self.meta is None or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
+        """That nothing can be verified; and one line of what lies here, harms nothing, is no part of it, and was not looked at."""
+        said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
+        places = SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
         beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
         if not beside:
-            return []
+            return said
         more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
         named = ", ".join(beside[:_MOST_NAMED])
-        return [escaped(f"{self.path}: no part of the data set, and not looked at: {named}{more}; remove what you do not need")]
+        return [*said, escaped(f"{self.path}: no part of the data set, and not looked at: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
         """Whether another build has taken its place since: then what was found is of two."""
@@ -107,17 +118,17 @@ class VerifiedFolder:
 
     def plan(self) -> dict[Path, Look | None]:
         """The files that are to be read, and who looks at each meanwhile."""
-        listed = {path: size for path, size in self.found.items() if path in self._listed}
+        listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
         if self.meta.get("built") is False:
             return {}
-        make_parts = _PARTS.get(str(self.meta.get("kind")))
+        make_parts = foreign_parts if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
         if make_parts is not None:
             for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
                 self._parts.append(part)
         looks = {path: self._watched(part, look) for part in self._parts for path, look in part.looks.items()}
-        return {self.path / path: looks.get(path) for path in listed}
+        return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
 
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
         """All of them. hashes: of the files in `plan`; None where nothing was read: then sizes alone are compared."""
@@ -136,6 +147,10 @@ class VerifiedFolder:
 
     def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
         """Files on disk against those listed, by name, size and hash."""
+        if self.is_unverifiable:
+            unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
+            yield from (as_problem(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
+            return
         for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
             yield path, "missing, though meta.json lists it"
         for path in sorted(self.found.keys() - self._listed.keys()):
@@ -153,7 +168,9 @@ class VerifiedFolder:
     def _content_problems(self, meta: Meta, damaged: set[str]) -> Iterator[Problem]:
         """What meta.json and intact files say that cannot be; of damaged ones what explains the damage."""
         kind = meta.get("kind")
-        if kind == "tokenizer":
+        if self.is_unverifiable:
+            pass
+        elif kind == "tokenizer":
             if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
                 yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"
         elif kind in FAMILIES:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.batches import WindowReader, check_positive
 from niels_cache_runtime.documents import find_boundaries
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import IDX_DTYPE, doc_ends_name
 from niels_cache_runtime.meta import content_sha256
 from niels_cache_runtime.opening import Verify, check_same_build, listed_of_split, open_split
@@ -76,9 +77,9 @@ class PretrainWindows:
     def fingerprint(self) -> str:
         """sha256 over `path bytes sha256` of the split's token and doc_ends files, as meta.json lists them.
 
-        Of a bare folder, over their names, sizes, first and last 4 KiB: what was changed in the middle is not seen.
+        Where no meta.json lists files, over their names, sizes, first and last 4 KiB: what was changed in the middle is not seen.
         """
-        if self.meta is not None:
+        if self.meta is not None and not is_foreign(self.meta):
             return content_sha256(listed_of_split(self.meta, self._path, doc_ends=True))
         known = hashlib.sha256()
         names = [os.path.basename(path) for path in self.files]

@@ -10,7 +10,7 @@ from niels_cache_assets.cli.console import explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta import Meta, load_meta
 from niels_cache_runtime.place import check_place
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return (self.directory / META_NAME).exists()
 
     def meta(self) -> Meta:
-        return read_meta(str(self.directory / META_NAME))
+        return load_meta(str(self.directory / META_NAME))
 
 
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:

@@ -34,7 +34,7 @@ List all configured data sets, and what is built of them.
 
 states: in sync; missing; disabled (enabled = false); needs ... (a setting); other tokenizer, other
 settings (built before they changed); damaged (a file), unreadable (meta.json), other data set (the
-folder was renamed or copied); `niels-cache status` says more
+folder was renamed or copied); unverifiable (made by another program); `niels-cache status` says more
 
 train, val: with a share where the source ended before the token budget was met
 

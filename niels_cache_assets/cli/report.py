@@ -71,7 +71,7 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
         "message": result.message,
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
-        "bytes": total_bytes(meta["files"]) if meta else None,
+        "bytes": total_bytes(meta.get("files", {})) if meta else None,
         "sha256": content_hash(meta),
         "counts": counts_of(meta),
         "shortfall": shortfall(meta),

@@ -42,7 +42,7 @@ from niels_cache_runtime.formats import (
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
-from niels_cache_runtime.sft_dataset import assistant_target_mask
+from niels_cache_runtime.sft_dataset import assistant_target_mask, resolve_id
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     place = find_place(registry, root, arguments.name, kinds=FAMILIES)
     meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
-    tokenizer = open_tokenizer(root) if meta and meta["tokenizer_sha256"] else None
+    tokenizer = open_tokenizer(root) if meta and meta.get("tokenizer_sha256") else None
     generator = torch.Generator().manual_seed(seed)
     draw = _notable if arguments.notable else _windows if place.kind == "pretrain" else _examples
     drawn = draw(place, split, count=arguments.count, length=arguments.tokens, generator=generator, tokenizer=tokenizer)
@@ -117,8 +117,8 @@ def _notable(
         raise NielsCacheError(f"{place.directory}: this split is empty (0 {noun}s); nothing can be sampled from {split}")
     for sample in picked:
         is_target = np.zeros(len(sample.tokens), dtype=np.bool_)
-        if family == "sft" and tokenizer is not None:
-            ids = tokenizer.special_token_ids()
+        if family == "sft":
+            ids = _target_ids(place, tokenizer)
             is_target = assistant_target_mask(sample.tokens, ids["asst"], ids["eot"])
         cut = f", the first {length:,} of them shown" if sample.length > length else ""
         yield f"{sample.what}: {split} {noun} {sample.number:,}, {counted(sample.length, 'token')}{cut}", sample.tokens, is_target
@@ -132,14 +132,21 @@ def _examples(
     starts = map_example_starts(place.directory / idx_name(split), token_count=len(mapped))
     if not len(starts):
         raise NielsCacheError(f"{place.directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
-    assert tokenizer is not None  # only what was imported is without, and that is never SFT
-    ids = tokenizer.special_token_ids()
+    ids = _target_ids(place, tokenizer)
     for example in torch.randperm(len(starts), generator=generator)[:count].tolist():
         end = int(starts[example + 1]) if example + 1 < len(starts) else len(mapped)
         tokens = np.array(mapped[int(starts[example]) : end])
         cut = f", the first {length:,} of them shown" if len(tokens) > length else ""
         is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
         yield f"{split} example {example:,} of {len(starts):,}, {counted(len(tokens), 'token')}{cut}", tokens[:length], is_target[:length]
+
+
+def _target_ids(place: Place, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:
+    """Of the tokenizer or, of what another program made, its meta.json's. Raises NielsCacheError if that does not name them."""
+    if tokenizer is not None:
+        return tokenizer.special_token_ids()
+    meta, path = place.meta(), str(place.directory / tokens_name("train"))
+    return {role: resolve_id(role, None, meta=meta, tokens_path=path) for role in ("eot", "asst")}
 
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:

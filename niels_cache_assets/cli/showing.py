@@ -27,8 +27,9 @@ from niels_cache_assets.corpus.report import funnel
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import UNVERIFIABLE, foreign_family, is_foreign
 from niels_cache_runtime.formats import META_NAME, SPLITS
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta import Meta, load_meta
 
 # Shown by a table of their own, or only there for the file itself.
 _NOT_FACTS = frozenset(
@@ -70,12 +71,12 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
     path = directory / META_NAME
     if not path.exists():
         raise NielsCacheError(f"{directory}: holds no {META_NAME}; give the folder of a data set, or its name")
-    meta = read_meta(str(path))
+    meta = load_meta(str(path))
     name = meta.get("dataset_name") or directory.absolute().name
     if as_json:
         print_json({"name": name, "cache": {"directory": directory, "meta": meta}, "corpus": None})
         return DONE
-    _print_title(output(), f"{name}  ({meta.get('kind')}, {path})")
+    _print_title(output(), f"{name}  ({foreign_family(meta) if is_foreign(meta) else meta.get('kind')}, {path})")
     _print_cache(output(), meta)
     return DONE
 
@@ -90,6 +91,8 @@ def _print_title(console: Console, title: str) -> None:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
+    if is_foreign(meta):
+        console.print(UNVERIFIABLE, style="yellow", soft_wrap=True)
     if not meta.get("built", True):
         console.print("disabled: this directory says that nothing was built")
     _print_splits(console, meta)

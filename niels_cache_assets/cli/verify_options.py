@@ -30,6 +30,10 @@ COMMAND = Command(
 Hash every file again and check the invariants of the format: one line for each finding, a note for
 what harms nothing.
 
+unverifiable: a cache whose meta.json another program wrote has no hashes to compare with. A note says
+so, and only what that meta.json says of the tokens is checked; the exit code counts findings alone.
+With --json, `unverifiable` lists such caches: a script that wants none tests that it is empty.
+
 not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot,
 Dagster's home (.dagster) with its logs, exports, and whatever else lies in the cache directory""",
     examples="""\

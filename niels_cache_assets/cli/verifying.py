@@ -13,7 +13,7 @@ from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.verified_folder import VerifiedFolder
-from niels_cache_runtime.verify import find_folders, notes, verify_folders
+from niels_cache_runtime.verify import find_folders, notes, unverifiable_note, verify_folders
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,7 +35,17 @@ def run(arguments: argparse.Namespace) -> int:
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     if arguments.json:
         found = [asdict(finding) for finding in findings]
-        print_json({"root": root, "folders": names_found, "quick": arguments.quick, "findings": found, "notes": said})
+        unverifiable = [name for name, folder in zip(names_found, verified, strict=True) if folder.is_unverifiable]
+        print_json(
+            {
+                "root": root,
+                "folders": names_found,
+                "quick": arguments.quick,
+                "findings": found,
+                "unverifiable": unverifiable,
+                "notes": said,
+            }
+        )
         return FAILED if findings else DONE
     for finding in findings:
         output().print(str(finding), soft_wrap=True)
@@ -44,5 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if findings:
         return FAILED
     how = "compared by name and size" if arguments.quick else "verified"
-    output().print(f"{', '.join(names_found)}: {counted(len(folders), 'folder')} {how}, no findings", soft_wrap=True)
+    output().print(
+        f"{', '.join(names_found)}: {counted(len(folders), 'folder')} {how}, no findings{unverifiable_note(verified)}", soft_wrap=True
+    )
     return DONE

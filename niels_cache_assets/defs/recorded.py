@@ -16,7 +16,7 @@ from niels_cache_assets.defs.instance import CONFIG_NAME, HOME_VARIABLE, dagster
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, META_KEYS, TOKENIZER
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # of one asset and partition, the newest: a home may serve many cache roots
@@ -40,8 +40,10 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
     if key is None:
         return
     try:
-        meta_sha256 = read_meta(str(folder / META_NAME))["meta_sha256"]
+        meta_sha256 = load_meta(str(folder / META_NAME)).get("meta_sha256")
     except NielsCacheError:  # among the findings of verify
+        return
+    if meta_sha256 is None:  # another program's: among the notes of verify
         return
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
     recorded = _recorded_sha256(instance.fetch_materializations(wanted, limit=_RECORDS).records, folder)

@@ -21,8 +21,9 @@ from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.sources.encodings import decoding_warning
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, Family, built_names
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta import Meta, load_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
 
@@ -234,8 +235,9 @@ def _item(state: CacheState) -> Item:
         return Item(state=state, meta={})
     path = state.directory / META_NAME
     try:
-        meta = check_form(read_meta(str(path)), path)
-        listed_files(meta, state.directory)
+        meta = check_form(load_meta(str(path)), path)
+        if not is_foreign(meta):
+            listed_files(meta, state.directory)
     except NielsCacheError as error:
         is_said_whole = state.condition in ("complete", "stale")
         return Item(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})

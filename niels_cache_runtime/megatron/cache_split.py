@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.doc_ends import require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
@@ -33,6 +34,7 @@ from niels_cache_runtime.megatron.indexed import (
     probe,
     states_here,
 )
+from niels_cache_runtime.meta import build_id
 from niels_cache_runtime.opening import open_split
 
 _LONGEST = np.iinfo(LENGTHS_DTYPE).max
@@ -60,8 +62,9 @@ class CacheSplit:
         if not len(ends):
             raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
         self._mapped, self._ends = split.tokens, ends
-        # meta.json has the sha256 of every file; a bare folder has nothing but its files.
-        self._build = {"meta_sha256": split.meta["meta_sha256"]} if split.meta else states_here([os.stat(shard) for shard in split.shards])
+        # A meta.json of ours has the sha256 of every file; without one there is nothing but the files.
+        vouched = split.meta is not None and not is_foreign(split.meta)
+        self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: NDArray[np.int32] = np.empty(len(self._ends), dtype=LENGTHS_DTYPE)
         for start in range(0, len(self._ends), BLOCK):
             block = self._ends[start : start + BLOCK]
