@@ -60,7 +60,8 @@ class SourceReport:
     A source that can start in the middle (`StreamContext.start`) sets `place` to a new dictionary immediately before it yields a batch:
     where the next batch begins. At that moment `dropped` and `facts` are of all rows before it and of no other. Any other source is read
     from the beginning, and the builder skips what it has. `share`: how much of the source was read, 0 to 1, where that is known cheaply.
-    `within`: what names of files in facts begin with, for a source that is a member of another.
+    `within`: what names of files in facts begin with, for a source that is a member of another. `hints`: what may be wrong with the
+    configuration where nothing is left of the source; for an error message, never for metadata.
     """
 
     def __init__(self, within: str = "") -> None:
@@ -69,3 +70,4 @@ class SourceReport:
         self.facts: dict[str, Any] = {}
         self.place: Place | None = None
         self.share: float | None = None
+        self.hints: list[str] = []

@@ -75,7 +75,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
                     continue
-            elif not written and (reason := nothing_is_text(lines.facts)):
+            elif not written and (reason := nothing_is_text(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)):
                 no_text.append(f"{name}{reason}")
             used[name] = written
             read_as[name] = lines.read_as
@@ -125,6 +125,7 @@ class _Lines:
         self.revision: str | None = None
         self.opened = False
         self.facts: dict[str, Any] = {}
+        self.hints: list[str] = []
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -161,7 +162,7 @@ class _Lines:
         self.revision = source.revision(siblings)
         self.opened = True
         context = StreamContext(seed=self._registry.build.seed, revision=self.revision, log=self._log, siblings=siblings)
-        self.facts = context.report.facts
+        self.facts, self.hints = context.report.facts, context.report.hints
         return raw_texts(source, context)
 
     def _members(self, source: PretrainSource | SftSource) -> dict[str, PretrainSource]:

@@ -1,6 +1,6 @@
 """What the builders of both families say about a build: while it runs (Progress), and in meta.json (Provenance and the common keys)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ def common_meta(family: str, tokenizer: BuildTokenizer, provenance: Provenance, 
     }
 
 
-def dropped_note(counts: Counts) -> str:
-    """What to say of a source of which nothing is left: reasons, and the files that are no text."""
+def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:
+    """What to say of a source of which nothing is left: reasons, the files that are no text, and the `hints` of the source."""
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
-    return (f" (dropped: {dropped})" if dropped else "") + nothing_is_text(counts.facts)
+    return "".join([f" (dropped: {dropped})" if dropped else "", nothing_is_text(counts.facts), *(f"; {hint}" for hint in hints)])

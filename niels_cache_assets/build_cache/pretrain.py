@@ -1,7 +1,7 @@
 """The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +131,7 @@ def build_pretrain_cache(
         ):
             counts = middle.write(writer, splitter, guard, journal)
             if not writer.tokens("train"):
-                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, counts))
+                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, counts, feed.report.hints))
             writer.seal()
             meta |= {
                 **writer.totals(),
@@ -144,10 +144,10 @@ def build_pretrain_cache(
     return sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
 
-def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts) -> str:
+def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (budget max_val_tokens={max_val_tokens:,}), "
             "so train has none; lower the val budget or use val_frac"
         )
-    return f"{out_dir}: the source gave no usable document{dropped_note(counts)}; nothing was written"
+    return f"{out_dir}: the source gave no usable document{dropped_note(counts, hints)}; nothing was written"

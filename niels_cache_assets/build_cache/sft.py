@@ -110,7 +110,7 @@ def build_sft_cache(
             if ended is None:
                 ended = _spool(spool, encoded, feed, journal, progress)
             if not spool.examples:
-                note = dropped_note(ended)
+                note = dropped_note(ended, feed.report.hints)
                 raise NielsCacheError(f"{out_dir}: the source gave no usable conversation{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
             counts = spool.deal(files, val_frac=val_frac, seed=seed, by_group=split_by == "group")

@@ -31,6 +31,7 @@ from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, Written, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.held_out import HeldOut
 from niels_cache_assets.registry import Registry
@@ -212,7 +213,7 @@ def _write(
                     progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
             dropped_by_source = counts.dropped_by_source + context.report.dropped
             if not writer.documents:
-                raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source, context.report.facts))
+                raise NielsCacheError(_why_empty(directory, counts.report.dropped, dropped_by_source, context.report))
             writer.seal()
             write_rejected(partial, counts.report.rows(), writer.files)
             meta = {
@@ -238,8 +239,9 @@ def _write(
     return resumed_characters
 
 
-def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], facts: dict[str, Any]) -> str:
+def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
     counts = sorted((dropped_here + dropped_by_source).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
+    hints = "".join(f"; {hint}" for hint in report.hints)
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
-    return f"{directory}: no document is left ({reasons}){nothing_is_text(facts)}; nothing was written; check {advice}"
+    return f"{directory}: no document is left ({reasons}){nothing_is_text(report.facts)}{hints}; nothing was written; check {advice}"

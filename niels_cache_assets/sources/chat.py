@@ -17,7 +17,7 @@ from niels_cache_assets.sources.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.places import FilePass
-from niels_cache_assets.sources.rows import file_rows, row_id
+from niels_cache_assets.sources.rows import HeldText, file_rows, kind_of, row_id
 from niels_cache_runtime.errors import NielsCacheError
 
 _BATCH_CONVERSATIONS = 256
@@ -100,6 +100,8 @@ class ChatJsonl(DecodesText, SftSource):
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
         decoding = Decoding(self, context)
+        unproven = dict(configured)  # keys whose field held what it must in no row until now
+        wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
         texts_of = lambda values: _contents(self._messages(values))  # noqa: E731
         for file in files.files():
             for row, values in file_rows(file, files.position, encoding=self.encoding, limit=self.max_document_bytes):
@@ -107,6 +109,12 @@ class ChatJsonl(DecodesText, SftSource):
                 if state["unseen"]:
                     state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
                     state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
+                for key in [key for key, name in unproven.items() if _is_right(key, values.get(name))]:
+                    del unproven[key]
+                for key, name in unproven.items():
+                    if values.get(name) is not None and key not in wrong:
+                        others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
+                        wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
                 if field not in values:
                     context.report.dropped["missing_messages_field"] += 1
                     continue
@@ -123,6 +131,13 @@ class ChatJsonl(DecodesText, SftSource):
             raise NielsCacheError(
                 f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
             )
+        for key in (key for key in unproven if key in wrong and context.start is None):
+            name, row, value, fields = wrong[key]
+            needed = "a list of messages" if key == "messages_field" else "text"
+            advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {needed}"
+            context.report.hints.append(
+                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {needed} there; {advice}"
+            )
 
     def _messages(self, values: dict[str, Any]) -> list[Message] | None:
         """The messages of a row, or None if it has no list of them."""
@@ -133,6 +148,13 @@ class ChatJsonl(DecodesText, SftSource):
         user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
         system = values.get(self.system_field) if self.system_field else None
         return instruction_messages(system, user, values.get(self.output_field or ""))
+
+
+def _is_right(key: str, value: Any) -> bool:
+    """Whether that key's field holds what it must in a row; what is optional may be missing."""
+    if value is None:
+        return key in ("input_field", "system_field")
+    return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
 
 
 def _contents(messages: list[Message] | None) -> list[str]:
@@ -165,10 +187,13 @@ class Dolly15k(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         decoding = Decoding(self, context, of_files=self.reads_files)
+        held = {name: HeldText(name) for name in ("instruction", "response")}
         for part in self.parts():
             for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
                 for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
+                    for name, value in (("instruction", instruction), ("response", response)):
+                        held[name].problem(value, files[index], rows[index])
                     given = (text for text in (instruction, response, extra) if isinstance(text, str))
                     if not decoding.admits(files[index], *given, replaced=replaced):
                         continue
@@ -176,6 +201,8 @@ class Dolly15k(HubData, SftSource):
                     messages = instruction_messages(self.system_message, user, response)
                     file, row = files[index], rows[index]
                     yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
+        for field in held.values():
+            field.tell(context, {}, key=None)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         wanted = ["instruction", "response", "context", "category"]

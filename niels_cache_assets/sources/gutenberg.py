@@ -17,7 +17,7 @@ from niels_cache_assets.sources.encodings import Decoding, read_text
 from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.places import FilePass, RowsPass
-from niels_cache_assets.sources.rows import batched, choose_text_field
+from niels_cache_assets.sources.rows import HeldText, batched, choose_text_field
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
@@ -68,18 +68,20 @@ class Gutenberg(HubData, PretrainSource):
                     yield from _book(Document(text, file.name, file.name), context)
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding = Decoding(self, context, of_files=self.reads_files)
-        choose = lambda fields: [choose_text_field(None, fields, self.origin)]  # noqa: E731
+        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        choose = lambda fields: [choose_text_field(None, fields, self.origin, has_key=False)]  # noqa: E731
         for part, start in places.parts(self.parts()):
             for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
-                (texts,) = columns.values()
+                ((held.field, texts),) = columns.items()
                 for index, (text, file, row) in enumerate(zip(texts, files, rows, strict=True)):
                     places.file, places.row = file, row + 1
                     replaced = decoding.count(file, damaged[index]) if index in damaged else 0
-                    if type(text) is not str:
-                        context.report.dropped["null_text" if text is None else "non_string_text"] += 1
+                    problem = held.problem(text, file, row)
+                    if problem and problem != "empty":  # what is empty may still be no text that is admitted
+                        context.report.dropped[problem] += 1
                     elif decoding.admits(file, text, replaced=replaced):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
+        held.tell(context, {}, key=None)
 
 
 def _book(whole: Document, context: StreamContext) -> Iterator[Document]:

@@ -13,7 +13,7 @@ from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.encodings import Decoding
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.places import RowsPass
-from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, choose_text_field, row_id, text_problem
+from niels_cache_assets.sources.rows import BATCH_DOCUMENTS, HeldText, choose_text_field, row_id
 
 
 class HubText(HubData, PretrainSource):
@@ -26,9 +26,11 @@ class HubText(HubData, PretrainSource):
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        places = RowsPass(context)
+        places, held = RowsPass(context), HeldText()
+        fields: dict[str, bool] = {}
         for part, start in places.parts(self.parts()):
-            yield from self._part_documents(part, context, places, start)
+            yield from self._part_documents(part, context, places, start, held, fields)
+        held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         """The text field, then the id field if there is one."""
@@ -37,16 +39,30 @@ class HubText(HubData, PretrainSource):
         return [text_field, id_field] if id_field in fields and id_field != text_field else [text_field]
 
     def _part_documents(
-        self, part: Part, context: StreamContext, places: RowsPass, begin: tuple[str, int] | None
+        self,
+        part: Part,
+        context: StreamContext,
+        places: RowsPass,
+        begin: tuple[str, int] | None,
+        held: HeldText,
+        fields: dict[str, bool],
     ) -> Iterator[list[Document]]:
+        """`fields` is filled with those of the part."""
+
+        def choose(found: dict[str, bool]) -> list[str]:
+            fields.clear()
+            fields.update(found)
+            return self._columns(found)
+
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
-        for columns, files, rows, damaged in self.stream(part, context, self._columns, shuffle_buffer=self.shuffle_buffer, start=begin):
+        for columns, files, rows, damaged in self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin):
             texts, *maybe_ids = columns.values()
+            held.field = next(iter(columns))
             ids = maybe_ids[0] if maybe_ids else [None] * len(texts)
             batch = []
             for index, (text, source_id, file, row) in enumerate(zip(texts, ids, files, rows, strict=True)):
                 replaced = decoding.count(file, damaged[index]) if index in damaged else 0
-                if problem := text_problem(text):
+                if problem := held.problem(text, file, row):
                     dropped[problem] += 1
                 elif decoding.admits(file, text, replaced=replaced):
                     batch.append(Document(text, row_id(source_id, file, row), file, row, None, part.split))

@@ -129,7 +129,8 @@ class _Member:
         # The library starts a member again when it ends, even at the end of the mix: what is left out counts once.
         report = SourceReport(within=f"{self._name}/")  # of its own: a member's place is none of the mix
         if not self._started:
-            report.dropped, report.facts = self._context.report.dropped, self._context.report.facts
+            mine = self._context.report
+            report.dropped, report.facts, report.hints = mine.dropped, mine.facts, mine.hints
         self._started = True
         for document, reason in self._sorted(self._documents(report)):
             if reason is not None:

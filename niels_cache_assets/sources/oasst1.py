@@ -18,7 +18,7 @@ from niels_cache_assets.sources.chat import valid_batches
 from niels_cache_assets.sources.encodings import DamagedRow, Decoding
 from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData, Part
-from niels_cache_assets.sources.rows import json_rows, row_id
+from niels_cache_assets.sources.rows import HeldText, json_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Split
 
@@ -61,17 +61,19 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
-        decoding = Decoding(self, context, of_files=self.reads_files)
+        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
         for part in self.parts():
             for nodes in self._trees(part, context, decoding):
                 context.report.facts["trees"] += 1
                 yield from threads(
-                    self._kept(nodes, context.report.dropped, decoding), self.max_messages, context.report.dropped, part.split
+                    self._kept(nodes, context.report.dropped, decoding, held), self.max_messages, context.report.dropped, part.split
                 )
+        held.tell(context, {}, key=None)
 
-    def _kept(self, nodes: list[Node], dropped: Counter[str], decoding: Decoding) -> list[Node]:
+    def _kept(self, nodes: list[Node], dropped: Counter[str], decoding: Decoding, held: HeldText) -> list[Node]:
         kept = []
         for node in nodes:
+            held.problem(node.text, node.file, node.row)
             if node.deleted:
                 dropped["deleted"] += 1
             elif self.languages and node.lang is not None and node.lang not in self.languages:

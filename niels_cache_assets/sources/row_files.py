@@ -58,21 +58,22 @@ class Jsonl(KeepsDamaged, RowFileSource):
         report = context.report
         stream = self._rows(files, context)
         head: list[tuple[str, int, dict[str, Any]]] = []
+        fields: dict[str, bool] = {}
         if "text_field" not in files.state:  # it was chosen by the first rows of the first pass
             head = [*_first_rows(stream)]
             if not head:
                 return
-            fields: dict[str, bool] = {}
             for _, _, values in head:
                 for name, value in values.items():
                     fields[name] = fields.get(name, False) or isinstance(value, str)
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
+        held = rows.HeldText(text_field)
         decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
         for name, row, values in files.replayed(head, stream):
             text = values.get(text_field)
             replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
-            if problem := rows.text_problem(text):
+            if problem := held.problem(text, name, row):
                 report.dropped[problem if text_field in values else "missing_text_field"] += 1
                 continue
             if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
@@ -80,6 +81,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             title = values.get("title")
             title = writable(title) if isinstance(title, str) else None
             yield Document(text, rows.row_id(values.get(id_field), name, row), name, row, title)  # type: ignore[arg-type]
+        held.tell(context, fields, key="text_field")
 
     def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
         on_damage = self.on_damage(context, files)
@@ -109,18 +111,21 @@ class Parquet(RowFileSource):
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.input_files()
         files = FilePass(found, context)
-        yield from rows.batched(self._documents(files, self._text_field(found[0]), context), files)
+        yield from rows.batched(self._documents(files, found[0], context), files)
 
-    def _text_field(self, file: SourceFile) -> str:
-        with open_parquet(file) as parquet:
-            fields = {name: is_string_type(kind) for name, kind in parquet.columns.items()}
-        return rows.choose_text_field(self.text_field, fields, file.name)
-
-    def _documents(self, files: FilePass, text_field: str, context: StreamContext) -> Iterator[Document]:
+    def _documents(self, files: FilePass, first: SourceFile, context: StreamContext) -> Iterator[Document]:
+        with open_parquet(first) as parquet:
+            kinds = parquet.columns
+        fields = {name: is_string_type(kind) for name, kind in kinds.items()}
+        text_field = rows.choose_text_field(self.text_field, fields, first.name)
+        held = rows.HeldText(text_field)
         for file in files.files():
-            yield from self._file_documents(file, files.position, text_field, context)
+            yield from self._file_documents(file, files.position, text_field, held, context)
+        held.tell(context, fields, key="text_field", kind=str(kinds[text_field]))
 
-    def _file_documents(self, file: SourceFile, position: FilePosition, text_field: str, context: StreamContext) -> Iterator[Document]:
+    def _file_documents(
+        self, file: SourceFile, position: FilePosition, text_field: str, held: rows.HeldText, context: StreamContext
+    ) -> Iterator[Document]:
         id_field = self.id_field or "id"
         name, limit, decoding = file.name, self.max_document_bytes, Decoding(self, context)
         with open_parquet(file) as parquet:
@@ -140,7 +145,7 @@ class Parquet(RowFileSource):
                 for row, (text, source_id, title) in enumerate(zip(texts, ids, titles, strict=True), first):
                     position.row = row + 1
                     replaced = decoding.count_marked(name, damaged.get(row - first)) if damaged else 0
-                    if problem := rows.text_problem(text):
+                    if problem := held.problem(text, name, row):
                         context.report.dropped[problem] += 1
                     elif len(text) > limit:
                         refuse_length(f"{name}: row {row}", limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.documents import Document
@@ -22,6 +22,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from niels_cache_assets.sources.base import StreamContext
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
@@ -63,6 +65,55 @@ def text_problem(text: Any) -> str | None:
     if type(text) is not str:
         return "null_text" if text is None else "non_string_text"
     return "empty" if not text or text.isspace() else None
+
+
+class HeldText:
+    """Whether a field holds text in any row of a pass, and what the first row holds that has something else there.
+
+    One wrong row is counted as `non_string_text` and passed over; where no row has text, it is the configuration that is wrong. `field` may
+    be set while it is read.
+    """
+
+    def __init__(self, field: str = "text") -> None:
+        self.field = field
+        self._is_there = False
+        self._other: tuple[str, int, str] | None = None
+
+    def problem(self, text: Any, file: str, row: int) -> str | None:
+        """`text_problem` of the field's value in that row, remembered."""
+        found = text_problem(text)
+        if found is None or found == "empty":
+            self._is_there = True
+        elif found == "non_string_text" and self._other is None:
+            self._other = (file, row, kind_of(text))
+        return found
+
+    def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
+        """At the end of a pass, leave a hint in the report if no row had text in the field, though some had something else.
+
+        fields: as of choose_text_field. key: what names the field in the configuration; None if nothing does. kind: the column's type,
+        where its file says it.
+        """
+        if self._is_there or self._other is None or context.start is not None:  # of what an earlier run read, nothing is known
+            return
+        file, row, found = self._other
+        context.report.hints.append(
+            f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
+        )
+
+
+def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
+    others = ", ".join(name for name, is_string in fields.items() if is_string and name != field)
+    if key is None:
+        hint = f" (text is in: {others})" if others else ""
+        return f"this source reads that field alone{hint}"
+    return f"set {key} to one of: {others}" if others else f"{key} cannot help: no other field holds text"
+
+
+def kind_of(value: Any) -> str:
+    """What a value of a row is, for a message."""
+    names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
+    return names.get(type(value), type(value).__name__)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -254,8 +305,11 @@ def file_rows(
     return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
 
 
-def choose_text_field(configured: str | None, fields: dict[str, bool], where: str) -> str:
-    """The configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings."""
+def choose_text_field(configured: str | None, fields: dict[str, bool], where: str, *, has_key: bool = True) -> str:
+    """The configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings.
+
+    has_key: whether the source has the key text_field.
+    """
     names = ", ".join(fields) or "none"
     if configured is not None:
         if configured not in fields:
@@ -266,4 +320,5 @@ def choose_text_field(configured: str | None, fields: dict[str, bool], where: st
     for name, is_string in fields.items():
         if is_string:
             return name
-    raise NielsCacheError(f"{where}: no text field found; set text_field to one of: {names}")
+    advice = f"set text_field to one of: {names}" if has_key else f"the fields are: {names}"
+    raise NielsCacheError(f"{where}: no text field found; {advice}")

@@ -23,7 +23,7 @@ from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.mediawiki import read_pages
 from niels_cache_assets.sources.places import FilePass, RowsPass
-from niels_cache_assets.sources.rows import batched, file_rows, row_id, text_problem
+from niels_cache_assets.sources.rows import HeldText, batched, file_rows, row_id, text_problem
 from niels_cache_runtime.formats import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
@@ -86,11 +86,13 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def _local(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
         """`splits` of all files of the pass."""
+        held = HeldText()
         for file in files.files():
-            read = self._dump if _DUMP.search(file.name) else self._rows
+            is_dump = _DUMP.search(file.name)
             split = splits[files.number]
-            for document in read(file, files, context):
+            for document in self._dump(file, files, context) if is_dump else self._rows(file, files, context, held):
                 yield document._replace(split=split)
+        held.tell(context, {}, key=None)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
         dropped, decoding = context.report.dropped, Decoding(self, context)
@@ -109,7 +111,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title, None, page.redirect)
 
-    def _rows(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
+    def _rows(self, file: SourceFile, files: FilePass, context: StreamContext, held: HeldText) -> Iterator[Document]:
         dropped, decoding = context.report.dropped, Decoding(self, context)
         columns = ("text", "id", "title")
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
@@ -117,14 +119,14 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         for row, values in read:
             text = values.get("text")
             replaced = 0 if type(values) is dict else decoding.count_row(file.name, values, lambda marked: [marked.get("text")])
-            if problem := text_problem(text):
+            if problem := held.problem(text, file.name, row):
                 dropped[problem if "text" in values else "missing_text_field"] += 1
             elif decoding.admits(file.name, text, replaced=replaced):  # type: ignore[arg-type]
                 yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         wanted = ("text", "id", "title")
-        decoding = Decoding(self, context, of_files=False)
+        decoding, held = Decoding(self, context, of_files=False), HeldText()
         choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
         for part, start in places.parts(self.parts()):
             for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
@@ -134,10 +136,11 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                     places.file, places.row = file, row + 1
                     if index in damaged:
                         decoding.count(file, damaged[index])
-                    if problem := text_problem(text):
+                    if problem := held.problem(text, file, row):
                         context.report.dropped[problem] += 1
                     else:
                         yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
+        held.tell(context, {}, key=None)
 
 
 def _title(value: object) -> str | None:

@@ -17,7 +17,7 @@ from niels_cache_assets.sources.encodings import NO_DAMAGE, Damage, Decoding
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.places import RowsPass
-from niels_cache_assets.sources.rows import batched, choose_text_field
+from niels_cache_assets.sources.rows import HeldText, batched, choose_text_field
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
 
@@ -38,18 +38,21 @@ class Wikitext(HubData, PretrainSource):
     val_split: str | None = "validation"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        places = RowsPass(context)
+        places, held = RowsPass(context), HeldText()
         for part, start in places.parts(self.parts()):
-            rows = self._rows(part, context, start)
+            rows = self._rows(part, context, start, held)
             decoding = Decoding(self, context, of_files=self.reads_files)
             found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
             for batch in batched(found, places):
                 yield [document._replace(split=part.split) for document in batch]
+        held.tell(context, {}, key=None)
 
-    def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None) -> Iterator[Row]:
-        choose = lambda fields: [choose_text_field(None, fields, self.origin)]  # noqa: E731
+    def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None, held: HeldText) -> Iterator[Row]:
+        choose = lambda fields: [choose_text_field(None, fields, self.origin, has_key=False)]  # noqa: E731
         for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start):
-            (texts,) = columns.values()
+            ((held.field, texts),) = columns.items()
+            for text, file, row in zip(texts, files, rows, strict=True):
+                held.problem(text, file, row)
             if damaged:
                 yield from map(Row, texts, files, rows, (damaged.get(index, NO_DAMAGE) for index in range(len(texts))))
             else:

@@ -91,6 +91,7 @@ class Feed(Generic[Item]):
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
             counter.clear()
             counter.update(counted or {})
+        self.report.hints.clear()
         items, splitter = (mark.items, self._splitter(mark.unsplit)) if mark else (0, self._splitter(0))
         for batch in self._batches(context):
             yield from map(splitter.split, batch) if splitter else batch  # type: ignore[arg-type]

@@ -1,0 +1,170 @@
+"""A field that holds something else than text in every row: one line that names the key, the field, what it holds, and where text is."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.registry import load_registry
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
+
+ROWS = [{"score": number, "body": f"Text {number} of the body.", "title": "A title", "tags": ["a"], "more": "x"} for number in range(15)]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def stream(family: str, **table: Any) -> tuple[list[Any], StreamContext]:
+    """All that the source gives, and what it reports."""
+    source = load_registry(profile="quickstart", overrides={family: {"x": table}}).source("x")
+    context = StreamContext(seed=0)
+    batches = source.documents(context) if isinstance(source, PretrainSource) else source.conversations(context)  # type: ignore[attr-defined]
+    return [item for batch in batches for item in batch], context
+
+
+def read(family: str, **table: Any) -> list[Any]:
+    given, context = stream(family, **table)
+    assert context.report.hints == []
+    return given
+
+
+def hint(family: str, **table: Any) -> str:
+    """The one hint of a source that gives nothing."""
+    given, context = stream(family, **table)
+    assert given == []
+    assert sum(context.report.dropped.values()) > 0
+    (said,) = context.report.hints
+    return said
+
+
+KINDS = [
+    ("jsonl", write_jsonl, "x.jsonl", {"numbers": "numbers", "lists": "lists"}),
+    ("parquet", write_parquet, "x.parquet", {"numbers": "int64", "lists": "list<element: string>"}),
+    ("fineweb_edu", write_jsonl, "x.jsonl", {"numbers": "numbers", "lists": "lists"}),
+    ("fineweb_edu", write_parquet, "x.parquet", {"numbers": "numbers", "lists": "lists"}),
+]
+
+
+@pytest.mark.parametrize(("source", "write", "name", "types"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_text_field_of_another_type_names_key_field_type_and_where_text_is(
+    tmp_path: Path, source: str, write: Callable[[Path, list[dict[str, Any]]], Path], name: str, types: dict[str, str]
+) -> None:
+    table: dict[str, Any] = {"source": source, "files": [str(write(tmp_path / name, ROWS))]}
+    if source == "fineweb_edu":
+        table["shuffle_buffer"] = 0  # the first row of the file is the first that is read
+    said = hint("pretrain", **table, text_field="score")
+    advice = "no row has text there; set text_field to one of: body, title, more"
+    assert said == f"{name}: row 0: 'score' holds {types['numbers']}, and {advice}"
+    assert f"'tags' holds {types['lists']}, and {advice}" in hint("pretrain", **table, text_field="tags")
+    assert len(read("pretrain", **table, text_field="body")) == 15
+
+
+def test_a_field_called_text_that_is_taken_by_itself_is_named_too(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": {"en": "a"}, "body": "b"}, {"text": None, "body": "b"}] * 3)
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert said == "x.jsonl: row 0: 'text' holds objects, and no row has text there; set text_field to one of: body"
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": True}])
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert (
+        said == "x.jsonl: row 0: 'text' holds true or false, and no row has text there; text_field cannot help: no other field holds text"
+    )
+
+
+def test_one_row_of_text_is_enough_for_the_others_to_be_counted_only(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [*ROWS, {"score": "a text"}])
+    assert [document.text for document in read("pretrain", source="jsonl", files=[str(file)], text_field="score")] == ["a text"]
+    file = write_jsonl(tmp_path / "x.jsonl", [*ROWS, {"score": " "}])
+    assert read("pretrain", source="jsonl", files=[str(file)], text_field="score") == []
+
+
+CHATS = [
+    {"turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "messages": "q a", "n": 1, "q": "q", "a": "a"}
+    for _ in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "'messages' holds text, and no row has a list of messages there; set messages_field to one of: turns"),
+        ({"messages_field": "n"}, "'n' holds numbers, and no row has a list of messages there; set messages_field to one of: turns"),
+        (
+            {"instruction_field": "n", "output_field": "a"},
+            "'n' holds numbers, and no row has text there; set instruction_field to one of: messages, q, a",
+        ),
+        (
+            {"instruction_field": "q", "output_field": "turns"},
+            "'turns' holds lists, and no row has text there; set output_field to one of: messages, q, a",
+        ),
+        (
+            {"instruction_field": "q", "output_field": "a", "input_field": "n"},
+            "'n' holds numbers, and no row has text there; set input_field to one of: messages, q, a",
+        ),
+    ],
+)
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "x.jsonl"), (write_parquet, "x.parquet")])
+def test_a_field_of_conversations_of_another_type_is_named(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path], name: str, settings: dict[str, str], said: str
+) -> None:
+    file = write(tmp_path / name, CHATS)
+    assert hint("sft", source="chat_jsonl", files=[str(file)], **settings) == f"{name}: row 0: {said}"
+    assert len(read("sft", source="chat_jsonl", files=[str(file)], messages_field="turns")) == 3
+
+
+def test_rows_without_further_input_are_conversations_whatever_others_hold_there(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [{"q": "q", "a": "a", "more": 1}, {"q": "q", "a": "a", "more": None}])
+    fields = {"instruction_field": "q", "output_field": "a", "input_field": "more"}
+    assert len(read("sft", source="chat_jsonl", files=[str(file)], **fields)) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "row", "field"),
+    [
+        ("pretrain", "wikipedia", {"id": "1", "title": "x", "text": 5}, "text"),
+        ("pretrain", "wikitext", {"text": 5}, "text"),
+        ("sft", "dolly15k", {"instruction": "q", "response": 5, "context": "", "category": "x"}, "response"),
+        ("sft", "oasst1", {"message_id": "1", "parent_id": None, "message_tree_id": "1", "text": 5, "role": "prompter"}, "text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sources_without_a_key_for_the_field_name_the_field(
+    tmp_path: Path, family: str, source: str, row: dict[str, Any], field: str
+) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [row] * 3)
+    said = f"x.jsonl: row 0: '{field}' holds numbers, and no row has text there; this source reads that field alone"
+    assert hint(family, source=source, files=[str(file)]) == said
+
+
+def test_the_hint_is_in_the_line_that_ends_a_build_or_a_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    said = "'score' holds numbers, and no row has text there; set text_field to one of: body, title, more; nothing was written"
+    project = Project(tmp_path, tiny_model)
+    write_jsonl(tmp_path / "notes.jsonl", ROWS)
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(config.read_text().replace('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "score"'))
+    registry = load_registry(profile="quickstart", config=str(config))
+    build_tokenizer(registry, root=project.root)
+    with pytest.raises(NielsCacheError) as caught:
+        build_dataset(registry, "notes", root=project.root)
+    assert str(caught.value).endswith(f"gave no usable document (dropped: non_string_text 15); notes.jsonl: row 0: {said}")
+    config.write_text(
+        config.read_text() + '[pretrain.cleaned]\nsource = "jsonl"\nfiles = ["notes.jsonl"]\ntext_field = "score"\nprepare = ["clean"]\n'
+    )
+    with pytest.raises(NielsCacheError, match="no document is left") as caught:
+        prepare_corpus(load_registry(profile="quickstart", config=str(config)), "cleaned", root=project.root)
+    assert said in str(caught.value)
