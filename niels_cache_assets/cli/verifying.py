@@ -53,8 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         output().print(f"note: {note}", style="dim", soft_wrap=True)
     if findings:
         return FAILED
+    verifiable = sum(not folder.is_unverifiable for folder in verified)
     how = "compared by name and size" if arguments.quick else "verified"
     output().print(
-        f"{', '.join(names_found)}: {counted(len(folders), 'folder')} {how}, no findings{unverifiable_note(verified)}", soft_wrap=True
+        f"{', '.join(names_found)}: {counted(verifiable, 'folder')} {how}, no findings{unverifiable_note(verified)}", soft_wrap=True
     )
     return DONE
