@@ -303,7 +303,7 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _Misplaced(f"{path}: {problem}")
-    if is_foreign(meta):
+    if is_foreign(meta) and named:  # of tokens; a tokenizer or drop lists need keys that no other program writes
         return meta
     lacking = [key for key in keys if key not in meta]
     if lacking:

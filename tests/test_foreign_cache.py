@@ -355,6 +355,15 @@ def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run) -> None:
     assert {row["name"]: row["state"] for row in run("list", as_json=True)[1]["data_sets"]}["python_docs"] == "unverifiable"
 
 
+def test_a_foreign_meta_in_the_place_of_the_tokenizer_is_told_in_one_line(root: Path, run: Run) -> None:
+    shutil.copytree(root / "pretrain/theirs", root / "tokenizer")
+    code, listed = run("list", as_json=True)  # `run` refuses a traceback
+    found = next(row for row in listed["data_sets"] if row["name"] == "tokenizer")
+    assert (code, found["state"]) == (0, "unreadable")
+    assert "meta.json: has no kind, sha256, fingerprint" in found["advice"]
+    assert run("status")[0] == 1
+
+
 def test_counts_of_a_meta_that_are_no_numbers_are_one_line_in_list(root: Path, run: Run) -> None:
     folder = write_cache(root.parent / "ours") / "pretrain/notes"
     for name, value in (("worded", "many"), ("listed", [1]), ("halved", 1.5)):
