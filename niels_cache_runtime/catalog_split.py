@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from niels_cache_runtime.catalog_text import in_bytes
 from niels_cache_runtime.doc_ends import require_doc_ends
 from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import TOKEN_BYTES, Split, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.formats import DOC_ENDS_DTYPE, TOKEN_BYTES, Split, doc_ends_name, idx_name, tokens_name
 from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.npy_files import read_npy_header
+from niels_cache_runtime.mmap import map_offsets
 from niels_cache_runtime.opening import Verify, check_same_build, listed_files, open_split
 from niels_cache_runtime.reading import find_files
 
@@ -47,8 +47,9 @@ class CacheSplit:
     """One split of a data set: what it holds, and the ways to read it.
 
     `folder` is what TokenLoader takes. `tokens`, `rows` (documents of a pretrain split, examples of an SFT split) and `bytes` (of its token
-    and offset files) are meta.json's. `split[i]`: the tokens of a row, (tokens,) uint16; `len(split)` is `rows`. Where another program
-    wrote meta.json, what it does not say is told from the files; `rows` is None where nothing tells how many documents there are.
+    and offset files) are meta.json's. `split[i]`: the tokens of a row, (tokens,) uint16; `len(split)` is `rows`. If another program
+    wrote meta.json, `bytes` are those of the files, and `rows` of a pretrain split are the entries of its doc_ends file; without that file
+    they are meta.json's, or None if it does not count documents.
     """
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
@@ -69,11 +70,11 @@ class CacheSplit:
     def _known_rows(self, meta: Meta) -> int | None:
         if self.dataset.family == "sft":
             return int(meta.get(f"{self.split}_examples", 0))
-        if not is_foreign(meta) or self.split in meta.get("documents", {}):
-            return int(meta.get("documents", {}).get(self.split, 0))
+        counted: int | None = meta.get("documents", {}).get(self.split)
+        if not is_foreign(meta):
+            return counted or 0
         ends = Path(self.dataset.folder) / doc_ends_name(self.split)
-        shape = read_npy_header(ends).shape if ends.is_file() else ()
-        return shape[0] if shape else None
+        return len(map_offsets(ends, DOC_ENDS_DTYPE)) if ends.is_file() else counted
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
         """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""

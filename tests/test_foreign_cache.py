@@ -126,6 +126,11 @@ def test_document_ends_of_another_program_are_taken_where_they_are_there(root: P
     assert split[1].tolist() == TRAIN[:31]
     assert len(CacheSplit(folder / "train")) == 4
     assert len(pickle.loads(pickle.dumps(CacheSplit(folder / "train")))) == 4
+    write_json(folder, {**read_meta(str(folder / "meta.json")), "documents": {"train": 7, "val": 3}})  # of their own kind
+    assert [len(split) for split in (open_cache(root).pretrain["theirs"].train, open_cache(root).pretrain["theirs"].val)] == [4, 3]
+    np.save(folder / "train_doc_ends.npy", np.array([[31, 62]], dtype=np.uint64))
+    with pytest.raises(NielsCacheError, match="expected one dimension of uint64"):
+        repr(open_cache(root).pretrain["theirs"].train)
     np.save(folder / "train_doc_ends.npy", np.array([31, 62], dtype=np.uint64))
     with pytest.raises(NielsCacheError, match="the last document ends at 62"):
         TokenLoader(str(folder / "train"), T=8, B=1, seed=1)
