@@ -14,7 +14,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
 from niels_cache_runtime.invariants import Part, Problem, as_problem, pretrain_parts
-from niels_cache_runtime.invariants_foreign import foreign_parts
+from niels_cache_runtime.invariants_foreign import foreign_parts, foreign_size_problems
 from niels_cache_runtime.invariants_sft import sft_parts
 from niels_cache_runtime.meta import Meta, canonical_json, content_sha256, is_content, load_meta
 from niels_cache_runtime.meta_form import form_problem
@@ -139,7 +139,7 @@ class VerifiedFolder:
             problems["files"] = [*self._damage, *(self._file_problems(hashes) if self._listed else ())]
         else:
             damage = [*self._damage, *self._file_problems(hashes)]
-            content = self._content_problems(self.meta, {path for path, _ in damage})
+            content = self._content_problems(self.meta, {path for path, _ in damage}, was_read=hashes is not None)
             problems = {"content": content, "files": damage, "tokenizer": self._tokenizer_problems(self.meta)}
         for kind, found in problems.items():
             for path, problem in found:
@@ -165,11 +165,12 @@ class VerifiedFolder:
             elif sha256 not in (None, listed["sha256"]):
                 yield path, "its sha256 is not the one in meta.json"
 
-    def _content_problems(self, meta: Meta, damaged: set[str]) -> Iterator[Problem]:
+    def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Iterator[Problem]:
         """What meta.json and intact files say that cannot be; of damaged ones what explains the damage."""
         kind = meta.get("kind")
         if self.is_unverifiable:
-            pass
+            if not was_read:
+                yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
         elif kind == "tokenizer":
             if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
                 yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"

@@ -278,6 +278,35 @@ def test_verify_finds_what_the_foreign_meta_itself_denies(root: Path, capsys: py
     assert verify([str(root)]) == 1
 
 
+def test_verify_quick_holds_the_counts_of_a_foreign_meta_against_sizes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = root / "pretrain/theirs"
+    np.array([VOCAB_SIZE, 2], dtype="<u2").tofile(folder / "val/shard_00000.bin")
+    (folder / "train/shard_00000.bin").write_bytes((folder / "train/shard_00000.bin").read_bytes() + b"x")
+    assert verify([str(root), "--quick"]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"{folder}/train/shard_00000.bin: 249 bytes is no whole number of uint16 tokens",
+        f"{folder}/meta.json: val_tokens is 11, the files hold 2",
+    ]
+    (folder / "train/shard_00000.bin").rename(folder / "train/shard_00001.bin")
+    assert verify([str(folder), "--quick"]) == 1
+    assert "shard_00000.bin is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_verify_names_a_missing_file_of_a_foreign_sft_split_unless_the_split_is_empty(root: Path, quick: bool) -> None:
+    folder = root / "sft/chats_of_theirs"
+    (folder / "val_tokens.bin").unlink()
+    assert [str(finding).removeprefix(f"{folder}/") for finding in verify_cache(root, quick=quick)] == [
+        "val_tokens.bin: missing, or no plain file; a split of conversations needs it"
+    ]
+    (folder / "val_idx.npy").unlink()
+    assert [str(finding).removeprefix(f"{folder}/") for finding in verify_cache(root, quick=quick)] == [
+        "meta.json: val_examples is 2, the files hold 0"
+    ]
+    write_json(folder, {**NEEDED, "special_token_ids": IDS, "train_examples": 2, "val_examples": 0})
+    assert verify_cache(root, quick=quick) == []
+
+
 @pytest.fixture
 def run(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(root.parent)
