@@ -31,7 +31,7 @@ def check_positive(name: str, value: int) -> int:
 
 
 def check_count(name: str, value: int) -> int:
-    """As `check_positive`; 0 is allowed."""
+    """Do as `check_positive`; 0 is allowed."""
     return _check_from(0, name, value)
 
 

@@ -1,4 +1,4 @@
-"""A meta.json that another program wrote: enough to open a cache, but nothing to verify its files by.
+"""A meta.json that another program wrote: enough to open a cache by, nothing to verify its files by.
 
 It has none of `schema_version`, `meta_sha256` and `files`, and at least what a reader of tokens needs. A meta.json of ours that lost only
 some of those three keys is damaged, not foreign. Costs a look at its keys; how files are then held against its counts is `opening`'s.
@@ -23,17 +23,17 @@ _warned: set[str] = set()
 
 
 def is_foreign(meta: Mapping[str, Any] | None) -> bool:
-    """Whether another program wrote it. False for None, which stands for a folder without a meta.json."""
+    """Return whether another program wrote it. False for None, which stands for a folder without a meta.json."""
     return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
 
 
 def foreign_family(meta: Mapping[str, Any]) -> Family:
-    """What kind of cache a foreign `meta` is of, told from what it counts: nothing else in it needs to say that."""
+    """Return the kind of cache that a foreign `meta` is of. What it counts tells that; no key has to."""
     return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
 
 
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """The foreign `meta`, without keys of our names that mean something else there.
+    """Return the foreign `meta` without keys that have our names and values of another form.
 
     Raises NielsCacheError if what is needed is missing or of another form, or if its tokens are not little-endian uint16.
     """

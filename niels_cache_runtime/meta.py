@@ -79,7 +79,7 @@ def write_meta(path: str, meta: Meta) -> None:
 def read_meta(path: str) -> Meta:
     """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
 
-    One that another program wrote has no such hash: it is read where it has what a reader of tokens needs (`foreign_meta`), with one
+    One that another program wrote has no such hash. It is read if it has what a reader of tokens needs (`foreign_meta`), with one
     warning for each cache and process.
     """
     meta = load_meta(path)
@@ -89,7 +89,7 @@ def read_meta(path: str) -> Meta:
 
 
 def load_meta(path: str) -> Meta:
-    """`read_meta` without its warning, for code that says itself that nothing can be verified."""
+    """Do as `read_meta`, without its warning: for code that says itself that nothing can be verified."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
@@ -121,7 +121,7 @@ def load_meta(path: str) -> Meta:
 
 
 def build_id(meta: Meta | None) -> str | None:
-    """What tells one build of a cache from another: `meta_sha256`, or the hash of what a foreign meta.json says. None without one."""
+    """Return what differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. None for None."""
     if meta is None or not is_foreign(meta):
         return (meta or {}).get("meta_sha256")
     return sha256_text(canonical_json(meta))

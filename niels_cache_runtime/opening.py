@@ -60,7 +60,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     ends_path = folder.parent / doc_ends_name(folder.name)
     tokens = MappedTokens(shards)
     if meta is not None and is_foreign(meta):
-        check_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
+        check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
     elif meta is not None:
         sizes = (tokens.shard_lengths * TOKEN_BYTES).tolist()
         found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
@@ -189,8 +189,8 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         _check_hashes(Path(folder), listed)
 
 
-def check_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
-    """Raise NielsCacheError if a meta.json, which lists no files, counts other than was `found` in them. What it does not count passes."""
+def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
+    """Raise NielsCacheError if `key` of a meta.json that lists no files is not the number `found` in them. A missing key passes."""
     if meta.get(key, found) != found:
         raise NielsCacheError(
             f"{Path(folder) / META_NAME}: {key} is {meta[key]}, the files hold {found}; copy the cache again, or correct the count"
@@ -217,6 +217,6 @@ def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) 
 
 
 def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
-    """`check_same_build` where only the `build_id` of what was opened is known."""
+    """Do as `check_same_build`, given each one's `build_id`."""
     if opened != reopened:
         raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

@@ -22,7 +22,7 @@ def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
     """One clause if the folder NAME in FAMILY/ holds something else by its meta.json, else None. A `dataset_name` of null fits any name."""
     if is_foreign(meta):  # its kind and dataset_name, if it has any, are words of another program
         own_family = foreign_family(meta)
-        return None if own_family == family else f"counts what is in {own_family} data, it lies in {family}/"
+        return None if own_family == family else f"its counts are those of {own_family} data, it lies in {family}/"
     kind = meta.get("kind")
     if str(kind).partition("/")[0] != family:
         return f"kind is {kind!r:.80}, it lies in {family}/"

@@ -28,7 +28,7 @@ from niels_cache_runtime.loader_state import check_values
 from niels_cache_runtime.meta import Meta, content_sha256
 from niels_cache_runtime.mmap import MappedTokens
 from niels_cache_runtime.npy_files import map_npy, read_npy_header
-from niels_cache_runtime.opening import Verify, check_count, check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_meta_count, check_same_build, check_sizes, listed_of_split, open_meta, open_one_build
 
 STATE_VERSION = 1
 
@@ -202,7 +202,7 @@ class DatasetLoader:
         if meta is not None and is_foreign(meta):
             if not arrays:
                 found = sum(path.stat().st_size for path in shards) // TOKEN_BYTES
-                check_count(meta, folder.parent, f"{folder.name}_tokens", found)
+                check_meta_count(meta, folder.parent, f"{folder.name}_tokens", found)
         elif meta is not None:
             listed = listed_of_split(meta, folder, doc_ends=False)
             sizes = {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]}

@@ -22,7 +22,7 @@ from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import IGNORE_INDEX, META_NAME, SPLITS, idx_name, tokens_name
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.opening import Verify, check_count, check_same_build, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.opening import Verify, check_meta_count, check_same_build, check_sizes, listed_files, open_meta, open_one_build
 
 _SCAN_TOKENS = 1 << 22
 
@@ -84,8 +84,8 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta |
     if meta is not None and is_foreign(meta):
         split = next((split for split in SPLITS if Path(tokens_path) == folder / tokens_name(split)), None)
         if split is not None and Path(idx_path) == folder / idx_name(split):
-            check_count(meta, folder, f"{split}_examples", len(starts))
-            check_count(meta, folder, f"{split}_tokens", len(tokens))
+            check_meta_count(meta, folder, f"{split}_examples", len(starts))
+            check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
     return meta, tokens, starts
 
 

@@ -102,7 +102,7 @@ class VerifiedFolder:
         return {path: entry for path, entry in listed.items() if intact and is_content(path)}
 
     def notes(self) -> list[str]:
-        """That nothing can be verified; and one line of what lies here, harms nothing, is no part of it, and was not looked at."""
+        """Return at most two lines: that nothing can be verified, and what else lies here, which harms nothing and was not looked at."""
         said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
         places = SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
         beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])

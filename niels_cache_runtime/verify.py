@@ -1,7 +1,7 @@
 """Re-hash a cache and check its invariants: `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
 
 Prints one line per finding and exits 1, or one summary line and exits 0, whatever notes are beside it; exits 2 for a wrong path or name.
-A cache whose meta.json another program wrote is unverifiable, which is a note and a number in the summary, not a finding.
+A cache whose meta.json another program wrote is unverifiable: that is a note and a number in the summary, not a finding.
 Reads every file once, several at a time, or with --quick none: names and sizes are what is compared then. A broken file of any kind is a
 finding, never an exception. Nothing is repaired or written, and no link is followed but one that stands for a whole data set.
 
@@ -131,7 +131,7 @@ def _verify(
 
 
 def unverifiable_note(folders: Sequence[VerifiedFolder]) -> str:
-    """What a summary adds of folders of which nothing could be verified; empty where there are none."""
+    """Return what a summary adds about folders that could not be verified; empty if there are none."""
     count = sum(folder.is_unverifiable for folder in folders)
     return f"; {count} unverifiable" if count else ""
 

@@ -103,7 +103,7 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
 
 
 def split_bounds(split: str) -> list[tuple[float, float]]:
-    """Where train, valid and test begin and end in a split string, as shares of all; the first begins at the integer 0, as Megatron's.
+    """Return where train, valid and test begin and end in a split string, as shares of all. The first begin is the int 0, as Megatron's.
 
     Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
     """

@@ -62,11 +62,11 @@ class IndexCache:
         return self.folder / index_hash(kind, parameters)
 
     def of(self, prefix: str | Path) -> "IndexCache":
-        """The cache for indices of the data set at this prefix: this one, whose hash covers the data and not where it lies."""
+        """Return the cache for indices of the data set at this prefix: this one, because its hash covers the data, not the place."""
         return self
 
     def array_files(self, directory: Path) -> list[Path]:
-        """The .npy files of a finished index."""
+        """Return the .npy files of a finished index."""
         return [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
@@ -223,7 +223,7 @@ def _files_in(folder: Path) -> Allocate:
 
 
 def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
-    """What is recorded of the arrays that were built there; they are on the disk when this returns."""
+    """Return the record of the arrays that were built there, once they are on the disk."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)
@@ -232,7 +232,7 @@ def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Me
 
 
 def cannot_be_read(partial: Path) -> NielsCacheError:
-    """The error for a new index that does not open."""
+    """Return the error for a new index that does not open."""
     return NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
 
 

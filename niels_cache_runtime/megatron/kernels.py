@@ -1,8 +1,9 @@
-"""What building Megatron's indices takes, compiled by numba, instead of numpy: the steps of a blend, the rows of a sample index.
+"""The loops that build Megatron's indices, compiled by numba: the steps of a blend, the rows of a sample index.
 
-The same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`. In a blend products and differences are rounded one by
-one (no fast-math, so nothing is fused), the first of equals wins; lanes are taken in blocks that stay in a core's first cache, their
-innermost loop without a branch, so that it becomes vector instructions; threads share the lanes, and none outlives a call.
+They give the same numbers as `blend_indices.advance_lanes` and `gpt_indices.place_samples`, which are numpy. In a blend, products and
+differences are rounded one by one (no fast-math, so nothing is fused), and the first of equals wins. Lanes are taken in blocks that stay in
+a core's first cache. Their innermost loop has no branch, so that it becomes vector instructions. Threads share the lanes; none outlives a
+call.
 
 numba is optional. This is the one module of the runtime that imports it, and only when a large index is built: that takes about a second
 and 80 MB, and another half a second the first time on a machine, when the loops are compiled. numba keeps what it compiled beside this
@@ -58,7 +59,7 @@ class _Compiled:
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether numba can compile here. Imports it."""
+    """Import numba; return whether it can compile here."""
     try:
         import numba
     except (ImportError, OSError, SystemError):  # not installed; made for another numpy; its library cannot be loaded
@@ -67,12 +68,13 @@ def is_available() -> bool:
 
 
 def advance_for(*, datasets: int, samples: int) -> Callable[..., None] | None:
-    """`advance_lanes` for a large blend; None for a small one, and without numba."""
+    """Return `advance_lanes` for a large blend; None for a small one, and without numba."""
     return advance_lanes if datasets * samples >= _MANY and is_available() else None
 
 
 def place_for(*, documents: int, samples: int) -> Callable[..., tuple[int, int]] | None:
-    """`place_samples` for a large index of far more documents than samples; None for another, where numpy is as fast, and without numba."""
+    """Return `place_samples` for a large index of far more documents than samples; None for others, where numpy is as fast, and without
+    numba."""
     large = documents + samples >= _MANY and documents >= _SPARSE * samples
     return place_samples if large and is_available() else None
 
@@ -86,7 +88,7 @@ def _advance_loop(
     first: int,
     stop: int,
 ) -> None:
-    """Lanes first to stop - 1; `chosen` and `numbers` (lanes, steps) are filled, `counts` (D, lanes) brought up to date."""
+    """Do lanes first to stop - 1; `chosen` and `numbers` (lanes, steps) are filled, `counts` (D, lanes) brought up to date."""
     datasets = len(weights)
     at, largest, which = np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE, dtype=np.int64)
     given = np.empty((datasets, _LANES_AT_ONCE))
@@ -150,7 +152,7 @@ _advance, _place = _Compiled(_advance_loop), _Compiled(_place_loop)
 def advance_lanes(
     weights: NDArray[np.float64], counts: NDArray[np.float64], samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]
 ) -> None:
-    """As `blend_indices.advance_lanes`; a thread for each core."""
+    """Do as `blend_indices.advance_lanes`, with a thread for each core."""
     lanes = len(samples)
     _advance.load()
     threads = min(available_threads(), -(-lanes // (8 * _LANES_AT_ONCE)))
@@ -174,6 +176,6 @@ def place_samples(
     sequence_length: int,
     extra: int,
 ) -> tuple[int, int]:
-    """As `gpt_indices.place_samples`."""
+    """Do as `gpt_indices.place_samples`."""
     rows_and_tokens: tuple[int, int] = _place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
     return rows_and_tokens
