@@ -20,6 +20,7 @@ from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta, sha256_file
 from tests.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
 from tests.test_cache_determinism import digests
+from tests.test_foreign_cache import prepare_pretrain
 from tests.tiny import sentences
 
 NOTES = "pretrain/notes"
@@ -167,6 +168,21 @@ def test_a_data_set_that_is_switched_off_says_so_and_passes(project: Project) ->
     found = checks(run)
     assert {name for name, check in found.items() if check.passed} >= {"files_match_meta", "invariants_hold", "tokenizer_is_current"}
     assert found["files_match_meta"].description == "switched off: there is nothing to verify"
+
+
+def test_a_cache_of_another_program_is_kept_where_the_data_set_is_switched_off(project: Project) -> None:
+    project.configure(extra="enabled = false\n")
+    prepare_pretrain(project.root / "pretrain/books")
+    before = digests(project.root / "pretrain/books")
+    with pytest.warns(UserWarning, match="nothing can be verified"):
+        run = project.build("books")
+    assert run.success
+    assert digests(project.root / "pretrain/books") == before
+    assert metadata(materializations(run)["pretrain/meta_json"])["state"] == "disabled"
+    found = checks(run)
+    assert [name for name, check in found.items() if not check.passed] == ["caches_in_sync"], "notes is not built"
+    assert found["files_match_meta"].description == "made by another program: there is nothing to verify"
+    assert found["splits_disjoint"].description == "made by another program: there is nothing to compare"
 
 
 def test_a_build_without_a_tokenizer_says_what_to_do(tmp_path: Path, tiny_model: Path) -> None:

@@ -19,8 +19,9 @@ from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.registry import Registry
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.meta import Meta, load_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 
 BUDGETS_MET = "budgets_met"
@@ -50,17 +51,15 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
                 findings = verify_dataset(folder, name=context.partition_key)
-                switched_off = not findings and not read_meta(str(folder / META_NAME))["built"]
+                skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
             for kind, name in CHECK_NAMES.items():
                 if dg.AssetCheckKey(asset, name) not in context.selected_asset_check_keys:
                     continue
-                yield _result(asset, name, [finding for finding in findings if finding.kind == kind], switched_off=switched_off)
+                yield _result(asset, name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
             if dg.AssetCheckKey(asset, SPLITS_DISJOINT) in context.selected_asset_check_keys:
                 with readable_failures():
                     context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
-                    yield disjoint_result(
-                        registry, context.partition_key, cache_root.path, is_sound=not findings, switched_off=switched_off
-                    )
+                    yield disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
             if dg.AssetCheckKey(asset, BUDGETS_MET) in context.selected_asset_check_keys:
                 with readable_failures():
                     yield _budgets_result(folder, is_sound=not findings)
@@ -75,7 +74,7 @@ def _budgets_spec(partitions_def: dg.PartitionsDefinition[str]) -> dg.AssetCheck
 
 def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
     """A warning, and never more: what is there is whole, and may be all that there is."""
-    short = shortfall(read_meta(str(folder / META_NAME))) if is_sound else "not compared, because the cache fails another check"
+    short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else "not compared, because the cache fails another check"
     return dg.AssetCheckResult(
         check_name=BUDGETS_MET,
         asset_key=META_KEYS["pretrain"],
@@ -85,10 +84,17 @@ def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
     )
 
 
-def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, switched_off: bool) -> dg.AssetCheckResult:
+def _why_skipped(meta: Meta) -> str | None:
+    """Why there is nothing to check in a folder with this meta.json, or None if there is."""
+    if is_foreign(meta):
+        return "made by another program"
+    return None if meta["built"] else "switched off"
+
+
+def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, skipped: str | None) -> dg.AssetCheckResult:
     rows = [{"file": finding.path, "problem": finding.problem} for finding in findings]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    note = "switched off: there is nothing to verify" if switched_off else None
+    note = None if skipped is None else f"{skipped}: there is nothing to verify"
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=asset,

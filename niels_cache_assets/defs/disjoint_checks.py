@@ -31,10 +31,13 @@ def disjoint_spec(partitions_def: dg.PartitionsDefinition[str]) -> dg.AssetCheck
     )
 
 
-def disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, switched_off: bool) -> dg.AssetCheckResult:
-    """Compare the splits of a cache. Raises NielsCacheError where it cannot be read with the tokenizer of its root."""
-    if switched_off:
-        return _result(passed=True, severity=dg.AssetCheckSeverity.WARN, description="switched off: there is nothing to compare")
+def disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
+    """Compare the splits of a cache, unless `skipped` says why not.
+
+    Raises NielsCacheError if it cannot be read with the tokenizer of its root.
+    """
+    if skipped is not None:
+        return _result(passed=True, severity=dg.AssetCheckSeverity.WARN, description=f"{skipped}: there is nothing to compare")
     if not is_sound:
         return _result(passed=False, severity=dg.AssetCheckSeverity.WARN, description="not compared, because the cache fails another check")
     source = registry.pretrain[name]

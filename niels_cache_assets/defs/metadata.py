@@ -21,6 +21,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.training_code import training_code
+from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256, sha256_file
 
@@ -49,7 +50,7 @@ def split_version(meta: Meta, split: Split) -> dg.DataVersion:
 
 
 def split_files(meta: Meta, split: Split) -> dict[str, Any]:
-    return {path: entry for path, entry in meta["files"].items() if path.startswith((f"{split}/", f"{split}_"))}
+    return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
 def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePieceTokenizer | None) -> Metadata:
@@ -57,7 +58,7 @@ def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePiece
     meta, files = outcome.meta, split_files(outcome.meta, split)
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "content_sha256": split_version(meta, split).value}
-    if not meta["built"] or tokenizer is None:
+    if tokenizer is None or not meta["built"]:
         return metadata
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
     metadata |= {
@@ -82,6 +83,10 @@ def dataset_metadata(
         **_state(outcome),
         "dagster/uri": outcome.directory.absolute().as_uri(),
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
+    }
+    if is_foreign(meta):  # kept where the data set is switched off
+        return recorded
+    recorded |= {
         "meta_sha256": meta["meta_sha256"],
         "content_sha256": meta["content_sha256"],
         "fingerprint": meta["fingerprint"],
@@ -89,7 +94,7 @@ def dataset_metadata(
         "settings": dg.MetadataValue.json(dict(settings)),
         "source": dg.MetadataValue.json(meta["source"]),
     }
-    if not meta["built"] or tokenizer is None:
+    if tokenizer is None or not meta["built"]:
         return recorded
     short = shortfall(meta)
     counted = {

@@ -24,7 +24,7 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.formats import Family, dataset_dir
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.meta import Meta, build_id
 
 
 def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequence[dg.AssetDep]) -> list[dg.AssetSpec]:
@@ -74,7 +74,7 @@ def stream_dataset(
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         source = apply_run_settings(registry.source(name), own)
-        tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta["built"] else None
+        tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta.get("built") else None  # not of another program's either
         whole = dataset_metadata(
             outcome, source.shown_settings(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
         )
@@ -87,7 +87,7 @@ def stream_dataset(
             dg.MaterializeResult(
                 VAL_KEYS[family], metadata=split_metadata(outcome, "val", tokenizer), data_version=split_version(outcome.meta, "val")
             ),
-            dg.MaterializeResult(META_KEYS[family], metadata=whole, data_version=dg.DataVersion(outcome.meta["meta_sha256"])),
+            dg.MaterializeResult(META_KEYS[family], metadata=whole, data_version=dg.DataVersion(build_id(outcome.meta) or "")),
         ]
     yield from results
 
