@@ -386,6 +386,14 @@ def test_the_names_that_the_page_shows_are_those_of_its_example() -> None:
     assert set(names) <= {name.rpartition("-")[0] for name in files_in("data/index")}
 
 
+def test_what_a_killed_builder_left_is_cleared_and_nothing_else() -> None:
+    left, other = Path("cache", f".{'0f' * 16}-GPTDataset-train.partial"), Path("cache/.books.partial")
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+    assert prebuild(f"{WEIGHTS} {SETTINGS}") == 0
+    assert (left.exists(), other.exists()) == (False, True)
+
+
 def test_one_part_can_be_built_alone() -> None:
     assert prebuild(f"{WEIGHTS} {SETTINGS} --part valid") == 0
     assert {name.split("-")[2] for name in files_in("cache")} == {"valid"}

@@ -39,6 +39,7 @@ INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change o
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
+_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}(-[A-Za-z]+-[a-z]+)?\.(partial|damaged)")  # with a class and a part for megatron-core
 _QUIET_SECONDS = 2.0  # nobody is told of a shorter wait
 
 Arrays = dict[str, NDArray[Any]]
@@ -119,8 +120,11 @@ class IndexCache:
         _exchange(partial, directory)
 
     def _clear_abandoned(self) -> None:
-        """Remove what builders left that were killed: their locks are free."""
-        for left in (*self.folder.glob(".*.partial"), *self.folder.glob(f".*{_DAMAGED}")):
+        """Remove what builders left that were killed: their locks are free.
+
+        The user chooses the folder, so other programs may keep names like these in it: they stay.
+        """
+        for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
             with open(left.with_suffix(".lock"), "a+", encoding="utf-8") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
