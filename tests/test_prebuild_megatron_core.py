@@ -541,6 +541,7 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         (f"--data-path {A} --split x {STEPS} {SETTINGS}", "split='x'"),
         (f"--data-path 0 {A} {STEPS} {SETTINGS}", "--data-path: weight 0: must be above 0"),
         (f"--data-path {A} --split 999,1 {STEPS} {SETTINGS}", "leaves no token of 60 sequences to valid, on which megatron-core hangs"),
+        (f"--train-data-path {A} --valid-data-path hollow {STEPS} {SETTINGS}", "hollow: holds no token, on which megatron-core hangs"),
         (f"--data-path nowhere {STEPS} {SETTINGS}", "no nowhere.idx"),
         (f"--data-path {A}.idx {STEPS} {SETTINGS}", "leave out .idx"),
         (f"{WEIGHTS} --mid-level-dataset-surplus -1 {SETTINGS}", "mid_level_dataset_surplus=-1.0"),
@@ -555,6 +556,7 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_use_is_one_line_and_writes_nothing(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("blend.txt").write_text(f"1 {A}", encoding="utf-8")
     Path("list.json").write_text("[]", encoding="utf-8")
+    megatron_core.write_documents(Path("hollow"), [0, 0])
     assert prebuild(words) == 2
     printed = capsys.readouterr()
     assert expected in printed.err
@@ -579,6 +581,8 @@ def test_a_cache_is_exported_first(capsys: pytest.CaptureFixture[str]) -> None:
 def test_its_flags_without_it_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prebuild-index", *shlex.split(f"{WEIGHTS} {SETTINGS}")]) == 2
     assert "--data-cache-path: is of --for megatron-core; give that, too" in capsys.readouterr().err
+    assert main(["prebuild-index", "--eval-iters", "0"]) == 2
+    assert "--eval-iters: is of --for megatron-core; give that, too" in capsys.readouterr().err
     assert main(["prebuild-index", "--for", "megatron"]) == 2
     assert "no program 'megatron'; did you mean 'megatron-core'?" in capsys.readouterr().err
 

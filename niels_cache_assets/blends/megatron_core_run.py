@@ -130,6 +130,8 @@ def check_data(plans: Sequence[BlendPlan]) -> None:
                 lengths[path] = indexed.sequence_lengths
             ranges = dict(zip(get_args(Part), split_ranges(plan.split, len(lengths[path])), strict=True))
             if not tokens_of(lengths[path], ranges[plan.part]):
+                if plan.core is None or plan.core.split is None:  # nothing is cut
+                    raise NielsCacheError(f"{path}: holds no token, on which megatron-core hangs; leave it out of {plan.part}")
                 raise NielsCacheError(
                     f"{path}: split={plan.split!r} leaves no token of {len(lengths[path])} sequences to {plan.part}, "
                     f"on which megatron-core hangs; give {plan.part} more, or 0"

@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         return run_core(arguments, array_progress())
     for option in OF_MEGATRON_CORE:
-        if getattr(arguments, option) not in (None, False):
+        value = getattr(arguments, option)
+        if value is not None and value is not False:  # 0 is a value
             raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: is of --for megatron-core; give that, too")
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
