@@ -48,7 +48,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """What OLMo-core does with the files that a user would not expect, and what the lines to paste leave open."""
     found = ["OLMo-core leaves out the end of each file that does not fill sequence_length; .npy has no header here, numpy.load refuses it"]
-    unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot)) if value is None]
+    unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
         found.append(f"meta.json does not say what to put in place of {' and '.join(unknown)}")
     if splits[0].eot is None:
@@ -62,7 +62,7 @@ def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -
     dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. Nothing is padded in a NumpyFSLDataset; elsewhere EOT
     pads, as in OLMo-core's configuration for GPT-2. An unknown number is a name that Python does not know.
     """
-    eos = "EOS" if splits[0].eot is None else splits[0].eot
+    eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size
     given = f"tokenizer=tokenizer, sequence_length={SEQUENCE_LENGTH}, dtype=NumpyDatasetDType.uint16"
     return [

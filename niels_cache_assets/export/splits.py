@@ -27,6 +27,11 @@ class ExportSplit:
     eot: int | None
 
     @property
+    def eot_id(self) -> int | None:
+        """The id of the tokenizer's EOT, whether or not documents end with it; None if meta.json names none."""
+        return _eot_id(self.opened.meta or {})
+
+    @property
     def tokens(self) -> int:
         return int(self.opened.tokens.shard_lengths.sum())
 
@@ -80,9 +85,13 @@ def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
     return ExportSplit(name=name, split=split, folder=folder, opened=opened, eot=_eot_of(opened.meta or {}))
 
 
-def _eot_of(meta: Meta) -> int | None:
+def _eot_id(meta: Meta) -> int | None:
     eot = (meta.get("special_token_ids") or {}).get("eot")
-    return eot if meta.get("append_eot") is True and isinstance(eot, int) else None
+    return eot if isinstance(eot, int) else None
+
+
+def _eot_of(meta: Meta) -> int | None:
+    return _eot_id(meta) if meta.get("append_eot") is True else None
 
 
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
