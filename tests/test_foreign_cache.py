@@ -355,6 +355,13 @@ def test_commands_show_a_foreign_cache_and_say_that_nothing_can_be_verified(run:
     assert run("doctor", "--offline")[0] in (0, 1)  # what is to be mended there is not the cache
 
 
+def test_sample_names_the_key_by_which_targets_are_found(root: Path, run: Run) -> None:
+    prepare_sft(root / "sft/x", special_token_ids={"eot": EOT})
+    for notable in ([], ["--notable"]):
+        code, said = run("sample", "x", *notable)
+        assert (code, "meta.json: special_token_ids has no asst" in said, "asst_id=" in said) == (2, True, False)
+
+
 def test_a_foreign_cache_is_exported_and_traced(root: Path, run: Run) -> None:
     folder = root / "pretrain/theirs"
     code, said = run("export", "nanogpt", "theirs", "--out", "exported", "--split", "train")

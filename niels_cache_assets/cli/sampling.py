@@ -31,6 +31,7 @@ from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import (
     FAMILIES,
+    META_NAME,
     SPLITS,
     TOKEN_BYTES,
     Family,
@@ -39,10 +40,11 @@ from niels_cache_runtime.formats import (
     list_shards,
     tokens_name,
 )
+from niels_cache_runtime.meta_form import is_count
 from niels_cache_runtime.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
-from niels_cache_runtime.sft_dataset import assistant_target_mask, resolve_id
+from niels_cache_runtime.sft_dataset import assistant_target_mask
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -145,8 +147,10 @@ def _target_ids(place: Place, tokenizer: SentencePieceTokenizer | None) -> dict[
     """Of the tokenizer or, of what another program made, its meta.json's. Raises NielsCacheError if that does not name them."""
     if tokenizer is not None:
         return tokenizer.special_token_ids()
-    meta, path = place.meta(), str(place.directory / tokens_name("train"))
-    return {role: resolve_id(role, None, meta=meta, tokens_path=path) for role in ("eot", "asst")}
+    ids = place.meta()["special_token_ids"]
+    if not is_count(ids.get("asst")):
+        raise NielsCacheError(f"{place.directory / META_NAME}: special_token_ids has no asst, which begins the targets; add its id there")
+    return {role: ids[role] for role in ("eot", "asst")}
 
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
