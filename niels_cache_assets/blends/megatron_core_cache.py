@@ -48,7 +48,7 @@ class CoreNames:
 
 
 def split_matrix(split: str | None) -> list[tuple[float, float] | None] | None:
-    """Where each part begins and ends as a share of all, None for a part that is empty: megatron-core's `config.split_matrix`."""
+    """Return `config.split_matrix` of megatron-core: where each part begins and ends as a share of all, None for an empty part."""
     if split is None:
         return None
     return [(begin, end) if end > begin else None for begin, end in split_bounds(split)]
@@ -69,29 +69,29 @@ class MegatronCoreCache(IndexCache):
         self._members: list[dict[str, Any]] = []  # identifiers of the data sets, shared with the caches that `of` gives
 
     def of(self, prefix: str | Path) -> "MegatronCoreCache":
-        """The cache for indices of this data set. The hash covers the prefix as it is written here."""
+        """Return the cache for indices of this data set. The hash covers the prefix as it is written here."""
         found = MegatronCoreCache(self._names, part=self._part, asked_for_none=self._asked_for_none)
         found._prefix, found._members = str(prefix), self._members
         return found
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Its files begin with this path: there is no folder."""
+        """Return what the paths of its files begin with: there is no folder."""
         md5 = hashlib.md5(self._description(kind, parameters).encode(), usedforsecurity=False).hexdigest()
         return self.folder / f"{md5}-{_CLASSES[kind]}-{self._part}"
 
     def array_files(self, directory: Path) -> list[Path]:
-        """The .npy files of a finished index."""
+        """Return the .npy files of a finished index."""
         return [_beside(directory, name) for name in read_meta(str(_record_path(directory)))["files"]]
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> Arrays:
-        """As of an IndexCache."""
+        """Do what `IndexCache.open` does, and note the data set for the name of the blend."""
         arrays = super().open(kind, parameters, build)
         if kind == "gpt":
             self._members.append(self._identifiers(kind, parameters))
         return arrays
 
     def _identifiers(self, kind: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """In megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
+        """Return what is hashed, in megatron-core's order. parameters: those of MegatronGPTDataset and MegatronBlendedDataset."""
         if kind == "blend":
             return {
                 "class": _CLASSES[kind],
@@ -161,6 +161,6 @@ def _record_path(directory: Path) -> Path:
 
 
 def _same(directory: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether that file is there, as recorded."""
+    """Return whether that file is there, as recorded."""
     path = _beside(directory, name)
     return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_file(str(path)) == entry["sha256"]

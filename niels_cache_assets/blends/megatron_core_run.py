@@ -59,7 +59,7 @@ def target_sizes(
     global_batch_size: int,
     full_validation: bool,
 ) -> Sizes:
-    """Samples of train, valid and test. Without train_iters, they are those of train_samples without a ramp-up of the batch size."""
+    """Count the samples of train, valid and test. Without train_iters, take those of train_samples without a ramp-up of the batch size."""
     if train_iters is None:
         train_iters = (train_samples or 0) // global_batch_size
     train = train_samples or train_iters * global_batch_size
@@ -68,9 +68,9 @@ def target_sizes(
 
 
 def plans_of(run: CoreRun) -> list[BlendPlan]:
-    """One plan for each data set or blend that the run's parts have. Reads nothing.
+    """Return one plan for each data set or blend that the run's parts have. Reads nothing.
 
-    Raises NielsCacheError for a split that is none, and for what megatron-core refuses: weights without a size, too many data sets.
+    Raises NielsCacheError for a wrong split, and for what megatron-core refuses: weights without a size, too many data sets.
     """
     if not (math.isfinite(run.surplus) and run.surplus >= 0):
         raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share from 0 on, such as 0.005")
@@ -103,7 +103,7 @@ def plans_of(run: CoreRun) -> list[BlendPlan]:
 
 
 def _blends_of(run: CoreRun, part: int) -> list[Blend]:
-    """What stands at the top of a part: mostly one."""
+    """Return what stands at the top of a part: mostly one."""
     if run.blend is not None:
         return [run.blend]
     blend = run.blend_per_split[part]

@@ -27,7 +27,7 @@ _EXTRA_IDS = [f"<extra_id_{number}>" for number in range(100)]
 
 
 def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The identifiers of the tokenizer that these flags of Megatron-LM build; flags that its type does not use are ignored, as there.
+    """Return the identifiers of the tokenizer that these flags of Megatron-LM build; flags that its type does not use are ignored.
 
     flags: by their names in its `args`. Raises NielsCacheError for an unknown type, a missing --tokenizer-model, and metadata that
     cannot be read.
@@ -70,7 +70,7 @@ def tokenizer_of_flags(flags: Mapping[str, Any], *, where: str) -> dict[str, Any
 
 
 def _model_of(metadata: str | None) -> str:
-    """The kind of model that a file as --tokenizer-metadata names it chooses a class for."""
+    """Return the kind of model, which chooses the class, from the file of --tokenizer-metadata."""
     if metadata is None:
         return "default"
     content = _read_object(metadata, Path(metadata), "--tokenizer-metadata")
@@ -81,7 +81,7 @@ def _model_of(metadata: str | None) -> str:
 
 
 def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
-    """The identifiers as JSON, or of a file that has them: alone, or in a `description.txt` that megatron-core wrote.
+    """Read the identifiers from JSON, or from a file that has them: alone, or in a `description.txt` that megatron-core wrote.
 
     Raises NielsCacheError for anything else.
     """
@@ -92,7 +92,7 @@ def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
         content = content.get("tokenizer")
     if not isinstance(content, dict) or "class" not in content:
         raise NielsCacheError(
-            f'{where}: these are no identifiers of a tokenizer; give {{"class": ..., "tokenizer_path": ...}} and its options'
+            f'{where}: these are not the identifiers of a tokenizer; give {{"class": ..., "tokenizer_path": ...}} and its options'
         )
     return content
 

@@ -56,7 +56,7 @@ def run_core(arguments: argparse.Namespace, progress: AbstractContextManager[Pro
 
 
 def run_of(arguments: argparse.Namespace) -> CoreRun:
-    """What the flags say. Raises NielsCacheError for one that is missing, or contradicts another."""
+    """Return what the flags say. Raises NielsCacheError for one that is missing, or contradicts another."""
     for name in ("data_cache_path", "sequence_length"):
         if getattr(arguments, name) is None:
             raise NielsCacheError(f"{WHERE}: --for megatron-core needs {'--seq-length' if name == 'sequence_length' else _option(name)}")
@@ -84,7 +84,7 @@ def run_of(arguments: argparse.Namespace) -> CoreRun:
 
 
 def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | None, Blend | None, Blend | None]]:
-    """That of all parts, or those of train, valid and test."""
+    """Return the blend of all parts, or those of train, valid and test."""
     given = [name for name in ("data_path", "blend", "per_split_data_args_path") if getattr(arguments, name) is not None]
     if any(getattr(arguments, name) is not None for name in _PER_SPLIT):
         given.append(next(name for name in _PER_SPLIT if getattr(arguments, name) is not None))
@@ -109,7 +109,7 @@ def _parse(words: Sequence[str] | None, where: str) -> Blend | None:
 
 
 def _read_per_split(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
-    """JSON with train, valid and test: each a list of words, a text of them, or null."""
+    """Read JSON with train, valid and test: each a list of words, a text of them, or null."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -30,5 +30,5 @@ def vocabulary_note(vocab_size: int | None) -> str:
 
 
 def lines(vocab_size: int | None) -> list[str]:
-    """The line of train.py that says the vocabulary without a meta.pkl: no option does."""
+    """Return the line of train.py that sets the vocabulary without a meta.pkl: no option does."""
     return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]

@@ -36,7 +36,7 @@ _DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of at most 20 digits a line, b
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Two files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
+    """Plan two files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
     if max_bytes // TOKEN_BYTES > MAX_TOKENS:
         raise NielsCacheError(
             f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * TOKEN_BYTES}"
@@ -46,7 +46,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """What OLMo-core does with the files that a user would not expect, and what the lines to paste leave open."""
+    """Say what OLMo-core does that a user would not expect, and what the lines to paste leave open."""
     found = ["OLMo-core leaves out the end of each file that does not fill sequence_length; .npy has no header here, numpy.load refuses it"]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
@@ -57,7 +57,7 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
 
 
 def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """Python that makes the configuration of each split's data set.
+    """Return Python that makes the configuration of each split's data set.
 
     dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. Nothing is padded in a NumpyFSLDataset; elsewhere EOT
     pads, as in OLMo-core's configuration for GPT-2. An unknown number is a name that Python does not know.
@@ -120,7 +120,7 @@ def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
 
 
 def _digits(doc_ends: NDArray[np.uint64], first_document: int, end_document: int, first: int) -> int:
-    """How many digits these ends, counted from token `first`, have in all: a binary search for each power of ten."""
+    """Count the digits of these ends, themselves counted from token `first`: a binary search for each power of ten."""
     digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
     while power <= largest:
         digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)

@@ -151,7 +151,7 @@ class ChatJsonl(DecodesText, SftSource):
 
 
 def _is_right(key: str, value: Any) -> bool:
-    """Whether that key's field holds what it must in a row; what is optional may be missing."""
+    """Return whether that key's field holds what it must in a row; what is optional may be missing."""
     if value is None:
         return key in ("input_field", "system_field")
     return _messages(value) is not None if key == "messages_field" else isinstance(value, str)

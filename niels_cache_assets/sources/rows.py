@@ -80,7 +80,7 @@ class HeldText:
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
-        """`text_problem` of the field's value in that row, remembered."""
+        """Return `text_problem` of the field's value in that row, and remember what it is."""
         found = text_problem(text)
         if found is None or found == "empty":
             self._is_there = True
@@ -111,7 +111,7 @@ def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a row is, for a message."""
+    """Name the type of a row's value, for a message."""
     names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
     return names.get(type(value), type(value).__name__)
 
