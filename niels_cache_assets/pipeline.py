@@ -39,9 +39,9 @@ from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, 
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import is_foreign
+from niels_cache_runtime.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.place import check_place, place_problem
 
 Log = Callable[[str], None]
@@ -116,16 +116,17 @@ def build_dataset(
     old = finished_meta(directory)
     if old is not None and old.get("built") and not force:
         check_place(old, directory)  # a folder that was exchanged or copied: neither a hit nor to be replaced
+    foreign = _is_of_another_program(directory)
     if not source.enabled:
         fingerprint = fingerprint_of({"enabled": False, "source": source.source})
-        if old is not None and (old.get("built") or is_foreign(old)) and not force:
+        if (foreign or (old is not None and old.get("built"))) and not force:
             return outcome("disabled", warning=f"{name} is switched off; its finished cache is kept as it is (force replaces it)")
         is_here = old is not None and place_problem(old, family=family, name=name) is None
         if force or old is None or not is_here or old.get("fingerprint") != fingerprint:
             write_unbuilt_cache(str(directory), family=family, provenance=provenance(None, fingerprint))
         return outcome("disabled")
 
-    if is_foreign(old) and not force:
+    if foreign and not force:
         raise NielsCacheError(f"{directory / META_NAME}: another program made this cache; move its folder away, or replace it with --force")
     tokenizer = load_tokenizer(registry, root)
     tokenizer_sha256 = tokenizer.model_sha256
@@ -217,6 +218,16 @@ def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
         return sft_need(text_bytes)
     exact = prepared is not None and prepared.duplicates is None  # how much text a drop list takes is not known
     return pretrain_need(train_tokens=source.train_tokens, val_tokens=source.val_tokens, text_bytes=text_bytes, exact=exact)
+
+
+def _is_of_another_program(directory: Path) -> bool:
+    """Return whether another program made the cache in `directory`, complete or not."""
+    try:
+        return is_foreign(load_meta(str(directory / META_NAME)))
+    except ForeignMetaError:
+        return True
+    except NielsCacheError:
+        return False
 
 
 def _provenance(name: str, source: Source, build: BuildSettings, revision: str | None, fingerprint: str) -> Provenance:

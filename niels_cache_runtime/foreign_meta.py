@@ -22,6 +22,10 @@ _NEEDED = ("token_dtype", "vocab_size", "special_token_ids")
 _warned: set[str] = set()
 
 
+class ForeignMetaError(NielsCacheError):
+    """A meta.json of another program that lacks what a reader of tokens needs."""
+
+
 def is_foreign(meta: Mapping[str, Any] | None) -> bool:
     """Return whether another program wrote it. False for None, which stands for a folder without a meta.json."""
     return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
@@ -35,10 +39,10 @@ def foreign_family(meta: Mapping[str, Any]) -> Family:
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     """Return the foreign `meta` without keys that have our names and values of another form.
 
-    Raises NielsCacheError if what is needed is missing or of another form, or if its tokens are not little-endian uint16.
+    Raises ForeignMetaError if what is needed is missing or of another form, or if its tokens are not little-endian uint16.
     """
     if meta["token_dtype"] not in TOKEN_DTYPE_NAMES:
-        raise NielsCacheError(
+        raise ForeignMetaError(
             f"{path}: token_dtype is {meta['token_dtype']!r:.80}; tokens must be little-endian uint16 ({' or '.join(TOKEN_DTYPE_NAMES)})"
         )
     ids = meta.get("special_token_ids")
@@ -46,14 +50,14 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     lacking = [key for key in (*_NEEDED, *counts) if key not in meta]
     lacking += ["special_token_ids.eot"] if isinstance(ids, dict) and "eot" not in ids else []
     if lacking:
-        raise NielsCacheError(f"{path}: another program wrote it, and it has no {', '.join(lacking)}; add that, or remove the file")
+        raise ForeignMetaError(f"{path}: another program wrote it, and it has no {', '.join(lacking)}; add that, or remove the file")
     numbers = {"vocab_size": meta["vocab_size"], **{key: meta[key] for key in counts}}
     numbers |= {"special_token_ids.eot": ids["eot"] if isinstance(ids, dict) else ids}
     for key, value in numbers.items():
         if not is_count(value):
-            raise NielsCacheError(f"{path}: {key} is {value!r:.80}, expected a whole number")
+            raise ForeignMetaError(f"{path}: {key} is {value!r:.80}, expected a whole number")
     if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= MAX_VOCAB_SIZE:
-        raise NielsCacheError(
+        raise ForeignMetaError(
             f"{path}: vocab_size is {numbers['vocab_size']} and the eot id {numbers['special_token_ids.eot']}; "
             f"the id must be below the size, and the size at most {MAX_VOCAB_SIZE:,}"
         )

@@ -388,12 +388,19 @@ def test_a_foreign_cache_is_a_hub_dataset(root: Path) -> None:
     assert to_hf_dataset("chats_of_theirs", cache_dir=root)[0]["labels"] == [-100, -100, -100, -100, 11, 12, EOT]
 
 
-def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run) -> None:
+@pytest.mark.parametrize(
+    "changed", [{}, {"token_dtype": "uint32"}, {"val_tokens": "many"}], ids=["complete", "other tokens", "other counts"]
+)
+def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run, changed: dict[str, Any]) -> None:
     shutil.copytree(root / "pretrain/theirs", root / "pretrain/python_docs")
+    path = root / "pretrain/python_docs/meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     code, said = run("build-all", "--only", "python_docs")
     assert (code, "another program made this cache; move its folder away" in said) == (1, True)
     assert json.loads((root / "pretrain/python_docs/meta.json").read_text())["vocab_size"] == VOCAB_SIZE
-    assert {row["name"]: row["state"] for row in run("list", as_json=True)[1]["data_sets"]}["python_docs"] == "unverifiable"
+    assert {row["name"]: row["state"] for row in run("list", as_json=True)[1]["data_sets"]}["python_docs"] == (
+        "unreadable" if changed else "unverifiable"
+    )
 
 
 def test_a_foreign_meta_in_the_place_of_the_tokenizer_is_told_in_one_line(root: Path, run: Run) -> None:
