@@ -15,12 +15,15 @@ from typing import cast
 
 from niels_cache_runtime.catalog_split import CacheSplit
 from niels_cache_runtime.catalog_text import html_table, in_lines
+from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta
 from niels_cache_runtime.opening import open_meta
 from niels_cache_runtime.place import check_place
+
+_HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
 
 
 class MissingDatasetError(NielsCacheError, KeyError):
@@ -148,18 +151,11 @@ class Cache:
 def open_cache(root: str | Path = "cache") -> Cache:
     """The cache in folder `root`, the one that holds `pretrain/` and `sft/`. Raises NielsCacheError where there is none."""
     folder = Path(root).expanduser()
-    if not folder.is_dir():
-        raise NielsCacheError(f"{root}: no such folder; build caches first (make cache, niels-cache build-all), or check the path")
-    if not any((folder / family).is_dir() for family in FAMILIES):
-        inside = sorted(path.name for path in folder.iterdir() if any((path / family).is_dir() for family in FAMILIES))
-        above = folder.absolute().parent
-        if inside:
-            hint = f"did you mean {str(folder / inside[0])!r}?"
-        elif above.name in FAMILIES or folder.absolute().name in FAMILIES:
-            hint = f"give the folder above: {str(above if folder.absolute().name in FAMILIES else above.parent)!r}"
-        else:
-            hint = "expected the folders pretrain and sft in it"
-        raise NielsCacheError(f"{root}: no cache here; {hint}")
+    if not folder.is_dir() or not any((folder / family).is_dir() for family in FAMILIES):
+        found = describe(folder)
+        advice = f"type open_cache({str(found.roots[0])!r})" if found.roots and found.kind != "root" else _HOW_TO_BUILD
+        said = "has no pretrain and no sft in it" if found.kind == "root" else found.said
+        raise NielsCacheError(f"{root}: {said}; {advice}")
     return Cache(str(folder))
 
 

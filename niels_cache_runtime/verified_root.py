@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from niels_cache_runtime.described import NO_CACHE, describe
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, tokenizer_dir
 from niels_cache_runtime.verified_folder import Finding, VerifiedFolder, escaped
@@ -29,7 +30,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
     """The folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are not among them."""
     root = Path(root)
     if not root.is_dir():
-        raise NielsCacheError(f"{root}: no such folder; give a cache root such as cache/")
+        raise _no_root(root, "give a cache root such as cache/")
     if (root / META_NAME).exists():
         if names:
             raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
@@ -38,12 +39,18 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
     found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
     if not found:
-        raise NielsCacheError(f"{root}: holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/); build one first, or check the path")
+        raise _no_root(root, "build one first, or check the path")
     for name in names or ():
         if not any(_is_called(name, folder) for folder in found):
             known = ", ".join(folder.relative_to(root).as_posix() for folder in found)
             raise NielsCacheError(f"{root}: holds no {name}; it has {known}")
     return [folder for folder in found if not names or any(_is_called(name, folder) for name in names)]
+
+
+def _no_root(path: Path, advice: str) -> NielsCacheError:
+    found = describe(path)
+    said = NO_CACHE if found.kind == "root" else found.said  # of links that lead nowhere
+    return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
 def stray_findings(root: str | Path) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import BarListener, LineListener
 from niels_cache_assets.registry import Registry, load_registry
+from tests.hand_made import write_cache
 
 COMMANDS = tuple(command.name for commands in parser.COMMANDS.values() for command in commands)
 PRETRAIN_META = {
@@ -286,6 +287,44 @@ def test_a_mistake_is_one_line_with_the_way_out(
     assert errors.startswith("niels-cache: error: ")
     assert errors.count("\n") == 1
     assert expected in errors
+    assert not output
+    assert launcher.registry is None, "nothing was launched"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["list", "cache"], "unexpected argument 'cache'; for the caches in this folder, type niels-cache list --cache-dir cache"),
+        (["list", "--cache-dir", "cache/pretrain/notes"], "is the pretrain data set notes, no cache root; type --cache-dir cache"),
+        (["list", "--cache-dir", "cache/sft"], "is the folder of sft data sets, no cache root; type --cache-dir cache"),
+        (["build-all", "--cache-dir", "cache/pretrain"], "is the folder of pretrain data sets, no cache root; type --cache-dir cache"),
+        (["verify", "--cache-dir", "cache/sft/chats"], "is the SFT data set chats, no cache root; type --cache-dir cache"),
+        (
+            ["verify", "--cache-dir", "cache/pretrain/notes/train"],
+            "is the split train of the pretrain data set notes; type --cache-dir cache",
+        ),
+        (["verify", "--cache-dir", "nowhere"], "nowhere: no such folder; give a cache root"),
+        (["verify", "--cache-dir", "."], "is no cache root, there is one in it; give the cache root: cache"),
+        (["verify", "cache/pretrain/notes"], "is the pretrain data set notes, no cache root; type notes --cache-dir cache"),
+        (["verify", "cache"], "cache: is a cache root; give the name of a data set, as in: NAME --cache-dir cache"),
+        (["sample", "cache/sft/chats"], "is the SFT data set chats, no cache root; type chats --cache-dir cache"),
+        (["show", "./cache"], "is a cache root; type niels-cache list --cache-dir cache"),
+        (["show", "cache/pretrain/notes/train"], "notes; type niels-cache show cache/pretrain/notes"),
+        (
+            ["show", "cache/pretrain/notes/meta.json"],
+            "is the file meta.json of the pretrain data set notes; type niels-cache show cache/pretrain/",
+        ),
+        (["show", "cache/pretrain/none"], "cache/pretrain/none: no such folder; give the folder of a data set, or its name"),
+    ],
+)
+def test_a_path_that_is_something_else_is_said_to_be_that_and_what_to_type(
+    arguments: list[str], expected: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    write_cache(empty_folder / "cache")
+    assert main(arguments) == 2
+    output, errors = capsys.readouterr()
+    assert expected in errors
+    assert errors.count("\n") == 1
     assert not output
     assert launcher.registry is None, "nothing was launched"
 

@@ -55,6 +55,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "from olmo_core.data import": "OLMo-core's own; tests/test_export_olmo.py runs the lines that the command prints",
     },
     "docs/howto.md": {
+        "niels-cache diff": "two builds; tests/test_diff.py",
         "dagster asset materialize": "tests/test_workflow.py and tests/test_dagster_cli.py",
         "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",
     },

@@ -1,6 +1,7 @@
 """A cache opened by name: it says what it holds, how to draw from it, and what was meant by a name that is not there."""
 
 import copy
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,14 +116,34 @@ def test_what_a_meta_json_says_is_escaped_in_a_notebook(cache: Cache) -> None:
 
 def test_a_folder_that_is_no_cache_comes_with_the_one_that_was_meant(tmp_path: Path) -> None:
     write_cache(tmp_path / "cache" / "quickstart")
-    with pytest.raises(NielsCacheError, match=r"did you mean '.*quickstart'"):
-        open_cache(tmp_path / "cache")
-    with pytest.raises(NielsCacheError, match=r"give the folder above: '.*quickstart'"):
-        open_cache(tmp_path / "cache" / "quickstart" / "sft")
-    with pytest.raises(NielsCacheError, match=r"give the folder above: '.*quickstart'"):
-        open_cache(tmp_path / "cache" / "quickstart" / "pretrain" / "notes")
-    with pytest.raises(NielsCacheError, match="no such folder"):
-        open_cache(tmp_path / "nothing")
+    root = tmp_path / "cache" / "quickstart"
+    for path, said in {
+        "cache": "is no cache root, there is one in it",
+        "cache/quickstart/sft": "is the folder of sft data sets, no cache root",
+        "cache/quickstart/pretrain/notes": "is the pretrain data set notes, no cache root",
+        "cache/quickstart/pretrain/notes/train": "is the split train of the pretrain data set notes",
+        "cache/quickstart/pretrain/notes/train/shard_00000.bin": "is the file train/shard_00000.bin of the pretrain data set notes",
+        "cache/quickstart/tokenizer": "is the tokenizer, no cache root",
+    }.items():
+        with pytest.raises(NielsCacheError) as refused:
+            open_cache(tmp_path / path)
+        assert str(refused.value) == f"{tmp_path / path}: {said}; type open_cache({str(root)!r})"
+    for path, said in {"nothing": "no such folder; build caches first", ".": "holds no cache .*; build caches first"}.items():
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(NielsCacheError, match=said):
+            open_cache(tmp_path / "empty" / path)
+
+
+def test_a_relative_path_is_answered_with_a_relative_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cache(tmp_path / "cache")
+    for folder, given, meant in (
+        (".", "cache/sft", "cache"),
+        ("cache", "sft", "."),
+        ("cache/pretrain/notes", ".", str(tmp_path / "cache")),
+    ):
+        monkeypatch.chdir(tmp_path / folder)
+        with pytest.raises(NielsCacheError, match=rf"type open_cache\('{re.escape(meant)}'\)"):
+            open_cache(given)
 
 
 def test_looking_at_a_cache_does_not_load_torch(cache: Cache) -> None:

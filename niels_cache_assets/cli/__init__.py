@@ -12,7 +12,8 @@
     exporting.py     export      importing.py   import     transfers.py   bars of bytes
     prebuilding.py   prebuild-index, with core_prebuilding.py (--for megatron-core)
     reporting.py     report      ui.py          ui
-    comparing.py     tokenizer compare
+    differing.py     diff (two builds)
+    comparing.py     tokenizer compare (two tokenizers, on the same text)
     init.py          init, with new_config.py (the text of the file)
     doctor.py        doctor, with diagnosis.py (what is looked at)
     corpora.py       where corpora and drop lists lie, and what to do where one is missing

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.cli.console import explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
+from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, load_meta
@@ -39,10 +41,29 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     """The configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
-    if root.exists() and not root.is_dir():
-        raise NielsCacheError(f"{root}: is no folder; choose another --cache-dir")
+    _refuse_inside(root)
     explain(f"settings: {settings_origin(registry)}; caches in {root.absolute()}")
     return registry, root
+
+
+def _refuse_inside(root: Path) -> None:
+    """A file, or a folder of a cache: caches would be looked for, or built, inside another cache."""
+    found = describe(root)
+    if found.kind == "file":
+        raise NielsCacheError(f"{root}: is no folder; choose another --cache-dir")
+    if found.kind in ("dataset", "inside", "family") and found.roots:
+        raise NielsCacheError(f"{root}: {found.said}; type --cache-dir {shlex.quote(str(found.roots[0]))}")
+
+
+def refuse_path(given: str) -> None:
+    """Raise what to type instead of a path where the name of a data set is asked for; nothing is wrong with what is no path."""
+    found = describe(given)
+    if found.kind in ("missing", "nothing", "file"):
+        return
+    options = f"--cache-dir {shlex.quote(str(found.roots[0]))}" if found.roots else ""
+    if found.dataset is not None:
+        raise NielsCacheError(f"{given}: {found.said}; type {' '.join([found.dataset.absolute().name, options]).strip()}")
+    raise NielsCacheError(f"{given}: {found.said}; give the name of a data set, as in: NAME {options}")
 
 
 def settings_origin(registry: Registry) -> str:
@@ -70,6 +91,7 @@ def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
     """
     places = find_places(registry, root)
     if name not in places:
+        refuse_path(name)
         refuse_choice(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
     if places[name].kind not in kinds:
         raise NielsCacheError(f"{name}: is {_WORDS[places[name].kind]}; choose {' or '.join(_WORDS[kind] for kind in kinds)}")

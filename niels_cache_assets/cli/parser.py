@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -11,6 +13,7 @@ from niels_cache_assets.cli import (
     comparing_options,
     completion_options,
     corpus_options,
+    differing_options,
     doctor_options,
     exchange_options,
     init_options,
@@ -37,7 +40,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         reporting_options.COMMAND,
         ui_options.COMMAND,
     ),
-    "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND),
+    "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND, differing_options.COMMAND),
     "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
     "choose a tokenizer": (comparing_options.COMMAND,),
     "meet other projects": (exchange_options.EXPORT, exchange_options.IMPORT),
@@ -108,9 +111,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
-            raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}")
+            raise NielsCacheError(
+                f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{_meant_as_root(arguments, unknown[0])}"
+            )
         _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
+
+
+def _meant_as_root(arguments: argparse.Namespace, given: str) -> str:
+    """How to name a folder of caches, which is no argument of its own."""
+    takes_root = hasattr(arguments, "cache_dir") and os.path.isdir(given)
+    return f"; for the caches in this folder, type {PROGRAM} {arguments.command} --cache-dir {shlex.quote(given)}" if takes_root else ""
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.report import funnel
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
+from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.foreign_meta import UNVERIFIABLE, foreign_family, is_foreign
 from niels_cache_runtime.formats import META_NAME, SPLITS
@@ -70,7 +72,13 @@ def is_path(given: str) -> bool:
 def _show_folder(directory: Path, *, as_json: bool) -> int:
     path = directory / META_NAME
     if not path.exists():
-        raise NielsCacheError(f"{directory}: holds no {META_NAME}; give the folder of a data set, or its name")
+        found = describe(directory)
+        if found.kind == "root":
+            raise NielsCacheError(f"{directory}: {found.said}; type niels-cache list --cache-dir {shlex.quote(str(directory))}")
+        advice = (
+            f"type niels-cache show {shlex.quote(str(found.dataset))}" if found.dataset else "give the folder of a data set, or its name"
+        )
+        raise NielsCacheError(f"{directory}: {found.said if found.kind != 'nothing' else f'holds no {META_NAME}'}; {advice}")
     meta = load_meta(str(path))
     name = meta.get("dataset_name") or directory.absolute().name
     if as_json:

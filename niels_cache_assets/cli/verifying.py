@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from niels_cache_assets.cli.console import output, print_json
-from niels_cache_assets.cli.context import find_places, open_registry
+from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
@@ -21,7 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     names = arguments.names or None
     known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*") for path in root.glob(pattern))]
     for name in arguments.names:
-        if name.rpartition("/")[2] not in known:
+        is_known = name.rpartition("/")[2] in known
+        if not is_known or name.count("/") > 1:
+            refuse_path(name)
+        if not is_known:
             refuse_choice(WHERE, "no data set", name, known)
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]

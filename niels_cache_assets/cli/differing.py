@@ -1,0 +1,211 @@
+"""`diff A B`: what differs between two builds, as tables. What is compared is decided in differences/."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.pairs import DIFFERENCE_STYLE
+from niels_cache_assets.cli.transfers import transfer_progress
+from niels_cache_assets.decoding import as_text, open_tokenizer
+from niels_cache_assets.differences.documents import SIDES, DocumentDifferences, Listed
+from niels_cache_assets.differences.folders import DatasetDifferences, Pair, compare_pair, find_pairs
+from niels_cache_assets.differences.settings import Differing
+from niels_cache_assets.differences.tokens import TokenDifference, TokenPlace
+from niels_cache_assets.registry import refuse_choice
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.wording import UNKNOWN, counted
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import META_NAME, SPLITS, Split
+from niels_cache_runtime.meta import read_meta
+
+DIFFERENT = FAILED
+_LONGEST_VALUE = 60
+_KINDS = {"a": "only in A", "b": "only in B", "moved": "in another split", "resized": "with another number of tokens"}
+_UNRECORDED = (
+    "the fingerprints differ, and no setting that meta.json records does: another setting, another version of the code, "
+    "or another corpus made it"
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    a, b = Path(arguments.a), Path(arguments.b)
+    if arguments.count < 0:
+        raise NielsCacheError(f"{WHERE}: -n must be at least 0")
+    pairs = _chosen(find_pairs(a, b), arguments.only)
+    found: list[DatasetDifferences] = []
+    for pair in pairs:
+        if pair.a is not None and pair.b is not None:
+            with transfer_progress(f"comparing {pair.name}") as progress:
+                found.append(compare_pair(pair, shown=arguments.count, progress=progress))
+    alone = {"a": [pair.name for pair in pairs if pair.b is None], "b": [pair.name for pair in pairs if pair.a is None]}
+    differ = any(alone.values()) or any(each.differ for each in found)
+    if arguments.json:
+        print_json(
+            {
+                "a": a,
+                "b": b,
+                "equal": not differ,
+                "only_a": alone["a"],
+                "only_b": alone["b"],
+                "datasets": [_as_json(each) for each in found],
+            }
+        )
+        return DIFFERENT if differ else DONE
+    console = output()
+    for letter, path in (("A", a), ("B", b)):
+        console.print(f"{letter}  {path}", soft_wrap=True)
+    for side in SIDES:
+        for name in alone[side]:
+            console.print(f"\n{name}: only in {side.upper()}", style="yellow", soft_wrap=True)
+    for each in found:
+        if each.differ:
+            _print(console, each)
+    if same := [each.name for each in found if not each.differ]:
+        console.print(f"\nno difference: {', '.join(same)}", soft_wrap=True)
+    return DIFFERENT if differ else DONE
+
+
+def _chosen(pairs: Sequence[Pair], only: Sequence[str] | None) -> list[Pair]:
+    known = [pair.name.rpartition("/")[2] for pair in pairs]
+    for name in only or ():
+        if name not in known:
+            refuse_choice(f"{WHERE}: --only", "no data set of A or B", name, known)
+    return [pair for pair, name in zip(pairs, known, strict=True) if only is None or name in only]
+
+
+def _print(console: Console, found: DatasetDifferences) -> None:
+    console.print(f"\n{found.name}", style="bold", soft_wrap=True)
+    noun = "example" if found.name.startswith("sft/") else "document"
+    _print_values(console, "settings that differ", found.metas.settings)
+    if found.metas.has_unrecorded:
+        console.print(f"  {_UNRECORDED}", soft_wrap=True)
+    _print_values(console, "counts that differ", found.metas.counts)
+    if found.documents is not None and found.documents.differ:
+        _print_documents(console, found.documents, noun)
+    elif found.documents is None and found.tokens:
+        console.print("  documents are not compared: one of the builds does not say where they came from", soft_wrap=True)
+    tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
+    for split, difference in found.tokens.items():
+        if difference is not None:
+            _print_tokens(console, split, difference, tokenizers, noun)
+
+
+def _print_values(console: Console, title: str, values: Sequence[Differing]) -> None:
+    if not values:
+        return
+    table = new_table(title, "A", "B")
+    for each in values:
+        table.add_row(each.label, _shown(each.a), _shown(each.b))
+    console.print()
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:,}" if isinstance(value, int | float) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def _print_documents(console: Console, found: DocumentDifferences, noun: str) -> None:
+    console.print()
+    table = new_table(f"{noun}s", *SPLITS, "not in the other", right=frozenset({*SPLITS, "not in the other"}))
+    for side in SIDES:
+        table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
+    console.print(table)
+    counts = {**found.only, "moved": found.moved, "resized": found.resized}
+    for what, said in _KINDS.items():
+        if counts[what]:
+            console.print(f"  {counted(counts[what], noun)} {said}:", soft_wrap=True)
+            for listed in found.first[what]:
+                console.print(f"    {_lineage(listed, noun)}", soft_wrap=True)
+            if counts[what] > len(found.first[what]):
+                console.print(f"    ... and {counts[what] - len(found.first[what]):,} more", soft_wrap=True)
+
+
+def _lineage(listed: Listed, noun: str) -> str:
+    row = listed.lineage
+    return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {counted(row.tokens, 'token')}"
+
+
+def _print_tokens(
+    console: Console, split: Split, difference: TokenDifference, tokenizers: dict[str, SentencePieceTokenizer | None], noun: str
+) -> None:
+    console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)", soft_wrap=True)
+    for side, place in (("a", difference.a), ("b", difference.b)):
+        if place is None:
+            console.print(f"    {side.upper()}: has ended there", soft_wrap=True)
+            continue
+        console.print(f"    {side.upper()}: {_place(place, noun)}", soft_wrap=True)
+        console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)), soft_wrap=True)
+
+
+def _place(place: TokenPlace, noun: str) -> str:
+    row = place.lineage
+    source = f" ({row.file} row {row.row:,}, id {row.source_id})" if row else ""
+    inside = f"token {place.document_offset:,} of {place.document_tokens:,}"
+    return f"{place.file} at {place.offset:,}: {noun} {place.document:,}{source}, {inside}"
+
+
+def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
+    """The token marked in what is around it; ids where their tokenizer is not known."""
+    parts = [place.before, [place.token], place.after]
+    if tokenizer is None:
+        before, token, after = (" ".join(map(str, part)) for part in parts)
+        before, after = f"{before} ", f" {after}"
+    else:
+        before, token, after = (as_text(part, tokenizer, continues=bool(number)).replace("\n", "\\n") for number, part in enumerate(parts))
+    return Text(before).append(token if is_terminal else f"[[{token}]]", style=DIFFERENCE_STYLE).append(after)
+
+
+def _tokenizer_of(folder: Path) -> SentencePieceTokenizer | None:
+    """That of the cache root, if the data set was built with it."""
+    root = folder.absolute().parent.parent
+    try:
+        tokenizer = open_tokenizer(root)
+        used = read_meta(str(folder / META_NAME)).get("tokenizer_sha256")
+    except NielsCacheError:
+        return None
+    return tokenizer if tokenizer.model_sha256 == used else None
+
+
+def _as_json(found: DatasetDifferences) -> dict[str, Any]:
+    documents = None if found.documents is None else asdict(found.documents)
+    if found.documents is not None and documents is not None:
+        documents["first"] = {
+            what: [{"split": each.split, **each.lineage._asdict()} for each in listed] for what, listed in found.documents.first.items()
+        }
+    tokens = {
+        split: {"a": found.counts[split][0], "b": found.counts[split][1], "first_difference": _difference_json(difference)}
+        for split, difference in found.tokens.items()
+    }
+    return {
+        "name": found.name,
+        "differ": found.differ,
+        "settings": [asdict(each) for each in found.metas.settings],
+        "counts": [asdict(each) for each in found.metas.counts],
+        "has_unrecorded_setting": found.metas.has_unrecorded,
+        "documents": documents,
+        "tokens": tokens,
+    }
+
+
+def _difference_json(difference: TokenDifference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    places = {}
+    for side, place in (("a", difference.a), ("b", difference.b)):
+        places[side] = None if place is None else {**asdict(place), "lineage": place.lineage and place.lineage._asdict()}
+    return {"position": difference.position, **places}

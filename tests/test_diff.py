@@ -1,0 +1,268 @@
+"""`niels-cache diff`: two builds are equal or not, and what it names is what was changed, wherever in the files that is."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cli import main
+from niels_cache_assets.differences import documents as documents_module
+from niels_cache_assets.differences import tokens as tokens_module
+from niels_cache_assets.differences.documents import compare_documents
+from niels_cache_assets.differences.tokens import SplitTokens
+from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.streaming.lineage_files import LineageWriter
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.formats import META_NAME, SPLITS, Split
+from niels_cache_runtime.meta import sha256_file, write_meta
+from tests.tiny import sentences
+
+TEXTS = [" ".join(sentences(1 + number % 4, seed=number)) for number in range(120)]
+ANSWERS = sentences(30, seed=1_000)
+SETTINGS: dict[str, Any] = {"max_train_tokens": 100_000, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None}
+
+
+def rows_of(texts: Sequence[str]) -> list[Document]:
+    return [Document(text, source_id=f"id-{row}", file=f"part{row % 3}.jsonl", row=row) for row, text in enumerate(texts)]
+
+
+def build_notes(root: Path, tokenizer: SentencePieceTokenizer, documents: Sequence[Document], **changes: Any) -> None:
+    build_pretrain_cache(documents, str(root / "pretrain/notes"), tokenizer=tokenizer, **{**SETTINGS, **changes})
+
+
+def build_chats(root: Path, tokenizer: SentencePieceTokenizer, answers: Sequence[str], *, seed: int = 1) -> None:
+    chats = [
+        Conversation(
+            [{"role": "user", "content": "a stream?"}, {"role": "assistant", "content": answer}],
+            source_id=f"chat-{row}",
+            file="chats.jsonl",
+            row=row,
+        )
+        for row, answer in enumerate(answers)
+    ]
+    build_sft_cache(chats, str(root / "sft/chats"), tokenizer=tokenizer, val_frac=0.1, seed=seed)
+
+
+def put_tokenizer(root: Path, tokenizer: SentencePieceTokenizer) -> None:
+    folder = root / "tokenizer"
+    folder.mkdir(parents=True)
+    model = Path(shutil.copy(tokenizer.model_path, folder / "spm.model"))
+    tables = {"kind": "tokenizer", "sha256": sha256_file(str(model)), "special_tokens": tokenizer.special_tokens, "files": {}}
+    write_meta(str(folder / META_NAME), tables)
+
+
+@pytest.fixture(scope="module")
+def a(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceTokenizer) -> Path:
+    root = tmp_path_factory.mktemp("diff") / "a"
+    put_tokenizer(root, tokenizer)
+    build_notes(root, tokenizer, rows_of(TEXTS))
+    build_chats(root, tokenizer, ANSWERS)
+    return root
+
+
+@pytest.fixture
+def b(tmp_path: Path, a: Path) -> Path:
+    return Path(shutil.copytree(a, tmp_path / "b"))
+
+
+def diff(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> Any:
+    """The JSON that it prints; what it prints for people must have a row for all that differs too."""
+    assert main(["diff", *map(str, arguments), "--json"]) == code
+    out, errors = capsys.readouterr()
+    assert not errors
+    found = json.loads(out)
+    assert found["equal"] is (code == 0)
+    return found
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 1) -> str:
+    assert main(["diff", *map(str, arguments)]) == code
+    out, errors = capsys.readouterr()
+    assert not errors
+    return out
+
+
+def test_equal_builds_have_no_difference(a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    found = diff(capsys, a, b, code=0)
+    assert [each["name"] for each in found["datasets"]] == ["tokenizer", "pretrain/notes", "sft/chats"]
+    assert found["datasets"][1]["tokens"]["train"]["a"] > 1000, "there is something to compare"
+    assert "no difference: tokenizer, pretrain/notes, sft/chats" in printed(capsys, a, b, code=0)
+    shutil.rmtree(b / "pretrain/notes")
+    build_notes(b, tokenizer, rows_of(TEXTS))
+    diff(capsys, a, b, code=0)
+
+
+def test_shards_of_another_size_hold_the_same_tokens(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_notes(b, tokenizer, rows_of(TEXTS), shard_bytes=512)
+    notes = diff(capsys, a / "pretrain/notes", b / "pretrain/notes", code=1)["datasets"][0]
+    assert [(each["key"], each["a"], each["b"]) for each in notes["settings"]] == [("shard_bytes", 1024, 512)]
+    assert notes["counts"] == []
+    assert notes["tokens"]["train"]["first_difference"] is None
+    assert "size of a full shard, in bytes" in printed(capsys, a, b)
+
+
+def test_a_changed_word_is_named_with_its_document_and_the_text_around_it(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = 77
+    texts = [text if row != changed else text.replace(".", " token.", 1) for row, text in enumerate(TEXTS)]
+    build_notes(b, tokenizer, rows_of(texts))
+    notes = diff(capsys, a, b, "--only", "notes", code=1)["datasets"][0]
+    first = notes["tokens"]["train"]["first_difference"]
+    before = TEXTS[changed].partition(".")[0]
+    for side in "ab":
+        place = first[side]
+        assert (place["document"], place["lineage"]["row"], place["lineage"]["file"]) == (changed, changed, f"part{changed % 3}.jsonl")
+        assert place["document_offset"] >= len(tokenizer.encode(before)) - 1
+        position = (int(place["file"][-9:-4]) * SETTINGS["shard_bytes"]) // 2 + place["offset"]
+        assert position == first["position"], "of file and offset"
+    assert first["a"]["before"] == first["b"]["before"]
+    assert first["a"]["token"] != first["b"]["token"]
+    assert notes["documents"]["only"] == {"a": 0, "b": 0}
+    assert notes["documents"]["resized"] == 1
+    assert [each["row"] for each in notes["documents"]["first"]["resized"]] == [changed]
+    lines = printed(capsys, a, b).splitlines()
+    at = next(number for number, line in enumerate(lines) if "first token of train that differs" in line)
+    assert f"part{changed % 3}.jsonl row {changed}" in lines[at + 1]
+    assert "[[" in lines[at + 2]
+    assert "token" in lines[at + 4].partition("[[")[2]
+
+
+def test_documents_in_and_out_are_counted_and_named(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = [Document("a new stream of tokens", source_id="new", file="new.jsonl", row=0)]
+    build_notes(b, tokenizer, [*rows_of(TEXTS)[5:], *new])
+    found = diff(capsys, a, b, "-n", 3, code=1)["datasets"][1]["documents"]
+    assert found["only"] == {"a": 5, "b": 1}
+    assert [each["row"] for each in found["first"]["a"]] == [0, 1, 2]
+    assert [each["source_id"] for each in found["first"]["b"]] == ["new"]
+    text = printed(capsys, a, b, "-n", 3)
+    assert "5 documents only in A:" in text
+    assert "... and 2 more" in text
+    assert "new.jsonl row 0, id new" in text
+
+
+def test_a_build_that_ends_earlier_is_said_to(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_notes(b, tokenizer, rows_of(TEXTS)[:-1])
+    first = diff(capsys, a, b, code=1)["datasets"][1]["tokens"]["train"]["first_difference"]
+    assert first["b"] is None
+    assert (first["a"]["document"], first["a"]["document_offset"]) == (len(TEXTS) - 1, 0)
+    assert "B: has ended there" in printed(capsys, a, b)
+
+
+def test_examples_of_sft_are_compared_and_another_seed_moves_them(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_chats(b, tokenizer, ANSWERS, seed=2)
+    chats = diff(capsys, a, b, "--only", "chats", code=1)["datasets"][0]
+    assert [(each["key"], each["a"], each["b"]) for each in chats["settings"]] == [("seed", 1, 2)]
+    assert chats["documents"]["only"] == {"a": 0, "b": 0}
+    assert chats["documents"]["moved"] > 0
+    first = chats["tokens"]["val"]["first_difference"]
+    assert first["a"]["lineage"]["source_id"].startswith("chat-")
+    assert first["a"]["lineage"] != first["b"]["lineage"]
+
+
+def test_a_data_set_that_one_root_lacks_is_a_difference(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(b / "sft/chats")
+    found = diff(capsys, a, b, code=1)
+    assert (found["only_a"], found["only_b"]) == (["sft/chats"], [])
+    assert "sft/chats: only in A" in printed(capsys, a, b)
+
+
+def test_a_fingerprint_that_differs_alone_is_a_difference(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = b / "pretrain/notes" / META_NAME
+    write_meta(str(path), {**json.loads(path.read_text()), "fingerprint": "0" * 64})
+    assert diff(capsys, a, b, code=1)["datasets"][1]["has_unrecorded_setting"]
+    assert "no setting that meta.json records does" in printed(capsys, a, b)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        ("a", "a/pretrain/notes", ["is a cache root", "is a pretrain data set; give two folders of the same kind"]),
+        ("a/sft/chats", "a/pretrain/notes", ["is an SFT data set, ", "is a pretrain data set; give two folders"]),
+        ("a/pretrain/notes/train", "a", ["is the split train of the pretrain data set notes; give the data set: ", "a/pretrain/notes"]),
+        ("a/pretrain/notes/meta.json", "a", ["is the file meta.json of the pretrain data set notes"]),
+        ("a/pretrain", "a", ["is the folder of pretrain data sets, no cache root; give the cache root: "]),
+        ("a", "nowhere", ["nowhere: no such folder; give two data sets"]),
+    ],
+)
+def test_wrong_use_is_one_line(left: str, right: str, said: list[str], a: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", str(a.parent / left), str(a.parent / right)]) == 2
+    out, errors = capsys.readouterr()
+    assert not out
+    assert errors.count("\n") == 1
+    for part in said:
+        assert part in errors
+
+
+Row = tuple[str, str, int, int]
+LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
+
+
+def write_lineage(folder: Path, splits: dict[Split, list[Row]]) -> dict[Split, Path]:
+    paths = {}
+    for split, rows in splits.items():
+        paths[split] = folder / f"{split}.parquet"
+        writer = LineageWriter(folder, f"{split}.parquet", LINEAGE, {})
+        writer.write({name: [row[number] for row in rows] for number, name in enumerate(LINEAGE)})
+        writer.seal()
+    return paths
+
+
+ROWS = st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from(["f", "g"]), st.integers(0, 3), st.just(1)), max_size=12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(sides=st.lists(st.fixed_dictionaries({"train": ROWS, "val": ROWS}), min_size=2, max_size=2), at_once=st.integers(1, 5))
+def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
+    sides: list[dict[Split, list[Row]]], at_once: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(documents_module, "_ROWS_AT_ONCE", at_once)
+        patched.setattr(documents_module, "_ROWS_OF_A_PART", 3)
+        folders = [tmp_path_factory.mktemp("side") for _ in sides]
+        found = compare_documents(*(write_lineage(folder, side) for folder, side in zip(folders, sides, strict=True)), shown=100)
+    whole = [Counter(row for split in SPLITS for row in side[split]) for side in sides]
+    assert found.only == {"a": (whole[0] - whole[1]).total(), "b": (whole[1] - whole[0]).total()}
+    same_split = sum((Counter(sides[0][split]) & Counter(sides[1][split])).total() for split in SPLITS)
+    assert found.moved == (whole[0] & whole[1]).total() - same_split
+    named = {tuple(listed.lineage)[1:4] for listed in found.first["a"]}
+    assert named <= {row[:3] for row in whole[0] - whole[1]}
+    assert bool(named) is bool(whole[0] - whole[1])
+
+
+def test_a_difference_is_found_in_any_block_and_across_shards(
+    a: Path, b: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tokens_module, "_BLOCK_TOKENS", 100)
+    folder = b / "pretrain/notes"
+    stream = SplitTokens(folder, "pretrain", "train")
+    whole = stream.read(0, len(stream)).copy()
+    shard = SETTINGS["shard_bytes"] // 2
+    assert len(whole) > 3 * shard
+    assert (stream.read(shard - 5, 10) == whole[shard - 5 : shard + 5]).all(), "a read may cross shards"
+    for position in (0, 99, 100, shard - 1, shard, 2 * shard + 7, len(whole) - 1):
+        number, offset = divmod(position, shard)
+        path = folder / f"train/shard_{number:05d}.bin"
+        intact = path.read_bytes()
+        damaged = bytearray(intact)
+        damaged[2 * offset] ^= 1
+        path.write_bytes(damaged)
+        first = diff(capsys, a / "pretrain/notes", folder, code=1)["datasets"][0]["tokens"]["train"]["first_difference"]
+        assert first["position"] == position
+        assert (first["b"]["file"], first["b"]["offset"]) == (f"train/shard_{number:05d}.bin", offset)
+        path.write_bytes(intact)
