@@ -350,8 +350,8 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion")), (
-        "a loader's state says where its caches lie"
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff")), (
+        "a loader's state says where its caches lie, and diff is given both"
     )
 
 

@@ -50,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     if noted:
         console.print("\n" + "\n".join(noted), soft_wrap=True)
-    console.print(f"\n{settings_origin(registry)}; caches in {root}", soft_wrap=True)
+    console.print(
+        f"\n{settings_origin(registry)}; caches in {root}{'' if root.exists() else ' (no such folder: nothing is built there)'}",
+        soft_wrap=True,
+    )
     return DONE
 
 

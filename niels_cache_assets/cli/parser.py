@@ -111,9 +111,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
-            raise NielsCacheError(
-                f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{_meant_as_root(arguments, unknown[0])}"
-            )
+            hint = _meant_as_root(arguments, unknown[0])
+            raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
 

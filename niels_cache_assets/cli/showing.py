@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from niels_cache_assets.budgets import shortfall
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
 from niels_cache_assets.cli.exit_codes import DONE
@@ -72,13 +72,7 @@ def is_path(given: str) -> bool:
 def _show_folder(directory: Path, *, as_json: bool) -> int:
     path = directory / META_NAME
     if not path.exists():
-        found = describe(directory)
-        if found.kind == "root":
-            raise NielsCacheError(f"{directory}: {found.said}; type niels-cache list --cache-dir {shlex.quote(str(directory))}")
-        advice = (
-            f"type niels-cache show {shlex.quote(str(found.dataset))}" if found.dataset else "give the folder of a data set, or its name"
-        )
-        raise NielsCacheError(f"{directory}: {found.said if found.kind != 'nothing' else f'holds no {META_NAME}'}; {advice}")
+        raise _no_dataset(directory)
     meta = load_meta(str(path))
     name = meta.get("dataset_name") or directory.absolute().name
     if as_json:
@@ -87,6 +81,18 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
     _print_title(output(), f"{name}  ({foreign_family(meta) if is_foreign(meta) else meta.get('kind')}, {path})")
     _print_cache(output(), meta)
     return DONE
+
+
+def _no_dataset(path: Path) -> NielsCacheError:
+    found = describe(path)
+    said, advice = found.said, "give the folder of a data set, or its name"
+    if found.kind == "root":
+        advice = f"type {PROGRAM} list --cache-dir {shlex.quote(str(path))}"
+    elif found.dataset is not None:
+        advice = f"type {PROGRAM} show {shlex.quote(str(found.dataset))}"
+    elif found.kind == "nothing":
+        said = f"holds no {META_NAME}"
+    return NielsCacheError(f"{path}: {said}; {advice}")
 
 
 def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:
