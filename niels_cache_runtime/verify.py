@@ -1,7 +1,8 @@
 """Re-hash a cache and check its invariants: `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
 
-Prints one line per finding and exits 1, or one summary line and exits 0, whatever notes are beside it; exits 2 for a wrong path or name.
-A cache whose meta.json another program wrote is unverifiable: that is a note and a number in the summary, not a finding.
+Prints a line for each finding and note, a table of the folders, and a summary; exits 0 without findings, 1 with some, whatever notes are
+there, and 2 for a wrong path or name.
+A cache whose meta.json another program wrote is unverifiable: a note, a result of its own and a number in the summary, not a finding.
 Reads every file once, several at a time, or with --quick none: names and sizes are what is compared then. A broken file of any kind is a
 finding, never an exception. Nothing is repaired or written, and no link is followed but one that stands for a whole data set.
 
@@ -22,8 +23,9 @@ from niels_cache_runtime.progress_bar import ProgressBar
 from niels_cache_runtime.reading import Look, hash_files
 from niels_cache_runtime.verified_folder import Finding, Kind, VerifiedFolder
 from niels_cache_runtime.verified_root import find_folders, notes, stray_findings
+from niels_cache_runtime.verified_table import as_text, results, summary
 
-__all__ = ["Finding", "Kind", "find_folders", "main", "notes", "unverifiable_note", "verify_cache", "verify_dataset", "verify_folders"]
+__all__ = ["Finding", "Kind", "find_folders", "main", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
 NOT_VERIFIED = (
     "Not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot, Dagster's home (.dagster) "
@@ -130,12 +132,6 @@ def _verify(
     return findings
 
 
-def unverifiable_note(folders: Sequence[VerifiedFolder]) -> str:
-    """Return what a summary adds about folders that could not be verified; empty if there are none."""
-    count = sum(folder.is_unverifiable for folder in folders)
-    return f"; {count} unverifiable" if count else ""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -161,10 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bar.clear()
     for line in [*findings, *(f"note: {note}" for note in notes(settings.root, folders, beside=beside))]:
         print(line)
-    if not findings:
-        sizes = [size for folder in folders for size in folder.found.values()]
-        done = "names and sizes agree" if settings.quick else "no findings"
-        print(f"{len(folders)} folders, {len(sizes)} files, {sum(sizes) / 1e6:,.1f} MB: {done}{unverifiable_note(folders)}")
+    rows = results(settings.root, folders, findings, quick=settings.quick)
+    print(f"{as_text(rows)}\n{summary(rows, findings, quick=settings.quick)}")
     return 1 if findings else 0
 
 

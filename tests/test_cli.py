@@ -242,7 +242,15 @@ def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixt
 
 
 def test_verify_is_clean_and_finds_a_changed_byte(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no findings" in printed(capsys, "verify")
+    text = printed(capsys, "verify")
+    assert text.splitlines()[-1].endswith("no findings")
+    rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    assert ["data set", "family", "files", "bytes", "result"] in rows
+    assert {(row[0], row[1], row[-1]) for row in rows if row[-1] == "verified"} == {
+        ("tokenizer", "tokenizer", "verified"),
+        ("notes", "pretrain", "verified"),
+        ("chats", "sft", "verified"),
+    }
     root = shutil.copytree(built / "cache", tmp_path / "cache")
     shard = root / "pretrain/notes/train/shard_00000.bin"
     shard.write_bytes(b"\x00\x00" + shard.read_bytes()[2:])
@@ -312,6 +320,7 @@ def test_verify_prints_findings_as_json(built: Path, tmp_path: Path, capsys: pyt
     verified = printed_json(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
     assert verified["folders"] == ["pretrain/notes"]
     assert verified["findings"][0]["path"] == "train/shard_00000.bin"
+    assert {row["name"]: row["outcome"] for row in verified["results"]} == {"notes": "findings"}
 
 
 def test_tokenizers_are_compared_on_the_same_text_by_source(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

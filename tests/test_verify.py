@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -259,7 +260,7 @@ def test_a_cache_root_without_its_tokenizer_and_a_data_set_in_the_wrong_folder_a
     (finding,) = verify_cache(root, names=["chats"])
     assert str(finding).startswith(f"{root / 'tokenizer' / 'meta.json'}: missing, though the meta.json of chats records a tokenizer")
     assert main([str(root)]) == 1
-    assert capsys.readouterr().out.count("\n") == 1
+    assert capsys.readouterr().out.count(str(root)) == 1, "one finding"
     for folder in (root / "pretrain" / "notes", root / "sft" / "chats"):
         assert verify_dataset(folder) == []
         assert verify_cache(folder) == []
@@ -297,13 +298,25 @@ def test_the_command_exits_0_with_a_summary_1_with_findings_and_2_for_a_wrong_pa
     assert main([str(root)]) == 0
     out, err = capsys.readouterr()
     assert out.endswith(": no findings\n")
-    assert out.count("\n") == 1
+    table = [re.split(r" {2,}", line.strip()) for line in out.splitlines()[:-1]]
+    size = sum(path.stat().st_size for path in (root / "pretrain/notes").rglob("*") if path.is_file() and path.name != "meta.json")
+    assert table[0] == ["data set", "family", "files", "bytes", "result"]
+    assert [row[:2] for row in table[1:]] == [
+        ["tokenizer", "tokenizer"],
+        ["notes", "pretrain"],
+        ["off", "pretrain"],
+        ["chats", "sft"],
+    ]
+    assert table[2][3:] == [f"{size:,}", "verified"]
+    assert table[3][4] == "switched off"
     assert err == ""  # not a terminal: no progress bar
 
     damage_byte(root / "pretrain" / "notes" / "val" / "shard_00000.bin")
     assert main([str(root), "notes"]) == 1
     out, err = capsys.readouterr()
     assert "val/shard_00000.bin: its sha256 is not the one in meta.json" in out
+    assert out.splitlines()[-2].endswith("  1 finding")
+    assert out.endswith(": 1 finding\n")
     assert err == ""
     assert main([str(root), "chats"]) == 0
     assert main([str(root / "sft" / "chats")]) == 0
@@ -621,7 +634,7 @@ def test_names_that_no_terminal_should_get_are_shown_as_escapes(tmp_path: Path, 
     for name in (b"\xff.bin", b"\x1b[31mred.bin", b"two\nlines.bin"):
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).touch()
     assert main([str(folder)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
     shown = ["\\udcff.bin", "\\x1b[31mred.bin", "two\\nlines.bin"]
     assert sorted(lines) == sorted(f"{folder}/{name}: not listed in meta.json" for name in shown)
     assert all(line.isprintable() for line in lines)

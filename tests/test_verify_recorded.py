@@ -61,7 +61,9 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
         hide_change(root / folder, path)
     assert verify_cache(root) == []
     assert main([*command, "--against-dagster"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out.splitlines()
+    lines = [line for line in out if line.startswith(str(root))]
+    assert sum(line.endswith(" 1 finding") for line in out) == len(lines), "in the row of its folder"
     assert [line.partition(": ")[0].removeprefix(f"{root}/") for line in lines] == [
         "pretrain/copied/meta.json",
         "pretrain/notes/meta.json",

@@ -28,7 +28,7 @@ COMMAND = Command(
     summary="hash every file again and check the invariants of the format",
     description="""\
 Hash every file again and check the invariants of the format: one line for each finding, a note for
-what harms nothing.
+what harms nothing, and a table of the folders with what came of each.
 
 unverifiable: a cache whose meta.json another program wrote has no hashes to compare with. A note says
 so, and only what that meta.json says of the tokens is checked; the exit code counts findings alone.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from niels_cache_assets.cli.console import output, print_json
+from rich.text import Text
+
+from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
-from niels_cache_assets.wording import counted
 from niels_cache_runtime.verified_folder import VerifiedFolder
-from niels_cache_runtime.verify import find_folders, notes, unverifiable_note, verify_folders
+from niels_cache_runtime.verified_table import COLUMNS, NUMBERS, results, summary
+from niels_cache_runtime.verify import find_folders, notes, verify_folders
+
+_STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         findings += recorded_findings(root, folders)
     said = notes(root, verified, beside=not names)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
+    rows = results(root, verified, findings, quick=arguments.quick)
     if arguments.json:
         found = [asdict(finding) for finding in findings]
         unverifiable = [name for name, folder in zip(names_found, verified, strict=True) if folder.is_unverifiable]
@@ -47,18 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
                 "findings": found,
                 "unverifiable": unverifiable,
                 "notes": said,
+                "results": [row._asdict() for row in rows],
             }
         )
         return FAILED if findings else DONE
+    console = output()
     for finding in findings:
-        output().print(str(finding), soft_wrap=True)
+        console.print(str(finding), soft_wrap=True)
     for note in said:
-        output().print(f"note: {note}", style="dim", soft_wrap=True)
-    if findings:
-        return FAILED
-    verifiable = sum(not folder.is_unverifiable for folder in verified)
-    how = "compared by name and size" if arguments.quick else "verified"
-    output().print(
-        f"{', '.join(names_found)}: {counted(verifiable, 'folder')} {how}, no findings{unverifiable_note(verified)}", soft_wrap=True
-    )
-    return DONE
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking="data set")
+    for row in rows:
+        *cells, result = row.cells()
+        table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
+    console.print(table)
+    console.print(summary(rows, findings, quick=arguments.quick), soft_wrap=True)
+    return FAILED if findings else DONE
