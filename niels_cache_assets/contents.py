@@ -19,6 +19,17 @@ def counts_of(meta: Meta) -> dict[str, int]:
     return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may be of no known vocabulary
 
 
+def all_counts(meta: Meta) -> dict[str, int]:
+    """`counts_of`, and of a data set, a corpus or a corpus's report how many documents it keeps, of drop lists how many duplicates."""
+    counts = counts_of(meta)
+    documents = meta.get("documents", {}) if meta.get("built", True) else {}
+    if documents:
+        counts["documents"] = documents["kept"] if "kept" in documents else sum(documents.values())
+    if meta.get("kind") == "duplicates":
+        counts["duplicates"] = sum(found["exact"] + found["near"] for found in meta.get("datasets", {}).values())
+    return counts
+
+
 def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Cells for train and val, from all that is counted of a folder; what has no splits stands in the first.
 
@@ -30,7 +41,7 @@ def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = Non
             val = counts.get(f"val_{unit}s")
             train = counted(counts[f"train_{unit}s"], unit) + noted.get("train", "")
             return train, UNKNOWN if val is None else f"{val:,}{noted.get('val', '')}"
-    for key, unit in (("vocab_size", "piece"), ("documents", "document")):
+    for key, unit in (("vocab_size", "piece"), ("documents", "document"), ("duplicates", "duplicate")):
         if key in counts:
             return counted(counts[key], unit), UNKNOWN
     return UNKNOWN, UNKNOWN

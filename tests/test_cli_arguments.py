@@ -379,6 +379,37 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert any("sample wikitext" in line for line in lines)
 
 
+def test_the_table_says_what_is_in_corpora_duplicates_and_reports(
+    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    files = {"documents_00000.parquet": {"bytes": 5_000, "sha256": "a" * 64}}
+    corpus = {"kind": "corpus", "documents": {"read": 2_000, "kept": 1_500}, "content_sha256": "c" * 64, "files": files}
+    found = {"notes": {"documents": 1_500, "exact": 200, "near": 50}}
+    duplicates = {"kind": "duplicates", "datasets": found, "content_sha256": "d" * 64, "files": files}
+    (empty_folder / "figures").mkdir()
+    (empty_folder / "figures" / "report.json").write_bytes(b"x" * 700)
+    report = {"kind": "corpus_report", "documents": {"given": 2_000, "kept": 1_250}, "content_sha256": "c" * 64}
+    launcher.results = [
+        result("corpus/notes", family="corpus", meta=corpus),
+        result("corpus/duplicates", family="corpus", meta=duplicates),
+        result("report/notes", family="corpus", meta=report, directory=empty_folder / "figures"),
+    ]
+    build(launcher)
+    text = capsys.readouterr().out
+    assert "What to do next" not in text, "nothing is there yet that could be trained from"
+    rows = {line.split()[0]: re.split(r" {2,}", line.strip()) for line in text.splitlines() if "/" in line}
+    assert rows["corpus/notes"][2:6] == ["1,500 documents", "-", "5.0 kB", "c" * 12]
+    assert rows["corpus/duplicates"][2:6] == ["250 duplicates", "-", "5.0 kB", "d" * 12]
+    assert rows["report/notes"][2:6] == ["1,250 documents", "-", "700 bytes", "-"]
+    build(launcher, "--json")
+    printed = json.loads(capsys.readouterr().out)["results"]
+    assert [(row["counts"], row["bytes"]) for row in printed] == [
+        ({"documents": 1_500}, 5_000),
+        ({"duplicates": 250}, 5_000),
+        ({"documents": 1_250}, 700),
+    ]
+
+
 def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was_built(
     launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]
 ) -> None:

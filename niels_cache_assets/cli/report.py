@@ -17,10 +17,12 @@ from rich.text import Text
 
 from niels_cache_assets.budgets import shares_met, shortfall
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
-from niels_cache_assets.contents import content_hash, contents, counts_of, total_bytes
+from niels_cache_assets.contents import all_counts, content_hash, contents, total_bytes
 from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_assets.training_code import training_code
 from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
+from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult
@@ -45,9 +47,9 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for result in results:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])
         meta = result.meta or {}
-        sha256, size = content_hash(meta), total_bytes(meta.get("files", {}))
+        sha256, size = _sha256(meta), _bytes(result)
         cells = [
-            *contents(counts_of(meta), shares_met(meta)),
+            *contents(all_counts(meta), shares_met(meta)),
             file_size(size) if size else UNKNOWN,
             sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
         ]
@@ -61,6 +63,20 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         console.print(f": {result.message}", soft_wrap=True)
 
 
+def _sha256(meta: Meta) -> str | None:
+    """None of a report, which has that of its corpus in it."""
+    return content_hash(meta) if "files" in meta else None
+
+
+def _bytes(result: LaunchResult) -> int | None:
+    """Of all files that meta.json lists; of a report, which lists none, of those on disk."""
+    if not result.meta or not result.meta.get("built", True):
+        return None
+    if "files" in result.meta:
+        return total_bytes(result.meta["files"])
+    return sum(path.stat().st_size for path in result.directory.iterdir()) if result.directory else None
+
+
 def result_json(result: LaunchResult) -> dict[str, Any]:
     """The same for programs: counts are as in meta.json."""
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
@@ -71,16 +87,16 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
         "message": result.message,
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
-        "bytes": total_bytes(meta.get("files", {})) if meta else None,
-        "sha256": content_hash(meta),
-        "counts": counts_of(meta),
+        "bytes": _bytes(result),
+        "sha256": _sha256(meta),
+        "counts": all_counts(meta),
         "shortfall": shortfall(meta),
     }
 
 
 def print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
     """How to look, check and train, with the real paths. Nothing where nothing was built, or with --quiet."""
-    built = [result for result in results if result.state == "built" and result.family != "tokenizer" and result.meta and result.directory]
+    built = [result for result in results if result.state == "built" and result.family in FAMILIES and result.meta and result.directory]
     if not built or is_quiet():
         return
     options = _options(arguments)

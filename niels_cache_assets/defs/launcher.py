@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import dagster as dg
 
 from niels_cache_assets.corpus.identity import needs_tokenizer
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
+from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir, duplicates_dir, reports_dir
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.home_refusals import ending_refused_runs, home_refusals, recorded_refusal
@@ -58,7 +58,7 @@ _REPOSITORY_TAG = {".dagster/repository": f"__repository__@{LOCATION}"}  # by th
 class LaunchResult:
     """What came of one data set, or of one step before it. `message`: why it failed or was skipped, or what to know of it.
 
-    `meta` is that of a tokenizer or a cache; of a step of family "corpus" it is None.
+    `meta` is the meta.json of what is there now, and of a report its report.json.
     """
 
     name: str
@@ -170,6 +170,7 @@ class _Step:
     op: str
     directory: Path
     partition: str | None
+    record: str = META_NAME
 
 
 class _Launcher:
@@ -215,7 +216,7 @@ class _Launcher:
 
     def report(self, name: str, *, force: bool) -> LaunchResult:
         """What preparing did to a data set."""
-        step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name)
+        step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name, record=REPORT_NAME)
         return self._run(step, force=force)
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
@@ -239,7 +240,7 @@ class _Launcher:
             metadata = run.asset_materializations_for_node(step.op)[-1].metadata
             outcome = {
                 "state": metadata[STATE].value,
-                "meta": None if step.family == "corpus" else read_meta(str(step.directory / META_NAME)),
+                "meta": read_meta(str(step.directory / step.record)),
                 "message": _what_to_know(run, metadata),
             }
         else:

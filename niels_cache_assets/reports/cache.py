@@ -15,7 +15,7 @@ from typing import Any
 from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cache_state import CacheState, all_states, index_state
-from niels_cache_assets.contents import content_hash, counts_of, total_bytes
+from niels_cache_assets.contents import all_counts, content_hash, total_bytes
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
@@ -82,11 +82,7 @@ class Item:
     @property
     def counts(self) -> dict[str, int]:
         """`train_tokens`, `documents` ..., where meta.json counts them."""
-        if not self.is_built:
-            return {}
-        found, documents = counts_of(self.meta), self.meta.get("documents", {})
-        kept = documents["kept"] if "kept" in documents else sum(documents.values())
-        return {**found, "documents": kept} if documents else found
+        return all_counts(self.meta) if self.is_built else {}
 
     @property
     def dropped(self) -> dict[str, int]:
