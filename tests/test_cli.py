@@ -274,6 +274,36 @@ def test_sample_marks_what_the_assistant_is_trained_to_say(built: Path, capsys: 
     assert set(answers) <= set(sentences(40, seed=1))
 
 
+@pytest.mark.parametrize("how", [("-n", "40", "--seed", "0"), ("--notable",)])
+def test_sample_marks_a_target_that_is_cut_and_explains_it_once(
+    how: tuple[str, ...], built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = printed_json(capsys, "sample", "chats", *how, "--tokens", "200")["samples"]
+    assert not any(sample["hidden_targets"] for sample in whole)
+    assert "[cut" not in printed(capsys, "sample", "chats", *how, "--tokens", "200")
+    cut = printed_json(capsys, "sample", "chats", *how, "--tokens", "10")["samples"]
+    assert len(cut) == len(whole) > 1
+    for short, long in zip(cut, whole, strict=True):
+        assert short["hidden_targets"] == sum(long["is_target"][10:]) > 0
+        assert short["hidden_tokens"] == len(long["tokens"]) - 10
+    text = printed(capsys, "sample", "chats", *how, "--tokens", "10")
+    assert re.findall(r"\]\] \[cut: (\d+) of its targets", text) == [str(sample["hidden_targets"]) for sample in cut]
+    assert text.count("the example is longer than --tokens") == 1
+
+
+def test_sample_marks_the_document_that_the_token_budget_cut(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = shutil.copytree(built / "cache", tmp_path / "cache")
+    path = root / "pretrain/notes" / META_NAME
+    assert "budget" not in printed(capsys, "sample", "notes", "--notable", "--cache-dir", str(root))
+    write_meta(str(path), {**read_meta(str(path)), "cut_document": {"train": 0, "val": None}})
+    text = printed(capsys, "sample", "notes", "--notable", "--tokens", "2000", "--cache-dir", str(root))
+    first = next(part for part in text.split("--- ") if part.startswith("first"))
+    assert "<|eot|> [cut by the token budget]\n" in first
+    assert text.count("the source has more of this document") == 1
+    marked = printed_json(capsys, "sample", "notes", "--notable", "--cache-dir", str(root))["samples"]
+    assert [sample["is_cut_by_budget"] for sample in marked] == ["document 0," in sample["title"] for sample in marked]
+
+
 def test_sample_shows_the_notable_ones(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "sample", "chats", "--notable", "--tokens", "200")
     titles = re.findall(r"^--- ([a-z, ]+): train example ([\d,]+), [\d,]+ tokens", text, flags=re.MULTILINE)
