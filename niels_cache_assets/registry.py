@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
 
 from niels_cache_assets import defaults
 from niels_cache_assets.blends.settings import BlendSettings
@@ -24,6 +24,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.reports.settings import ReportsSettings
+from niels_cache_assets.setting_problems import explain_problems, in_a_file
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
 from niels_cache_assets.sources.interleave import Interleave
@@ -39,6 +40,7 @@ PROFILES = ("default", "quickstart")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
+_ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # of a table, told at once
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
@@ -336,25 +338,21 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
     try:
         return model.model_validate(table, context={"base_dir": origin.base_dir})
     except ValidationError as error:
-        raise NielsCacheError(_explain(error, model, origin, label)) from error
+        raise NielsCacheError(_explain(error, model, table, origin, label)) from error
 
 
-def _explain(error: ValidationError, model: type[BaseModel], origin: _Origin, label: str) -> str:
-    """The problems in one line: file, table, keys, what is wrong, nearest choice."""
-    problems = error.errors()
-    problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems  # a misspelt key explains a missing one
-    where = origin.of(label, str(problems[0]["loc"][0]) if problems[0]["loc"] else "")
-    told = [_explain_one(each, model) for each in problems[:_MOST_PROBLEMS]]
+def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
+    """The problems in one line: file, table, keys, what is wrong, what to type."""
+    first = error.errors()[0]["loc"]
+    where = origin.of(label, str(first[0]) if first else "")
+    option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None
+
+    def spell(key: str, value: str) -> str:
+        if option is None:
+            return in_a_file(key, value)
+        return f"--set {shlex.quote(f'{label}.{key}={value}')}" if option == "--set" else f"{option} {value}"
+
+    problems = explain_problems(error, model, table, spell=spell)
+    told = problems[:_MOST_PROBLEMS]
     more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
     return f"{where}: [{label}]{';'.join(told)}{more}"
-
-
-def _explain_one(problem: ErrorDetails, model: type[BaseModel]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, list(model.model_fields), n=1)
-        return f" has an unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}")
-    if problem["type"] == "missing":
-        return f" needs the key {key!r}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f" {key} = {problem['input']!r:.200}: {message[0].lower()}{message[1:]}" if key else f": {message}"

@@ -241,7 +241,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--set", "seed=5"], "is not TABLE.KEY=VALUE"),
         (["build-all", "--set", "pretrain.wikitext=5"], "is not TABLE.KEY=VALUE"),
         (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], "command line: --set: [pretrain.wikitext] train_tokens = -5"),
-        (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], "command line: --set: [tokenizer] vocab_size = 'x'"),
+        (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], 'command line: --set: [tokenizer] vocab_size = "x"'),
         (
             ["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"],
             "command line: --set: [pretrain.wikitext]: cleaning does nothing",

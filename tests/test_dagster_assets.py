@@ -122,8 +122,14 @@ def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -
     ("config", "message"),
     [
         ({"train_tokens": 10, "val_frac": 0.1}, "give token budgets (train_tokens, val_tokens) or val_frac, not both"),
-        ({"shard_bytes": 3}, "run configuration: [run] shard_bytes = 3: input should be a multiple of 2"),
-        ({"train_tokens": 0}, "run configuration: [run] train_tokens = 0: input should be greater than 0"),
+        (
+            {"shard_bytes": 3},
+            "run configuration: [run] shard_bytes = 3: must be at least 2 and a multiple of 2",
+        ),
+        (
+            {"train_tokens": 0},
+            "run configuration: [run] train_tokens = 0: must be more than 0; write, for example, train_tokens = 1000",
+        ),
     ],
 )
 def test_a_wrong_setting_fails_the_run_in_one_line(project: Project, config: Mapping[str, Any], message: str) -> None:

@@ -223,7 +223,7 @@ def test_a_member_that_is_not_built_says_so(folder: Path, capsys: pytest.Capture
         ("weights = { nots = 1 }", r"\[blend.mix\] has a weight for an unknown pretrain data set 'nots'; did you mean 'notes'\?"),
         ("weights = {}", r"\[blend.mix\] weights"),
         ("weights = { notes = 0 }", r"\[blend.mix\] weights.notes = 0"),
-        ("weights = { notes = nan }", r"\[blend.mix\] weights.*greater than 0"),
+        ("weights = { notes = nan }", r"\[blend.mix\] weights.*more than 0"),
         ("weights = { notes = inf }", r"\[blend.mix\] weights.*infinity"),
         ('weights = { notes = 1 }\nsplit = "0,0"', r"\[blend.mix\] split"),
         ('weights = { notes = 1 }\npart = "val"', r"\[blend.mix\] part"),

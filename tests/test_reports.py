@@ -181,8 +181,8 @@ def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project:
     [
         ("max_epoch = 2", "[reports] has an unknown key 'max_epoch'; did you mean 'max_epochs'?"),
         ("[blend.mix]\nweights = { a = 1 }\nsequence_length = 8\nnum_samples = 2000000000000000000", "[blend.mix] num_samples ="),
-        ("steps = 0", "[reports] steps = 0: input should be greater than or equal to 1"),
-        ("max_epochs = inf", "[reports] max_epochs = inf: input should be less than or equal to 1048576"),
+        ("steps = 0", "[reports] steps = 0: must be at least 1 and at most 1_099_511_627_776; write, for example, steps = 1"),
+        ("max_epochs = inf", "[reports] max_epochs = inf: must be more than 0 and at most 1_048_576; write, for example, max_epochs = 4.0"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, line: str, message: str) -> None:
