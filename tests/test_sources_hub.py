@@ -159,6 +159,8 @@ def test_a_hub_that_is_down_is_unavailable_and_not_an_error_of_the_user(hub: Loo
     for result in (broken, gone):
         assert result["unavailable"]
         assert "the hub cannot be reached now" in result["error"]
+        assert "so whether it has this data set is not known; check the network, and the name at https://" in result["error"]
+        assert result["error"].endswith('or read a copy: files = ["/path/to/copy/*.parquet"]')
 
 
 def write_mirror(folder: Path) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
 _REFUSALS = {401, 403, 404}
 _MOST_REASON = 300  # characters
+_COPY = 'files = ["/path/to/copy/*.parquet"]'
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
@@ -56,7 +57,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
             return _unreachable(dataset, str(link))
     answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
     statuses = {link.response.status_code for link in answers}
-    page = f"https://huggingface.co/datasets/{dataset}"
+    page = _page(dataset)
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     if caused_by(errors.GatedRepoError) or "gated dataset" in str(error):
         return NielsCacheError(f"{dataset}: this data set is gated; accept its terms at {page} and {log_in}")
@@ -69,7 +70,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if caused_by(errors.HFValidationError):
         return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
-        return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; unset HF_HUB_OFFLINE, or set files to a local copy")
+        return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
     unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_of_network, chain))
     if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
@@ -95,6 +96,10 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
 
 
+def _page(dataset: str) -> str:
+    return f"https://huggingface.co/datasets/{dataset}"
+
+
 def _answer(error: HfHubHTTPError) -> str:
     """The status, and the reason that the hub gives, if it does."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
@@ -103,5 +108,6 @@ def _answer(error: HfHubHTTPError) -> str:
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
     return SourceUnavailable(
-        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}); try again, or set files to a local copy"
+        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), so whether it has this data set is not known; "
+        f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
     )
