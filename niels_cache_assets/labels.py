@@ -7,6 +7,7 @@ from __future__ import annotations
 
 # A key of a meta.json, or the path of a value in one of its tables.
 _LABELS = {
+    "sft": "SFT",
     "append_eot": "every document ends with EOT",
     "bands": "LSH bands",
     "built": "switched on",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from markdown_it import MarkdownIt
 
@@ -40,6 +41,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
 from niels_cache_runtime.meta import content_sha256
 from tests.small_project import STAGES, SmallProject, small_project
+from tests.ui.browser import browser_page, browser_path
 
 T = 16  # of the blend
 MAX_PNG_BYTES = 50_000
@@ -294,7 +296,7 @@ def test_a_source_that_ended_before_its_budget_needs_attention_once(project: Sma
     letters = next(item for item in items if item.name == "letters")
     recorded = Recorded(built=NOW, checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
     report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
-    assert said(report) == [f"budgets_met: {short}"]
+    assert said(report) == [f"budgets met: {short}"]
 
 
 @pytest.mark.parametrize(
@@ -608,3 +610,102 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(NielsCacheError, match="cannot be written"):
         write_page(tmp_path / "folder", "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+PAPER = 718  # CSS pixels of A4 between margins of 10 mm
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+@pytest.mark.browser
+@pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine")
+def test_on_paper_nothing_is_folded_and_no_column_is_cut(
+    is_folded: bool, project: SmallProject, drawings: Drawings, tmp_path: Path
+) -> None:
+    report = reported(project)
+    check = Check(name="a_check_with_a_long_name", outcome="warning", said="a long sentence that a check has said of it; " * 4, when=NOW)
+    recorded = Recorded(built=NOW, upstream=Upstream(first_seen=NOW - 1e7, newest="a" * 64, looked_at=NOW), checks=(check,) * 3)
+    report = replace(report, history=History(source="a test", folders={item.state.directory.absolute(): recorded for item in report.items}))
+    content = render_page(report, drawings, now=NOW)
+    assert content.count("<details") > 5
+    path = tmp_path / "cache.html"
+    path.write_text(content.replace(" open>", ">") if is_folded else content, encoding="utf-8")
+    with browser_page(width=PAPER) as page:
+        page.goto(path.as_uri())
+        hidden = "elements => elements.filter(each => !each.checkVisibility({contentVisibilityAuto: true})).length"
+        cells = page.locator("details td")
+        assert cells.count() > 20
+        assert (cells.evaluate_all(hidden) > 0) is is_folded
+        page.emulate_media(media="print")
+        assert cells.evaluate_all(hidden) == 0
+        beyond = """elements => elements.filter(each => {
+            const box = each.getBoundingClientRect();
+            return box.width > 0 && (box.right > innerWidth + 0.5 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0);
+        }).map(each => each.outerHTML.slice(0, 200))"""
+        assert page.locator("td, th, dd, dt, h1, h2, h3, p, li, img, summary, .scroll").evaluate_all(beyond) == []
+        page.emulate_media(media="screen")
+        assert (cells.evaluate_all(hidden) > 0) is is_folded, "on the screen they stay as the reader has them"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine")
+def test_a_link_of_the_contents_unfolds_what_it_leads_to(project: SmallProject, tmp_path: Path) -> None:
+    path = tmp_path / "cache.html"
+    path.write_text(render_page(reported(project), NONE, now=NOW).replace(" open>", ">"), encoding="utf-8")
+    with browser_page(width=1600) as page:
+        page.goto(path.as_uri())
+        article = page.locator("details", has=page.locator("h3", has_text="letters")).first
+        assert article.get_attribute("open") is None
+        page.locator("nav a", has_text="letters").first.click()
+        page.wait_for_function("document.querySelectorAll('details[open]').length === 1")
+
+
+def rows_of(path: Path) -> int:
+    return int(pyarrow.parquet.read_metadata(path).num_rows)
+
+
+def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: SmallProject) -> None:
+    report = reported(project)
+    by_name = {item.name: item for item in report.items}
+    judged = 0
+    for item in report.items:
+        if not item.is_built or item.state.kind not in ("pretrain", "sft"):
+            continue
+        judged += 1
+        noun, table = ("documents", "documents") if item.state.kind == "pretrain" else ("examples", "examples")
+        row = next(row for row in item.splits if row.unit == noun)
+        lineage = {split: item.state.directory / f"{split}_{table}.parquet" for split in ("train", "val")}
+        assert (row.train, row.val) == tuple(rows_of(lineage[split]) for split in ("train", "val"))
+        dropped = sum(item.dropped.values())
+        said = f"{row.total:,} {noun} kept and {dropped:,} dropped: {row.total + dropped:,} in all"
+        assert item.balance == said
+        page = Page(render_page(replace(report, items=(item,), mixtures=()), NONE, now=NOW)).text
+        assert said in page
+        for each in item.splits:
+            assert re.search(rf"\b{each.unit}\s*{each.train:,}\s*{each.val:,}\s*{each.total:,}\b", page)
+        tokens = next(row for row in item.splits if row.unit == "tokens")
+        files = [*item.state.directory.glob("train/*.bin"), *item.state.directory.glob("train_tokens.bin")]
+        assert tokens.train == sum(path.stat().st_size for path in files) // 2 > 0
+        if corpus := by_name.get(f"corpus/{item.name}"):
+            read = corpus.meta["documents"]["read"] + sum(corpus.meta["dropped_by_source"].values())
+            kept = corpus.counts["documents"]
+            assert corpus.balance == f"{kept:,} documents kept and {read - kept:,} dropped: {read:,} in all"
+            assert row.total + dropped == read, "what cleaning dropped, and duplicates, is dropped here"
+    assert judged >= 3
+    duplicates = by_name["corpus/duplicates"].counts["duplicates"]
+    assert duplicates == sum(
+        item.dropped.get("exact_duplicate", 0) + item.dropped.get("near_duplicate", 0)
+        for item in report.items
+        if item.state.kind == "pretrain"
+    )
+    page = Page(render_page(report, NONE, now=NOW)).text
+    assert f"{sum(item.counts.get('train_tokens', 0) for item in report.items if item.state.kind == 'pretrain'):,}" in page
+
+
+def test_no_key_of_a_file_is_shown_to_people(project: SmallProject) -> None:
+    report = reported(project)
+    body = render_page(report, NONE, now=NOW).partition("<main>")[2]
+    text = " ".join(re.sub("<code.*?</code>|<[^>]+>", " ", body).split())
+    assert "Needs attention" in text
+    names = {item.name for item in report.items} | {mixture.name for mixture in report.mixtures} | {"niels_cache"}
+    keys = {word for word in re.findall(r"[a-z]+(?:_[a-z0-9]+)+", text) if not any(word in name for name in names)}
+    assert keys <= {"max_epochs"}, "a setting, which a warning tells to change"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from niels_cache_assets.labels import reason as in_words
 from niels_cache_assets.plots.style import BAR, GRAY, INK, as_png, label_bars, new_figure, say, set_title
 from niels_cache_assets.wording import share_of
 
@@ -15,7 +16,7 @@ def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str,
 
     `colors`: of who dropped them. Where there are several, a legend tells them apart.
     """
-    shown = [(reason, count, colors[who]) for reason, count, who in reasons[:MAX_REASONS]]
+    shown = [(in_words(reason), count, colors[who]) for reason, count, who in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:
         shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), GRAY))
     figure = new_figure(7.2, 1.1 + 0.3 * max(1, len(shown)))

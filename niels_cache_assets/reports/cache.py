@@ -16,13 +16,15 @@ from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_
 from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cache_state import CacheState, all_states, index_state
 from niels_cache_assets.contents import all_counts, content_hash, total_bytes
+from niels_cache_assets.labels import label
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.sources.encodings import decoding_warning
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import META_NAME, Family, built_names
+from niels_cache_runtime.formats import META_NAME, SPLITS, Family, built_names
 from niels_cache_runtime.meta import Meta, load_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
@@ -36,6 +38,19 @@ class Use:
 
     blend: str
     label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCount:
+    """How many of a unit there are in either split."""
+
+    unit: str
+    train: int
+    val: int
+
+    @property
+    def total(self) -> int:
+        return self.train + self.val
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +98,26 @@ class Item:
     def counts(self) -> dict[str, int]:
         """`train_tokens`, `documents` ..., where meta.json counts them."""
         return all_counts(self.meta) if self.is_built else {}
+
+    @property
+    def splits(self) -> list[SplitCount]:
+        """What is counted of both splits: documents or examples, tokens, characters."""
+        found = []
+        for unit in ("documents", "examples", "tokens", "characters"):
+            table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
+            if self.is_built and table.get("train") is not None and table.get("val") is not None:
+                found.append(SplitCount(unit=unit, train=table["train"], val=table["val"]))
+        return found
+
+    @property
+    def balance(self) -> str | None:
+        """`40 documents are kept and 20 were dropped: 60 in all`. None where nothing is counted so."""
+        unit = "examples" if self.state.kind == "sft" else "documents"
+        kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
+        if kept is None:
+            return None
+        dropped = sum(self.dropped.values())
+        return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -154,7 +189,9 @@ class CacheReport:
     def _of_item(self, item: Item) -> list[str]:
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
-        texts += [f"{check.name}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")]
+        texts += [
+            f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
+        ]
         short = shortfall(item.meta) if item.is_wanted else None
         texts += [short] if short is not None and all(check.said != short for check in recorded.checks) else []  # of before the check was
         newest = recorded.upstream.newest

@@ -15,14 +15,16 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from niels_cache_assets.contents import contents
+from niels_cache_assets.labels import label, reason
 from niels_cache_assets.reports import words
-from niels_cache_assets.reports.cache import CacheReport
+from niels_cache_assets.reports.cache import CacheReport, Item
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
 
+_FEW = 12  # items that may all be unfolded
 _PNG_SIZE = slice(16, 24)  # of the header: width and height
 
 
@@ -46,11 +48,19 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
+        label=label,
+        reason=reason,
+        is_open=lambda item: _is_open(report, item),
         data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         style=style,
     )
+
+
+def _is_open(report: CacheReport, item: Item) -> bool:
+    """Few are unfolded, of many those that need attention."""
+    return len(report.items) <= _FEW or any(notice.name == item.name for notice in report.notices)
 
 
 def write_page(path: Path, page: str) -> None:
