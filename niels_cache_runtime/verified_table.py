@@ -68,11 +68,11 @@ def as_text(rows: Sequence[Result]) -> str:
 
 
 def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool) -> str:
-    """`8 folders, 31 files, 12.3 MB: no findings`."""
-    files, size = sum(row.files for row in rows), sum(row.bytes for row in rows)
+    """`8 folders, 31 files, 12.3 MB: no findings; 1 unverifiable`. What is unverifiable is counted apart."""
+    compared = [row for row in rows if row.outcome != "unverifiable"]
+    files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
     done = "names and sizes agree" if quick else "no findings"
     said = _counted(len(findings), "finding") if findings else done
-    unverifiable = sum(row.outcome == "unverifiable" for row in rows)
-    if unverifiable:
-        said += f"; {unverifiable:,} unverifiable"
-    return f"{_counted(len(rows), 'folder')}, {_counted(files, 'file')}, {in_bytes(size)}: {said}"
+    if others := len(rows) - len(compared):
+        said += f"; {others:,} unverifiable"
+    return f"{_counted(len(compared), 'folder')}, {_counted(files, 'file')}, {in_bytes(size)}: {said}"

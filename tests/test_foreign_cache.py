@@ -347,7 +347,7 @@ def test_commands_show_a_foreign_cache_and_say_that_nothing_can_be_verified(run:
     assert (code, "train_doc_ends.npy" in said) == (2, True)
     code, verified = run("verify", as_json=True)
     assert (code, verified["findings"], verified["unverifiable"]) == (0, [], ["pretrain/theirs", "sft/chats_of_theirs"])
-    assert "0 folders verified, no findings; 2 unverifiable" in run("verify")[1]
+    assert "0 folders, 0 files, 0 bytes: no findings; 2 unverifiable" in run("verify")[1]
     code, reported = run("report", as_json=True)
     assert code == 0
     items = {item["name"]: item for item in reported["items"]}
