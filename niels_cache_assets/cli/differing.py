@@ -125,7 +125,7 @@ def _print_documents(console: Console, found: DocumentDifferences, noun: str) ->
     for side in SIDES:
         table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
     console.print(table)
-    counts: dict[str, int] = {**found.only, "moved": found.moved, "resized": found.resized}
+    counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
     for what, said in _KINDS.items():
         if counts[what]:
             console.print(f"  {counted(counts[what], noun)} {said}:", soft_wrap=True)
