@@ -29,7 +29,7 @@ from niels_cache_runtime.meta import Meta, load_meta
 from niels_cache_runtime.meta_form import check_form
 from niels_cache_runtime.opening import listed_files
 
-CODE_VERSION = "4"  # bumped by hand when a report changes for the same caches and settings
+CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
