@@ -350,7 +350,9 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
     def spell(key: str, value: str) -> str:
         if option is None:
             return in_a_file(key, value)
-        return f"--set {shlex.quote(f'{label}.{key}={value}')}" if option == "--set" else f"{option} {value}"
+        if option.endswith("--set"):  # of `clean` it takes keys of one table
+            return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
+        return f"{option} {value}"
 
     problems = explain_problems(error, model, table, spell=spell)
     told = problems[:_MOST_PROBLEMS]

@@ -255,7 +255,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], "profile quickstart does not have"),
         (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], "--set pretrain.NAME.shuffle_buffer=5"),
         (["build-all", "--config", "none.toml"], "none.toml: cannot be read: No such file or directory; correct --config"),
-        (["clean", "bad.toml", "--set", "min_wrds=2"], "command line: --set: [cleaning] has an unknown key 'min_wrds'"),
+        (["clean", "bad.toml", "--set", "min_wrds=2"], "command line: clean --set: [cleaning] has an unknown key 'min_wrds'"),
         (["build-all", "--config", "bad.toml"], "bad.toml: not valid TOML"),
         (["build-all", "--cache-dir", "bad.toml"], "choose another --cache-dir"),
         (["build-all", "--cache-dir", "bad.toml/below"], "choose another --cache-dir"),

@@ -407,7 +407,10 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["clean", "notes.jsonl", "--text-field", "body"], "body"),
         (["clean", "notes.jsonl", "--reason", "listpage"], "did you mean 'list_page'?"),
         (["clean", "notes.jsonl", "--set", "min_wrds=3"], "did you mean 'min_words'?"),
-        (["clean", "notes.jsonl", "--set", "min_words=many"], "min_words = 'many'"),
+        (
+            ["clean", "notes.jsonl", "--set", "min_words=many"],
+            'min_words = "many": must be a whole number, without quotation marks; write, for example, --set min_words=50',
+        ),
         (["clean", "notes.jsonl", "--set", "skip=['listpage']"], "did you mean 'list_page'?"),
         (["clean", "notes.jsonl", "--set", "min_words"], "is not KEY=VALUE"),
         (["clean", "notes.jsonl", "--like", "nots"], "did you mean 'notes'?"),

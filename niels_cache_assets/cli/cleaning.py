@@ -131,7 +131,7 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
             refuse_choice(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
         own = registry.pretrain[arguments.like].cleaning or {}
     overrides = {"cleaning": {**own, **changes}}
-    options = {f"cleaning.{key}": f"{WHERE}: --set" for key in changes}
+    options = {f"cleaning.{key}": f"{WHERE}: clean --set" for key in changes}
     return load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides, options=options).cleaning
 
 
