@@ -27,13 +27,20 @@ INTRODUCTION = """\
 
 <!-- Made by docs/configuration.py from the code; edit that. -->
 
-A profile that ships with the package (`default`, or `quickstart` for `make cache`) and your `niels_cache.toml` together say what can be built. The file is found in the working
-directory, or where `NIELS_CACHE_CONFIG` or `--config` point; the quickstart profile reads it only when one of these names it. Later wins, key by key: profile, file, `--set` and flags.
-A table with the name of a shipped one changes that data set (`[pretrain.roam]` with a `path` turns it on); a new name adds one, and "Reload definitions" in the UI shows its partition.
+A project is what its `niels_cache.toml` names: no other data set is shown, sampled for the tokenizer or built. `niels-cache init` looks into your data and writes the file.
+The file is found in the working directory, or where `NIELS_CACHE_CONFIG` or `--config` point; `--set` and flags go over it, key by key. "Reload definitions" in the UI shows the partition of a new table.
 
-* `profile = "default"` at the top of the file, `NIELS_CACHE_PROFILE`, or `--profile` choose the profile.
+* **The catalog.** Some data sets ship with the package: `niels-cache catalog` lists them, `niels-cache init --from wikitext dolly15k` writes a file with these, and `niels-cache catalog wikitext` prints a table to add.
+  A table with such a name and no `source` is that of the catalog with your keys in it; a line of advice says what to add so that the file says all of it. A table with a `source` inherits nothing.
+  What only refers to a data set (`--only`, `--set`, `train_on`, a blend's `weights`, an interleave's `members`) does not add it: the message says which table to add.
+* **Profiles** are whole configurations below the file: `default` (`fineweb_edu`, `wikitext`, `dolly15k`, `oasst1`) and `quickstart` (Python's documentation, for `make cache`). `profile = "default"` at the top of the file, `NIELS_CACHE_PROFILE` or `--profile` choose one.
+  Then a table of the file goes over the profile's table of that name key by key, unless it names another `source`. The quickstart profile reads `niels_cache.toml` only if the variable or option above names it.
+* **Without a file** `build-all` and Dagster's definitions take the default profile, and say so in a line. `status` and `list` say that there is none, and show what is built.
+* **Switched off.** `enabled = false` leaves a data set out: it is not built and not checked, and has no partition. `list --all` and `status --all` show it.
+* **The tokenizer** stays as it was trained when data sets come and go; `status` says what it was trained on. `niels-cache build-all --only tokenizer --force` trains another one, which builds every cache again.
+* **Before a tokenizer is trained** all data sets are looked at: paths, columns and their types, forms of conversations, names of the hub. What is wrong is said of all of them at once.
 * `NIELS_CACHE_ROOT` or `--cache-dir` move the caches.
-* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are.
+* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are. `files` and `path` are one key with two names (`gutenberg` alone has both); a folder in `files` stands for the files below it that end as the source reads them.
 * Names become directories: letters, digits, `_`, `-`, `.`, no leading dot.
 
 Splits, first match wins: a document that carries upstream's split keeps it; token budgets (`val_tokens`, then `train_tokens`) cut a stream; otherwise a seeded `val_frac` of the documents goes to val

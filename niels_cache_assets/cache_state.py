@@ -67,6 +67,8 @@ _CONDITIONS: dict[State, Condition] = {
     "unverifiable": "complete",
 }
 
+NOT_NAMED = "not in niels_cache.toml"
+
 _TOKENIZER_KEYS = ("kind", "sha256", "vocab_size")
 _CORPUS_KEYS = ("kind", "fingerprint", "dataset_revision", "documents", "dropped_by_source")
 _BUILT_KEYS = ("kind", "fingerprint", "dataset_revision", "tokenizer_sha256", "train_tokens", "val_tokens")
@@ -183,7 +185,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "built", ""
         return _judge_tokenizer(meta, root)
 
-    return _state(name, family, directory, judge, note=shortfall)
+    return _state(name, family, directory, judge, note=lambda meta: "; ".join([NOT_NAMED, *filter(None, [shortfall(meta)])]))
 
 
 def index_state(directory: Path) -> CacheState:
@@ -219,7 +221,7 @@ def _state(
 def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     source, root = registry.source(name), directory.parent.parent
     missing = source.missing_setting()
-    if missing is not None:
+    if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
     if not (directory / META_NAME).exists():
         return ("missing", "build it") if source.enabled else ("disabled", "")

@@ -213,7 +213,7 @@ def _resolve(registry: Registry, name: str, run_settings: Mapping[str, Any]) -> 
 
 
 def _need(source: Source, prepared: PreparedCorpus | None) -> Need | None:
-    text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(getattr(source, "files", None))
+    text_bytes = prepared.meta["bytes"]["after"] if prepared else file_bytes(getattr(source, "files", None), source.endings)
     if not isinstance(source, PretrainSource):
         return sft_need(text_bytes)
     exact = prepared is not None and prepared.duplicates is None  # how much text a drop list takes is not known

@@ -1,7 +1,9 @@
-"""Data sets are configuration: a shipped profile plus the user's niels_cache.toml make one typed registry.
+"""Data sets are configuration: the user's niels_cache.toml, over a shipped profile if one is chosen, makes one typed registry.
 
-Layers, later wins by key: profiles/NAME.toml, the user's file, `--set` and flags. Partition keys are the names of the tables, in order.
-A table that lacks a required setting (roam without a path) stays in the registry but is no partition. Nothing here opens a source.
+A project is what its file names. Layers, later wins by key: the chosen profile, the user's file, `--set` and flags. Without a file the
+default profile stands in. A table that names a shipped data set without `source` is one of the catalog with other keys; one with `source`
+and no profile below it inherits nothing. Partition keys are the names of the tables, in order. A table that lacks a required setting (roam
+without a path), or is switched off, stays in the registry but is no partition. Nothing here opens a source.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -25,10 +26,11 @@ from niels_cache_assets.dagster_settings import DagsterSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_assets.setting_problems import explain_problems, in_a_file
+from niels_cache_assets.shipped import PROFILES, catalog, profile_tables, shipped_table
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.toml import parse_toml
+from niels_cache_assets.toml import as_toml, parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, Family
 
@@ -36,7 +38,7 @@ CONFIG_NAME = "niels_cache.toml"
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
 PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
 ROOT_VARIABLE = "NIELS_CACHE_ROOT"
-PROFILES = ("default", "quickstart")
+FALLBACK_PROFILE = PROFILES[0]
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
@@ -105,7 +107,12 @@ class _Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """Everything configured. `origin` names the file (or profile) that messages should point at."""
+    """Everything configured.
+
+    origin: names the file (or profile) that messages should point at. profile: what lies below the file; None if nothing does.
+    is_fallback: neither a file nor a profile was named, so that the default profile stands in.
+    advice: a line for each table that would be clearer otherwise.
+    """
 
     build: BuildSettings
     tokenizer: TokenizerSettings
@@ -117,19 +124,43 @@ class Registry:
     reports: ReportsSettings
     dagster: DagsterSettings
     origin: str
-    profile: str
+    profile: str | None
+    is_fallback: bool = False
+    advice: tuple[str, ...] = ()
+
+    @property
+    def settings_origin(self) -> str:
+        """`profile quickstart`, `niels_cache.toml`, `niels_cache.toml on profile default`."""
+        below = f"profile {self.profile}"
+        return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
+
+    @property
+    def without_file(self) -> str:
+        """What to say where `is_fallback`."""
+        names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
+        return (
+            f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); "
+            "write a file of your own: niels-cache init"
+        )
 
     def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, family: Family) -> list[str]:
-        """Names that can be built, in order."""
-        return [name for name, source in self.datasets(family).items() if source.missing_setting() is None]
+        """Names that can be built, in order: nothing is missing, and they are not switched off."""
+        return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
+
+    def switched_off(self) -> list[str]:
+        """Names with enabled = false, in order."""
+        return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
         """Pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those with that step of it."""
-        names = [name for name in self.partition_keys("pretrain") if self.pretrain[name].enabled]
-        return [name for name in names if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)]
+        return [
+            name
+            for name in self.partition_keys("pretrain")
+            if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)
+        ]
 
     def blend_keys(self) -> list[str]:
         """Blends whose members all can be built, in order."""
@@ -141,8 +172,9 @@ class Registry:
         return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
-        """Names that cannot be built yet, with what to set."""
-        missing = {name: source.missing_setting() for family in FAMILIES for name, source in self.datasets(family).items()}
+        """Names that cannot be built yet, with what to set. One that is switched off is not among them."""
+        every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
+        missing = {name: source.missing_setting() for name, source in every if source.enabled}
         return {name: reason for name, reason in missing.items() if reason is not None}
 
     def family_of(self, name: str) -> Family:
@@ -150,7 +182,12 @@ class Registry:
         for family in FAMILIES:
             if name in self.datasets(family):
                 return family
-        refuse_choice(self.origin, "no data set", name, [*self.pretrain, *self.sft])
+        self.refuse_data_set(self.origin, "no data set", name)
+
+    def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
+        """Raise the message for a name that is not configured: what to add if the catalog has it, else the nearest of `choices`."""
+        names = [*self.pretrain, *self.sft]
+        _refuse_data_set(where, problem, given, names if choices is None else choices, names=names, origin=self.origin)
 
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
@@ -163,10 +200,11 @@ def load_registry(
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Registry:
-    """Read the profile and the user's file, apply `overrides` (nested tables; paths in them are relative to the working directory).
+    """Read the user's file and the profile, apply `overrides` (nested tables; paths in them are relative to the working directory).
 
-    `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key, else "default". `config`: the argument,
-    else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it is named by one of these.
+    `config`: the argument, else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it
+    is named by one of these. `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key; else none if
+    there is a file, and "default" if there is not.
     Raises NielsCacheError naming file, table, key and the nearest valid choice; of keys of `options` ("build.seed"), what said them.
     """
     chosen = profile or os.environ.get(PROFILE_VARIABLE)
@@ -174,15 +212,20 @@ def load_registry(
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
     user = _read_toml(Path(file), remedy) if file else {}
-    wanted = str(chosen or user.get("profile") or PROFILES[0])
+    said = chosen if chosen else user.get("profile")
+    wanted = None if file and said is None else str(said or FALLBACK_PROFILE)
     user.pop("profile", None)
-    if wanted not in PROFILES:
+    if wanted is not None and wanted not in PROFILES:
         refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
-    shipped = parse_toml(resources.files("niels_cache_assets").joinpath(f"profiles/{wanted}.toml").read_text(encoding="utf-8"))
     base_dir = str(Path(file).parent) if file else "."
     origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
-    tables = _merge(_merge(shipped, user, origin.where), _absolute_paths(dict(overrides or {})), "command line")
-    return _typed(tables, origin, profile=wanted)
+    shipped = profile_tables(wanted or FALLBACK_PROFILE)
+    if wanted is None:
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # where caches lie
+    advice: list[str] = []
+    configured = _merge(shipped, _with_catalog(user, shipped, origin.where, advice), origin.where)
+    tables = _merge(configured, _absolute_paths(dict(overrides or {})), "command line")
+    return _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -214,6 +257,50 @@ def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) 
     raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
 
 
+def _refuse_data_set(
+    where: str,
+    problem: str,
+    given: str,
+    choices: Iterable[str],
+    *,
+    names: Iterable[str],
+    origin: str,
+    families: Iterable[Family] = FAMILIES,
+) -> NoReturn:
+    """`names`: all that are configured. `families`: those that would do."""
+    choices, names = list(choices), set(names)
+    addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
+    near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
+    if given in names or not near or difflib.get_close_matches(given, choices, n=1):
+        refuse_choice(where, problem, given, choices)
+    shown = "it" if near[0] == given else repr(near[0])
+    add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
+
+
+def _with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
+    """The user's tables; those that name a shipped data set without `source`, and have no such table below them, with the catalog's keys.
+
+    `advice`: gets a line for each of these.
+    """
+    found = dict(user)
+    for family in FAMILIES:
+        tables = user.get(family)
+        if not isinstance(tables, Mapping):
+            continue
+        found[family] = dict(tables)
+        for name, table in tables.items():
+            from_catalog = shipped_table(family, name)
+            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
+                continue
+            found[family][name] = {**from_catalog, **table}
+            keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
+            advice.append(
+                f"{where}: [{family}.{name}] has no source, so the rest of it is the catalog's; to say it in the file, add {keys}"
+            )
+    return found
+
+
 def _read_toml(path: Path, remedy: str) -> Tables:
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
@@ -237,8 +324,14 @@ def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
         for key, value in tables.items():
             old = merged[section].get(key)
             same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
-            merged[section][key] = {**old, **value} if section in _NAMED and same_kind else value
+            merged[section][key] = _changed(old, value) if section in _NAMED and same_kind else value
     return merged
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
+    """A table with other keys. Where its data lies has two names, and the later one wins."""
+    gone = {"path", "files"} - new.keys() if new.keys() & {"path", "files"} else set()
+    return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 
 def _absolute_paths(tables: Tables) -> Tables:
@@ -258,7 +351,7 @@ def _absolute_paths(tables: Tables) -> Tables:
     return {section: resolve(section, table) for section, table in tables.items()}
 
 
-def _typed(tables: Tables, origin: _Origin, *, profile: str) -> Registry:
+def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
     where = origin.where
     typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
@@ -272,7 +365,9 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str) -> Registry:
             if name == "tokenizer":
                 raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
             if not isinstance(table, dict) or not isinstance(table.get("source"), str):
-                raise NielsCacheError(f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}")
+                raise NielsCacheError(
+                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}{_catalog_hint(name)}"
+                )
             if table["source"] not in _SOURCES[family]:
                 refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], _SOURCES[family])
             typed[family][name] = _validate(_SOURCES[family][table["source"]], table, origin, label)
@@ -291,23 +386,30 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str) -> Registry:
         dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         origin=where,
         profile=profile,
+        is_fallback=is_fallback,
+        advice=advice,
     )
     for name in registry.tokenizer.train_on or ():
         if name not in registry.pretrain and name not in registry.sft:
-            refuse_choice(
-                origin.of("tokenizer", "train_on"),
-                "[tokenizer] train_on names an unknown data set",
-                name,
-                [*registry.pretrain, *registry.sft],
-            )
+            registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
     for name in registry.dedup.priority:
         if name not in registry.pretrain:
-            refuse_choice(origin.of("dedup", "priority"), "[dedup] priority names an unknown data set", name, registry.pretrain)
+            where = origin.of("dedup", "priority")
+            registry.refuse_data_set(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
+        for member in getattr(source, "members", {}):
+            if member not in registry.pretrain and member in catalog():
+                registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
     return registry
+
+
+def _catalog_hint(name: str) -> str:
+    """What to type if a table without `source` was to be one of the catalog."""
+    near = difflib.get_close_matches(name, catalog(), n=1)
+    return f"; of the catalog the nearest is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
@@ -322,7 +424,7 @@ def _refuse_dedup_twice(registry: Registry, name: str) -> None:
             )
 
 
-def _blends(tables: Tables, members: Iterable[str], origin: _Origin) -> dict[str, BlendSettings]:
+def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[str, BlendSettings]:
     blends = {}
     for name, table in tables.items():
         if not is_valid_name(name) or not isinstance(table, dict):
@@ -330,7 +432,8 @@ def _blends(tables: Tables, members: Iterable[str], origin: _Origin) -> dict[str
         blends[name] = _validate(BlendSettings, table, origin, f"blend.{name}")
         for member in blends[name].weights:
             if member not in members:
-                refuse_choice(origin.where, f"[blend.{name}] has a weight for an unknown pretrain data set", member, members)
+                problem = f"[blend.{name}] has a weight for an unknown pretrain data set"
+                _refuse_data_set(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
     return blends
 
 

@@ -28,6 +28,9 @@ def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
     said = [f"trained on {', '.join(name + _as_what(registry, name, read_as) for name in sources)}"] if sources else []
     lacking = {name: f"the rest of {name}" if sources.get(name) else name for name in skipped}
     back = [name for name in lacking if _can_be_read(registry, root, name, meta)]
+    gone = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+    if gone:
+        said.append(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} not configured any more, which changes nothing: {_ADVICE}")
     still = [words for name, words in lacking.items() if name not in back]
     if still:
         said.append(f"without {', '.join(still)}, which could not be read")
@@ -53,7 +56,7 @@ def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
 
     What was read in part and then failed would do so again, as far as its files can tell.
     """
-    if name not in [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")] or not registry.source(name).enabled:
+    if name not in [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]:
         return False
     return (
         _was_built_since(registry, root, name, meta)

@@ -53,8 +53,6 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
     digest = hashlib.sha256()
     with open(sample, "wb") as file:
         for name in names:
-            if settings.train_on is None and not registry.source(name).enabled:
-                continue
             written = 0
             lines = _Lines(registry, root, name, beginnings.setdefault(name, []), log)
             for data in lines:

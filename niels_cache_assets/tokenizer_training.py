@@ -82,8 +82,8 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
     directory = tokenizer_dir(root)
     model = directory / TOKENIZER_MODEL_NAME
     fingerprint = tokenizer_fingerprint(registry)
-    old = None if force else _intact_meta(directory)
-    if old is not None and old["fingerprint"] == fingerprint:
+    old = None if force else _current_meta(directory, fingerprint)
+    if old is not None:
         return TokenizerOutcome(state="cache_hit", meta=old, model=model, seconds=time.monotonic() - started)
     beginnings: dict[str, list[str]] = {}
     warnings: list[str] = []
@@ -114,6 +114,13 @@ def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, log:
         seconds=time.monotonic() - started,
         warning="; ".join(warnings) or None,
     )
+
+
+def needs_training(registry: Registry, *, root: Path, force: bool = False) -> bool:
+    """Whether `build_tokenizer` would train one now: not if it imports one, nor if the one that is there is what the settings ask for."""
+    if registry.tokenizer.model is not None:
+        return False
+    return force or _current_meta(tokenizer_dir(root), tokenizer_fingerprint(registry)) is None
 
 
 def tokenizer_fingerprint(registry: Registry) -> str:
@@ -156,6 +163,11 @@ def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: st
 def _require_readable(model: str) -> None:
     if not Path(model).is_file():
         raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
+
+
+def _current_meta(directory: Path, fingerprint: str) -> Meta | None:
+    meta = _intact_meta(directory)
+    return meta if meta is not None and meta["fingerprint"] == fingerprint else None
 
 
 def _intact_meta(directory: Path) -> Meta | None:

@@ -1,5 +1,6 @@
 """TOML as this project takes it: no endless numbers, and a byte order mark, which some editors write, is passed over."""
 
+import json
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -32,3 +33,8 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
             left += [(key, inner) for inner in value]
         elif isinstance(value, int):
             yield key, value
+
+
+def as_toml(value: Any) -> str:
+    """A string, a boolean, a number or a list of them: JSON's are TOML's."""
+    return json.dumps(value, ensure_ascii=False)

@@ -227,7 +227,7 @@ def test_list_goes_by_the_settings_and_by_what_meta_json_must_hold(built: Path, 
     listed = printed(capsys, "list", "--cache-dir", str(root), "--config", str(config))
     rows = {line.split()[0]: line for line in listed.splitlines() if line}
     assert re.search(r"other settings +[0-9,]+ tokens", rows["notes"])
-    assert re.search(r"not configured +unreadable +- +-", rows["chats"])
+    assert re.search(r"not in niels_cache.toml +unreadable +- +-", rows["chats"])
 
 
 def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixture[str]) -> None:

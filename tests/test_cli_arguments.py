@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -90,7 +90,9 @@ def build(launcher: FakeLauncher, *arguments: str) -> Registry:
 
 
 def test_without_arguments_the_profile_is_built_as_it_is(launcher: FakeLauncher) -> None:
-    assert build(launcher) == load_registry(profile="default")
+    registry = build(launcher)
+    assert registry.is_fallback
+    assert replace(registry, is_fallback=False) == load_registry(profile="default")
     assert (launcher.root, launcher.only, launcher.force, launcher.wait) == (Path("cache"), None, False, False)
 
 
@@ -164,6 +166,8 @@ def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeL
 def test_set_reaches_blends_and_single_entries_of_keys_that_are_tables(launcher: FakeLauncher, tmp_path: Path) -> None:
     (tmp_path / "niels_cache.toml").write_text(
         """
+[pretrain.wikitext]
+
 [pretrain."a.b"]
 source = "text"
 files = ["a.txt"]
@@ -252,7 +256,10 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--train-on", "wikitxt"], "command line: --train-on: [tokenizer] train_on names an unknown data set 'wikitxt'"),
         (["build-all", "--special-tokens", "eot=<e>"], "sys=TEXT usr=TEXT asst=TEXT"),
         (["build-all", "--special-tokens", "end=<e>"], "'end=<e>' is not ROLE=TEXT"),
-        (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], "profile quickstart does not have"),
+        (
+            ["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"],
+            "profile quickstart does not name it: add [pretrain.fineweb_edu] to niels_cache.toml",
+        ),
         (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], "--set pretrain.NAME.shuffle_buffer=5"),
         (["build-all", "--config", "none.toml"], "none.toml: cannot be read: No such file or directory; correct --config"),
         (["clean", "bad.toml", "--set", "min_wrds=2"], "command line: clean --set: [cleaning] has an unknown key 'min_wrds'"),
@@ -350,7 +357,7 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff")), (
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff", "catalog")), (
         "a loader's state says where its caches lie, and diff is given both"
     )
 

@@ -1,16 +1,23 @@
 """`init`: a file that loads, with what was asked for in it, from flags or from answers."""
 
+import bz2
+import gzip
 import json
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources.files import find_files
+
+CHAT = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+DUMP = b"<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>b</text></revision></page></mediawiki>"
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(5):
         (tmp_path / "my books" / f"vol.{number}.txt").write_text("a book")
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "chats.jsonl").write_text(CHAT)
     return tmp_path
 
 
@@ -49,10 +56,11 @@ def test_without_wishes_the_file_says_what_may_be_set_and_changes_nothing(profil
 
 def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -> None:
     (project / "notes").mkdir()
+    (project / "notes/a.md").write_text("a note")
     (project / "configs").mkdir()
     wishes = ["--files", "my books", "rows.jsonl", "--notes", "notes", "--hub", "allenai/c4:en", "--chats", "chats.jsonl"]
     more = ["--only-mine", "--roam", "notes", "--cache-dir", "kept", "--vocab-size", "5_000", "--out", "configs/mine.toml"]
-    assert main(["init", *wishes, *more]) == exit_codes.DONE
+    assert main(["init", *wishes, *more]) == exit_codes.DONE  # the hub is away here, which is no reason to refuse
     text = (project / "configs/mine.toml").read_text()
     tables = tomllib.loads(text)
     assert tables["pretrain"]["my_text"]["files"] == ["../my books/**/*.txt"]
@@ -75,8 +83,10 @@ def files_of(name: str) -> list[str]:
 def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else(project: Path) -> None:
     folder = project / "few [1]"
     folder.mkdir()
-    for name in ("a.txt", "b.txt.gz", "r.jsonl", "w.xml-p1p20.bz2"):
-        (folder / name).write_bytes(b"")
+    (folder / "a.txt").write_bytes(b"a")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(b"b"))
+    (folder / "r.jsonl").write_bytes(b'{"text": "c"}')
+    (folder / "w.xml-p1p20.bz2").write_bytes(bz2.compress(DUMP))
     assert main(["init", "--files", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
     assert files_of("my_text") == ["few [1]/a.txt", "few [1]/b.txt.gz", "my books/vol.0.txt"]
     (folder / "below").mkdir()
@@ -97,7 +107,7 @@ def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(proj
 def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for stream in ("stdin", "stdout"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
-    assert main(["init", "--json"]) == exit_codes.DONE
+    assert main(["init", "--json", "rows.jsonl"]) == exit_codes.DONE
     assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
     assert (
         main(["init", "--json", "--out", "my.toml", "--files", "rows.jsonl", "--only-mine", "--profile", "quickstart"]) == exit_codes.DONE
@@ -113,18 +123,36 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
         (["--files", "picture.png"], "its name does not say what it holds"),
         (["--notes", "none"], "none: is not there; correct --notes"),
         (["--notes", "rows.jsonl"], "rows.jsonl: is no folder; --notes takes a folder"),
-        (["--chats", "my books"], "my books: is a folder; --chats takes files"),
-        (["--tokenizer", "my books"], "my books: is a folder; --tokenizer takes files"),
+        (["--chats", "my books"], "vol.0.txt: holds no conversations; --chats takes JSON lines or Parquet"),
+        (["--chats", "rows.jsonl"], "rows.jsonl: holds no conversations: no field has a list of messages"),
+        (["--chats", "none.jsonl"], "none.jsonl: is not there; correct --chats"),
+        ([], "nothing to build was named; give files or folders"),
+        (["--from", "wikitxt"], "catalog: no data set 'wikitxt'; did you mean 'wikitext'?"),
+        (["--from", "roam"], "give niels-cache init --roam PATH instead"),
+        (["--files", "chats.jsonl"], "chats.jsonl: no field holds text (fields: messages)"),
+        (["bots.jsonl"], "each role must be system, user (human) or assistant (gpt)"),
+        (["array.json"], "is one JSON value, and one object a line is read; jq -c '.[]' array.json > array.jsonl"),
+        (["feed.xml"], "not a MediaWiki dump"),
+        (["numbers.jsonl"], "no field holds text (fields: a)"),
+        (["empty.jsonl"], "empty.jsonl: holds no row"),
+        (["--roam", "hollow"], "[pretrain.roam] path = "),
+        (["--tokenizer", "my books", "rows.jsonl"], "my books: is a folder; --tokenizer takes files"),
         (["--hub", "c4"], "write OWNER/NAME"),
         (["--profile", "quick"], "error: --profile: no profile 'quick'; did you mean 'quickstart'?"),
-        (["--vocab-size", "70_000"], "niels_cache.toml: [tokenizer] vocab_size = 70000"),
-        (["--out", "no/such/folder.toml"], "choose another place with --out"),
+        (["--vocab-size", "70_000", "rows.jsonl"], "niels_cache.toml: [tokenizer] vocab_size = 70000"),
+        (["--out", "no/such/folder.toml", "rows.jsonl"], "choose another place with --out"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
     arguments: list[str], expected: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "picture.png").write_bytes(b"")
+    (project / "bots.jsonl").write_text('{"messages": [{"role": "bot", "content": "a"}]}')
+    (project / "array.json").write_text('[{"text": "a"}]')
+    (project / "feed.xml").write_text("<rss><title>a</title></rss>")
+    (project / "numbers.jsonl").write_text('{"a": 1}')
+    (project / "empty.jsonl").write_text("")
+    (project / "hollow").mkdir()
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
     assert expected in capsys.readouterr().err
@@ -133,22 +161,27 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 
 def test_a_file_that_is_there_is_kept_unless_forced(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "niels_cache.toml").write_text("# mine\n")
-    assert main(["init"]) == exit_codes.WRONG_USE
-    assert "--force" in capsys.readouterr().err
+    assert main(["init", "--from", "wikitext"]) == exit_codes.WRONG_USE
+    said = capsys.readouterr().err
+    assert "--force" in said
+    assert "niels-cache catalog wikitext >> niels_cache.toml" in said
     assert (project / "niels_cache.toml").read_text() == "# mine\n"
-    assert main(["init", "--force"]) == exit_codes.DONE
+    assert main(["init", "--force", "rows.jsonl"]) == exit_codes.DONE
 
 
-def test_at_a_terminal_it_asks_until_answers_make_sense(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_it_asks_until_answers_make_sense(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["quik", "quickstart", "none.txt", "'my books'", "", "", "chats.jsonl", "no", ""])
+    answers: Iterator[str] = iter(["none.txt", "'my books' chats.jsonl", "?", "wikitxt", "python_docs", "", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["init"]) == exit_codes.DONE
     assert next(answers, None) is None, "all were asked for"
     registry = load_registry(config="niels_cache.toml")
-    assert registry.profile == "quickstart"
-    assert {name for name, source in {**registry.pretrain, **registry.sft}.items() if source.enabled} == {"my_text", "chats"}
+    assert registry.profile is None
+    assert {*registry.pretrain, *registry.sft} == {"my_text", "chats", "python_docs"}
+    assert "wikitext     good and featured" in capsys.readouterr().out, "the catalog was shown"
 
 
 def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
@@ -156,7 +189,7 @@ def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["quickstart", "'my books"])
+    answers: Iterator[str] = iter(["'my books"])
 
     def ask(question: str) -> str:
         if (answer := next(answers, None)) is None:
@@ -170,3 +203,94 @@ def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
     assert "the answers ended before the questions; nothing was written" in said.err
     assert "Traceback" not in said.err
     assert not Path("niels_cache.toml").exists()
+
+
+def rows(*values: object) -> bytes:
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def parquet(**columns: list[object]) -> bytes:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), buffer)
+    return bytes(buffer.getvalue())
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+TREE = {"message_tree_id": "t", "prompt": {"message_id": "m", "text": "a", "role": "prompter", "replies": []}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "family", "expected"),
+    [
+        ("a.jsonl", rows({"id": "x" * 99, "url": "u" * 99, "body": "some text"}), "pretrain", {"source": "jsonl", "text_field": "body"}),
+        ("a.jsonl", rows({"title": "a title", "text": "b"}), "pretrain", {"source": "jsonl", "text_field": "text"}),
+        ("a.json.gz", gzip.compress(rows({"content": "a b"})), "pretrain", {"source": "jsonl", "text_field": "content"}),
+        ("a.parquet", parquet(n=[1], article=["a b"]), "pretrain", {"source": "parquet", "text_field": "article"}),
+        ("a.txt", b"a", "pretrain", {"source": "text"}),
+        ("a.xml.bz2", bz2.compress(DUMP), "pretrain", {"source": "wikipedia"}),
+        ("a.jsonl", rows({"messages": MESSAGES}), "sft", {"source": "chat_jsonl"}),
+        ("a.parquet", parquet(conversations=[SHARED]), "sft", {"source": "chat_jsonl", "messages_field": "conversations"}),
+        (
+            "a.jsonl",
+            rows({"instruction": "a", "input": "", "output": "b"}),
+            "sft",
+            {"source": "chat_jsonl", "instruction_field": "instruction", "input_field": "input", "output_field": "output"},
+        ),
+        (
+            "a.jsonl",
+            rows({"system": "s", "prompt": "a", "completion": "b"}),
+            "sft",
+            {"source": "chat_jsonl", "instruction_field": "prompt", "output_field": "completion", "system_field": "system"},
+        ),
+        ("a.jsonl", rows(TREE), "sft", {"source": "oasst1"}),
+    ],
+    ids=["longest", "text", "compressed", "parquet", "plain", "dump", "messages", "shared", "alpaca", "pairs", "trees"],
+)
+def test_it_looks_into_what_it_is_given(name: str, content: bytes, family: str, expected: dict[str, str], project: Path) -> None:
+    folder = project / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    for given in ("data", f"data/{name}", "data/*"):
+        assert main(["init", "--force", given]) == exit_codes.DONE
+        tables = tomllib.loads((project / "niels_cache.toml").read_text())
+        ((table,),) = ([*tables[each].values()] for each in ("pretrain", "sft") if each in tables)
+        (source,) = load_registry(config="niels_cache.toml").datasets(family).values()  # type: ignore[arg-type]
+        assert {key: value for key, value in table.items() if key != "files"} == expected
+        assert [Path(file.url).name for file in source.input_files()] == [name]
+
+
+def test_one_folder_may_hold_several_kinds_and_files_of_a_kind_several_forms(project: Path) -> None:
+    folder = project / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(rows({"messages": MESSAGES}))
+    (folder / "b.jsonl").write_bytes(rows({"body": "some text"}))
+    (folder / "c.txt").write_text("a")
+    assert main(["init", "data"]) == exit_codes.DONE
+    registry = load_registry(config="niels_cache.toml")
+    found = {name: [Path(file.url).name for file in registry.source(name).input_files()] for name in (*registry.pretrain, *registry.sft)}
+    assert found == {"my_jsonl": ["b.jsonl"], "my_text": ["c.txt"], "chats": ["a.jsonl"]}
+
+
+def test_notes_and_roam_exports_are_known_by_what_they_are(project: Path) -> None:
+    for name, file, content in (("notes", "a.md", "a note"), ("graph", "g.json", '[{"title": "a", "children": [{"string": "b"}]}]')):
+        (project / name).mkdir()
+        (project / name / file).write_text(content)
+    assert main(["init", "notes", "graph"]) == exit_codes.DONE
+    registry = load_registry(config="niels_cache.toml")
+    assert {name: source.source for name, source in registry.pretrain.items()} == {"my_notes": "markdown_folder", "roam": "roam"}
+
+
+def test_data_sets_of_the_catalog_are_written_out_and_nothing_else_is_built(project: Path) -> None:
+    assert main(["init", "--from", "python_docs", "wikipedia"]) == exit_codes.DONE
+    registry = load_registry(config="niels_cache.toml")
+    assert [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")] == ["python_docs", "wikipedia"]
+    assert not registry.advice, "the tables say all of it"
+    assert registry.pretrain["wikipedia"].prepare == ("clean", "dedup")
+
+
+def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path) -> None:
+    for size, expected in ((1_000, 400), (500_000, 2_000), (4_000_001, 16_000)):
+        (project / "a.txt").write_bytes(b"a" * size)
+        assert main(["init", "--force", "a.txt"]) == exit_codes.DONE
+        assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected

@@ -53,9 +53,11 @@ def completed(folder: Path, line: str) -> list[str]:
         ("niels-cache show tok", ["tokenizer"]),
         ("niels-cache import megatron x --name my", []),
         ("niels-cache clean a.txt --text-field my", []),
-        ("niels-cache build-all --only tokenizer wikit", ["wikitext"]),
+        ("niels-cache build-all --only tokenizer my", ["my_notes"]),
         ("niels-cache sample --profile quickstart python", ["python_docs", "python_help"]),
         ("niels-cache sample my_notes --split ", ["train", "val"]),
+        ("niels-cache catalog wikit", ["wikitext"]),
+        ("niels-cache init --from dolly", ["dolly15k"]),
         ("niels-cache export nano", ["nanogpt"]),
     ],
 )

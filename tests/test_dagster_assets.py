@@ -163,32 +163,45 @@ def test_a_source_that_cannot_be_reached_keeps_its_finished_cache_with_a_warning
     assert "the hub cannot be reached" in failure(project.build("notes", force=True))
 
 
-def test_a_data_set_that_is_switched_off_says_so_and_passes(project: Project) -> None:
+def test_a_data_set_that_is_switched_off_has_no_partition_and_a_run_of_it_is_refused(project: Project) -> None:
+    assert project.build("books").success
     project.configure(extra="enabled = false\n")
-    run = project.build("books")
+    asset = project.defs.resolve_assets_def(dg.AssetKey(["pretrain", "train_shards"]))
+    assert asset.partitions_def == dg.StaticPartitionsDefinition(["notes"])
+    run = dg.materialize(
+        [definition for definition in project.defs.assets or [] if isinstance(definition, dg.AssetsDefinition)],
+        selection=dg.AssetSelection.groups("pretrain"),
+        instance=project.instance,
+        resources=project.defs.resources,
+        tags={"dagster/partition": "books"},
+        raise_on_error=False,
+    )
+    assert "[pretrain.books] is switched off; set enabled = true" in failure(run)
+
+
+def test_a_home_with_partitions_of_data_sets_that_the_file_no_longer_names_goes_on(project: Project) -> None:
+    assert project.build("notes").success
+    assert project.build("books").success
+    toml = project.folder / "niels_cache.toml"
+    before, _, rest = toml.read_text().partition("[pretrain.books]")
+    toml.write_text(before + "[sft." + rest.partition("[sft.")[2])
+    dg.Definitions.validate_loadable(project.defs)
+    key = dg.AssetKey(["pretrain", "meta_json"])
+    assert project.defs.resolve_assets_def(key).partitions_def == dg.StaticPartitionsDefinition(["notes"])
+    assert project.instance.get_materialized_partitions(key) == {"notes", "books"}, "history is history"
+    run = project.build("notes")
     assert run.success
-    train = metadata(materializations(run)["pretrain/train_shards"])
-    assert train["state"] == "disabled"
-    assert "enabled = true in [pretrain.books]" in train["note"]
-    assert (project.root / "pretrain/books/train").is_dir()
-    found = checks(run)
-    assert {name for name, check in found.items() if check.passed} >= {"files_match_meta", "invariants_hold", "tokenizer_is_current"}
-    assert found["files_match_meta"].description == "switched off: there is nothing to verify"
+    assert checks(run)["caches_in_sync"].passed
 
 
 def test_a_cache_of_another_program_is_kept_where_the_data_set_is_switched_off(project: Project) -> None:
     project.configure(extra="enabled = false\n")
     prepare_pretrain(project.root / "pretrain/books")
     before = digests(project.root / "pretrain/books")
-    with pytest.warns(UserWarning, match="nothing can be verified"):
-        run = project.build("books")
+    run = project.build("notes")
     assert run.success
     assert digests(project.root / "pretrain/books") == before
-    assert metadata(materializations(run)["pretrain/meta_json"])["state"] == "disabled"
-    found = checks(run)
-    assert [name for name, check in found.items() if not check.passed] == ["caches_in_sync"], "notes is not built"
-    assert found["files_match_meta"].description == "made by another program: there is nothing to verify"
-    assert found["splits_disjoint"].description == "made by another program: there is nothing to compare"
+    assert all(check.passed for check in checks(run).values()), "of what is switched off nothing is asked"
 
 
 def test_a_build_without_a_tokenizer_says_what_to_do(tmp_path: Path, tiny_model: Path) -> None:

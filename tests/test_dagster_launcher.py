@@ -80,7 +80,7 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
 ) -> None:
     project.configure(extra='enabled = false\n[pretrain.later]\nsource = "roam"\n')
     results, recorder = launch(project)
-    assert states(results) == {"tokenizer": "built", "notes": "built", "books": "disabled", "later": "skipped", "chats": "built"}
+    assert states(results) == {"tokenizer": "built", "notes": "built", "later": "skipped", "chats": "built"}
     assert "path" in (results["later"].message or "")
     notes = results["notes"]
     assert notes.meta == read_meta(str(project.root / "pretrain/notes" / META_NAME))
@@ -92,11 +92,10 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
     assert runs == [
         ("build_tokenizer", None, "SUCCESS"),
         ("build_pretrain", "notes", "SUCCESS"),
-        ("build_pretrain", "books", "SUCCESS"),
         ("build_sft", "chats", "SUCCESS"),
     ]
     assert all(run.tags[".dagster/repository"] == "__repository__@niels_cache_assets" for run in instance.get_runs())
-    assert instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes", "books"}
+    assert instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes"}
     assert instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), "files_match_meta")]
     )

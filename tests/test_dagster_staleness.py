@@ -169,7 +169,6 @@ _CORPUS = {name: {f"corpus/documents {name}"} | caches("pretrain", name) for nam
     ("old", "new", "expected"),
     [
         ('files = ["chats.jsonl"]', 'files = ["chats.jsonl"]\nval_frac = 0.25', caches("sft", "chats")),
-        ('files = ["chats.jsonl"]', 'files = ["chats.jsonl"]\nenabled = false', caches("sft", "chats")),
         ('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "title"', caches("pretrain", "notes")),
         ('files = ["letters.jsonl"]', 'files = ["letters.jsonl"]\ntrain_tokens = 500', _CORPUS["letters"]),
         ("min_words = 3", "min_words = 4", _CORPUS["books"]),

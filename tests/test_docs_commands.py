@@ -121,12 +121,6 @@ files = ["wikitext.jsonl"]
 [sft.my_chats]
 source = "chat_jsonl"
 files = ["chats.jsonl"]
-
-[sft.dolly15k]
-enabled = false
-
-[sft.oasst1]
-enabled = false
 """
 
 

@@ -25,7 +25,7 @@ def write(text: str, folder: Path = Path()) -> Path:
 def test_the_default_profile_is_the_design_and_roam_waits_for_its_path() -> None:
     registry = load_registry()
     assert list(registry.pretrain) == ["fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia"]
-    assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikitext", "gutenberg", "wikipedia"]
+    assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikitext"]
     assert registry.partition_keys("sft") == ["dolly15k", "oasst1"]
     assert "path" in registry.unconfigured()["roam"]
     assert not registry.pretrain["gutenberg"].enabled
@@ -114,9 +114,9 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ("[build]\nshard_bytes = 3\n", ["[build]", "shard_bytes", "3"]),
         ("[build]\nshards = 3\n", ["[build]", "'shards'"]),
         ("[tokenizer]\nvocab_size = 70000\n", ["[tokenizer]", "vocab_size", "70000"]),
-        ('[tokenizer]\ntrain_on = ["wikitxt"]\n', ["train_on", "'wikitxt'", "did you mean 'wikitext'"]),
+        ('profile = "default"\n[tokenizer]\ntrain_on = ["wikitxt"]\n', ["train_on", "'wikitxt'", "did you mean 'wikitext'"]),
         ('profile = "quick"\n', ["no profile", "'quick'", "did you mean 'quickstart'"]),
-        ('[sft.wikitext]\nsource = "dolly15k"\n', ["wikitext", "both"]),
+        ('[pretrain.wikitext]\n[sft.wikitext]\nsource = "dolly15k"\n', ["wikitext", "both"]),
         ("[pretrain\n", ["not valid TOML"]),
         ("pretrain = 3\n", ["pretrain", "must be a table"]),
     ],

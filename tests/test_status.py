@@ -165,11 +165,12 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
         "corpus/books": "complete",
         "corpus/duplicates": "complete",
         "roam": "off",
-        "python_docs": "off",
         "notes": "complete",
         "books": "complete",
-        "python_help": "off",
-    }
+    }, "what is switched off is in no list"
+    everything = as_json(capsys, "--all")[1]
+    assert {name for name in everything if name not in conditions} == {"python_docs", "python_help"}
+    assert list(as_json(capsys, "python_docs")[1]) == ["python_docs"], "unless it is asked for"
     assert run(capsys, "--full")[0] == 0
     assert files(project) == before, "nothing is written, no lock either"
 
@@ -177,7 +178,7 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
 def test_what_is_off_is_not_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(project / "cache/pretrain/notes")
     conditions = [row["condition"] for row in as_json(capsys)[1].values()]
-    assert (conditions.count("off"), conditions.count("complete"), conditions.count("missing")) == (3, 4, 1)
+    assert (conditions.count("off"), conditions.count("complete"), conditions.count("missing")) == (1, 4, 1)
     assert "\n1 of 5 is not complete: " in run(capsys)[1]
 
 

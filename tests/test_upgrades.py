@@ -109,7 +109,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]
 
 def conditions(capsys: pytest.CaptureFixture[str], release: Release) -> dict[str, dict[str, Any]]:
     """What status says of each folder of the cache, by its path in it."""
-    _, said = told(capsys, "status", "--config", release.config)
+    _, said = told(capsys, "status", "--all", "--config", release.config)
     return {Path(entry["directory"]).relative_to(release.cache).as_posix(): entry for entry in said["data_sets"]}
 
 

@@ -14,7 +14,8 @@
     reporting.py     report      ui.py          ui
     differing.py     diff (two builds)
     comparing.py     tokenizer compare (two tokenizers, on the same text)
-    init.py          init, with new_config.py (the text of the file)
+    catalog.py       catalog
+    init.py          init, with recognizing.py (what data holds) and new_config.py (the text of the file)
     doctor.py        doctor, with diagnosis.py (what is looked at)
     corpora.py       where corpora and drop lists lie, and what to do where one is missing
     pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
@@ -62,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NielsCacheError as error:
         if loudness == "verbose":
             traceback.print_exc()
-        print_error(f"error: {error}")
+        for line in getattr(error, "lines", [f"error: {error}"]):  # of several findings each is a line
+            print_error(line)
         return FAILED if isinstance(error, NotWrittenError) else WRONG_USE
     except Interrupted as interrupt:
         print_error(str(interrupt))

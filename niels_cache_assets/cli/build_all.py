@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 from niels_cache_assets.cli.console import diagnostics, output, print_json
-from niels_cache_assets.cli.context import TOKENIZER, open_registry
+from niels_cache_assets.cli.context import TOKENIZER, open_registry, tell_advice
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import WHERE, collect_overrides
 from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.cli.report import print_next_steps, print_results, result_json
-from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
+from niels_cache_assets.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.hostile_paths import require_utf8
 
@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
     _require_writable(root)
+    tell_advice(registry)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
@@ -47,7 +48,12 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
     names = [TOKENIZER, *registry.pretrain, *registry.sft]
     for name in only or ():
         if name not in names:
-            refuse_choice(f"{WHERE}: --only", "no data set", name, names)
+            registry.refuse_data_set(f"{WHERE}: --only", "no data set", name, names)
+        if name in registry.switched_off():
+            table = f"{registry.family_of(name)}.{name}"
+            raise NielsCacheError(
+                f"{WHERE}: --only: {name} is switched off; set enabled = true in [{table}], or add --set {table}.enabled=true"
+            )
 
 
 def _require_writable(root: Path) -> None:

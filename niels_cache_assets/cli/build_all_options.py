@@ -41,18 +41,21 @@ COMMAND = Command(
     module="build_all",
     summary="build the tokenizer and every data set",
     description="""\
-Build the tokenizer, then every pretrain data set, then every SFT data set, through Dagster: its UI
-shows the same runs. Data sets with `prepare` are cleaned and deduplicated before, and the tokenizer
-is trained on what that left (docs/cleaning.md).
+Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names
+(without such a file: those of the default profile), through Dagster: its UI shows the same runs.
+Before a tokenizer is trained, all of them are looked at, and everything that cannot be read is said.
+Data sets with `prepare` are cleaned and deduplicated before, and the tokenizer is trained on what that
+left (docs/cleaning.md).
 
 What is already built from the same settings, tokenizer and upstream revision is a cache hit and
 takes seconds. A data set that fails does not stop the others and leaves its last good cache as it
 was; one that still needs a setting (roam without a folder) is skipped. Where a source ends before
 its token budget is met, the table says how much of it is there.""",
     examples="""\
+  niels-cache build-all
   niels-cache build-all --profile quickstart
   niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
-  niels-cache build-all --roam-dir ~/roam --set pretrain.wikitext.enabled=false
+  niels-cache build-all --set pretrain.books.val_frac=0.05
   niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
     add_options=_add_options,
     has_json=True,

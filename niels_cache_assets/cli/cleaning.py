@@ -31,7 +31,7 @@ from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.documents import Document
-from niels_cache_assets.registry import Registry, load_registry, refuse_choice
+from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import COMPRESSIONS
@@ -88,7 +88,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
         if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
             raise NielsCacheError(f"{path}: no such file or folder")
         for file in files_in(path) if os.path.isdir(path) else [path]:
-            kind = _kind_of(file)
+            kind = kind_of(file)
             if kind is None:
                 raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
             by_kind.setdefault(kind, []).append(file)
@@ -102,13 +102,13 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 def files_in(folder: str) -> list[str]:
     """Those below it whose kind is known; none is an error."""
-    files = [file.url for file in walk_folder(folder, ("",)) if _kind_of(file.url) is not None]
+    files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
     return files
 
 
-def _kind_of(path: str) -> str | None:
+def kind_of(path: str) -> str | None:
     """`source` of a table for such a file, told by its name."""
     stem = path.lower()
     for compression in COMPRESSIONS:
@@ -128,7 +128,7 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
     own: dict[str, Any] = {}
     if arguments.like is not None:
         if arguments.like not in registry.pretrain:
-            refuse_choice(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
+            registry.refuse_data_set(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
         own = registry.pretrain[arguments.like].cleaning or {}
     overrides = {"cleaning": {**own, **changes}}
     options = {f"cleaning.{key}": f"{WHERE}: clean --set" for key in changes}

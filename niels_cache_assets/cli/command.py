@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -32,7 +34,9 @@ class Command:
 def add_settings_options(group: argparse._ActionsContainer) -> None:
     """Which configuration."""
     group.add_argument(
-        "--profile", metavar="PROFILE", help="default or quickstart (default: NIELS_CACHE_PROFILE, else `profile` of the file)"
+        "--profile",
+        metavar="PROFILE",
+        help="default or quickstart, below your settings (default: NIELS_CACHE_PROFILE, else `profile` of the file, else none)",
     )
     group.add_argument(
         "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if there is one)"

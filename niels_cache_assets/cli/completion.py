@@ -17,6 +17,7 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.parser import build_parsers
 from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE
+from niels_cache_assets.shipped import catalog
 from niels_cache_runtime.formats import SPLITS
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def _pretrain(registry: Registry) -> Iterable[str]:
 
 _NAMES: dict[str, Callable[[Registry], Iterable[str]]] = {
     "build-all only": _caches,
+    "catalog names": lambda registry: catalog(),
+    "init catalog": lambda registry: catalog(),
     "show name": _caches,
     "status names": _caches,
     "verify names": _caches,

@@ -7,8 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from niels_cache_assets.cli.console import explain
-from niels_cache_assets.registry import Registry, cache_root, load_registry, refuse_choice
+from niels_cache_assets.cache_state import CacheState
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain
+from niels_cache_assets.registry import Registry, cache_root, load_registry
+from niels_cache_assets.streaming.directories import work_on
 from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
@@ -42,7 +44,7 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
     _refuse_inside(root)
-    explain(f"settings: {settings_origin(registry)}; caches in {root.absolute()}")
+    explain(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
     return registry, root
 
 
@@ -66,10 +68,25 @@ def refuse_path(given: str) -> None:
     raise NielsCacheError(f"{given}: {found.said}; give the name of a data set, as in: NAME {options}")
 
 
-def settings_origin(registry: Registry) -> str:
-    """`profile quickstart`, `niels_cache.toml on profile default`."""
-    profile = f"profile {registry.profile}"
-    return profile if registry.origin == profile else f"{registry.origin} on {profile}"
+def tell_advice(registry: Registry) -> None:
+    """What to know of the configuration, a line each on stderr; nothing with --quiet."""
+    for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
+        diagnostics().print(line, style="yellow", soft_wrap=True)
+
+
+def is_listed(state: CacheState, registry: Registry) -> bool:
+    """Whether a list shows it without --all: it is not switched off; without a file, it is there or being built."""
+    if state.state in ("disabled", "switched off"):
+        return False
+    if state.kind == "tokenizer" or not registry.is_fallback:
+        return True
+    work = work_on(state.directory)
+    return state.state not in ("missing", "not configured") or work.is_resumable or work.writer is not None
+
+
+def left_out_words(count: int, registry: Registry) -> str:
+    """Of `count` data sets that `is_listed` leaves out."""
+    return f"{count} more with --all, switched off{' or not built' if registry.is_fallback else ''}"
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:
@@ -92,12 +109,14 @@ def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
     places = find_places(registry, root)
     if name not in places:
         refuse_path(name)
-        refuse_choice(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
+        registry.refuse_data_set(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
     if places[name].kind not in kinds:
         raise NielsCacheError(f"{name}: is {_WORDS[places[name].kind]}; choose {' or '.join(_WORDS[kind] for kind in kinds)}")
     if not places[name].exists:
         reason = registry.unconfigured().get(name)
-        advice = f"it needs {reason}" if reason else f"build it: niels-cache build-all --only {name}"
+        advice = f"it needs {reason}" if reason else f"build it: {PROGRAM} build-all --only {name}"
+        if name in registry.switched_off():
+            advice = f"it is switched off: set enabled = true in [{places[name].kind}.{name}], then {advice}"
         raise NielsCacheError(f"{places[name].directory}: not built yet; {advice}")
     if places[name].kind != "tokenizer":
         check_place(places[name].meta(), places[name].directory)

@@ -11,7 +11,7 @@ from niels_cache_assets.cache_state import corpus_state
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
-from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, built_names
 from niels_cache_runtime.meta import Meta, read_meta
@@ -75,7 +75,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     if name not in registry.pretrain:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
-        refuse_choice(str(root), "no data set", name, [*registry.pretrain, *corpus_names(registry, root)])
+        registry.refuse_data_set(str(root), "no data set", name, [*registry.pretrain, *corpus_names(registry, root)])
     source = registry.pretrain[name]
     missing = source.missing_setting()
     if missing is not None:

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Literal
 
 from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.context import settings_origin
-from niels_cache_assets.registry import CONFIG_NAME, Registry, cache_root, load_registry
-from niels_cache_assets.sources.base import PATH_KEYS, SourceUnavailable
+from niels_cache_assets.inputs import input_problems, is_remote
+from niels_cache_assets.registry import Registry, cache_root, load_registry
+from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.streaming.directories import can_exchange
 from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_assets.tokenization import SentencePieceTokenizer
@@ -60,10 +59,14 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
-    yield from _inputs(registry, offline=arguments.offline)
+    for line in registry.advice:
+        where, _, mend = line.rpartition("; ")
+        yield Finding(what="configuration", state="note", found=where, mend=mend)
+    if not registry.is_fallback:
+        yield from _inputs(registry, offline=arguments.offline)
     yield from _cache_directory(root)
     yield _dagster_home()
-    if not arguments.offline:
+    if not arguments.offline and not registry.is_fallback:
         yield from _hub(registry)
 
 
@@ -108,18 +111,24 @@ def _versions() -> Finding:
 
 
 def _configuration(registry: Registry) -> Finding:
-    names = [name for family in FAMILIES for name in registry.partition_keys(family) if registry.source(name).enabled]
-    found = f"{settings_origin(registry)}: {counted(len(names), 'data set')} to build"
+    names = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    if registry.is_fallback:
+        what, _, mend = registry.without_file.rpartition("; ")
+        return Finding(what="configuration", state="note", found=what, mend=mend)
+    found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
     if not names:
-        mend = f"no data set is enabled; add one to {CONFIG_NAME} ({PROGRAM} init writes it)"
+        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init looks at yours"
         return Finding(what="configuration", state="problem", found=found, mend=mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
     return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))
 
 
 def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
-    """Whether the files that data sets name are there. Of those on other machines only with the network; they get ten seconds each."""
-    found, problems = 0, False
+    """Whether the files that data sets name are there and hold what is said of them.
+
+    Of those on other machines only with the network; they get ten seconds each.
+    """
+    problems = False
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
         yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} is not there", mend="correct its path")
@@ -130,27 +139,15 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
         except NielsCacheError as error:
             yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
             problems = True
-    for family in FAMILIES:
-        for name in registry.partition_keys(family):
-            source = registry.source(name)
-            if not source.enabled or (offline and "://" in str([getattr(source, key, None) for key in PATH_KEYS])):
-                continue
-            try:
-                with briefly():
-                    files = source.input_files()
-                for file in files:
-                    if "://" not in file.url and not os.access(file.url, os.R_OK):
-                        raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
-                found += len(files)
-            except SourceUnavailable as error:
-                problems = True
-                yield Finding(what="data", state="problem", found=f"[{family}.{name}] {error}", mend=_NETWORK)
-            except NielsCacheError as error:
-                what, _, mend = str(error).rpartition("; ")
-                problems = True
-                yield Finding(what="data", state="problem", found=f"[{family}.{name}] {what or mend}", mend=mend)
-    if found and not problems:
-        yield Finding(what="data", state="ok", found=f"{counted(found, 'file')} of data sets that read files")
+    for problem in input_problems(registry, offline=offline):
+        problems = True
+        what, _, mend = (str(problem), "", _NETWORK) if problem.is_away else str(problem).rpartition("; ")
+        yield Finding(what="data", state="problem", found=what or mend, mend=mend)
+    if not problems:
+        local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
+        found = sum(len(source.input_files()) for source in local if not is_remote(source))
+        if found:
+            yield Finding(what="data", state="ok", found=f"{counted(found, 'file')} of data sets that read files")
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
@@ -210,7 +207,7 @@ def _hub(registry: Registry) -> Iterator[Finding]:
     for family in FAMILIES:
         for name in registry.partition_keys(family):
             source = registry.source(name)
-            if source.enabled and isinstance(source, HubData) and not source.local_key:
+            if isinstance(source, HubData) and not source.local_key:
                 wanted[source.dataset] = source.pinned_revision
     if not wanted:
         yield Finding(what="hub", state="ok", found="no data set that is to be built comes from it")

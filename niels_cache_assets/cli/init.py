@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -11,8 +12,12 @@ from pathlib import Path
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.new_config import Wishes, render
-from niels_cache_assets.registry import CONFIG_NAME, PROFILES, Registry, load_registry
+from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
+from niels_cache_assets.registry import CONFIG_NAME, Registry, load_registry
+from niels_cache_assets.shipped import ABOUT, catalog
+from niels_cache_assets.sources.base import Source
 from niels_cache_assets.streaming.journal import write_whole
+from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 
@@ -21,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask where nothing was said and somebody is there, then write."""
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
-        raise NielsCacheError(f"{target}: is there already; edit it, replace it with --force, or write another with --out")
+        add = f"append tables of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
+        raise NielsCacheError(f"{target}: is there already; edit it, {add}; replace it with --force, or write another with --out")
     wishes = _given(arguments)
     if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
         try:
@@ -31,14 +37,23 @@ def run(arguments: argparse.Namespace) -> int:
             raise NielsCacheError(
                 "init: the answers ended before the questions; nothing was written. Options answer, too: see init --help"
             ) from error
+    if not wishes.names_data:
+        raise NielsCacheError(
+            f"init: nothing to build was named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
+            "--hub OWNER/NAME, or --profile default"
+        )
     registry = _write(target, render(wishes))
     if arguments.json:
-        built = [name for family in FAMILIES for name in registry.partition_keys(family) if registry.source(name).enabled]
+        built = [name for family in FAMILIES for name in registry.partition_keys(family)]
         print_json({"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir})
     elif not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
-        console.print(f"{target} written. What to do next", style="bold", soft_wrap=True)
+        console.print(f"{target} written. It builds", style="bold", soft_wrap=True)
+        for family in FAMILIES:
+            for name in registry.partition_keys(family):
+                console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}", soft_wrap=True)
+        console.print("What to do next", style="bold", soft_wrap=True)
         if wishes.profile == "quickstart":
             option = f" --config {target}"  # that profile reads a file only where it is named
         console.print(f"  {PROGRAM} doctor{option}  # is all there that a build needs?", soft_wrap=True)
@@ -49,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _given(arguments: argparse.Namespace) -> Wishes:
     return Wishes(
         folder=str(Path(arguments.out).parent),
-        profile=arguments.profile or PROFILES[0],
+        profile=arguments.profile,
+        catalog=tuple(arguments.catalog),
+        data=tuple(arguments.data),
         only_mine=arguments.only_mine,
         files=tuple(arguments.files),
         notes=arguments.notes,
@@ -66,32 +83,33 @@ def _asked(folder: str) -> Wishes:
     """The few questions that matter at a start; an empty answer is a fine one."""
     console = output()
     console.print("Enter takes what is in [ ]; everything can be changed in the file later.\n")
-    profile = _choice("Start from which profile: default (the hub, gigabytes) or quickstart (no network)?", PROFILES)
-    files = _paths("Text of your own: files or folders, separated by blanks [none]")
-    notes = _paths("A folder of Markdown notes [none]")
+    data = _paths("Your text and conversations: files or folders, separated by blanks [none]")
+    shipped = _names("Data sets that ship with niels-cache, separated by blanks; ? lists them [none]")
     hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by blanks [none]: ").split()
-    chats = _paths("Files of conversations, .jsonl [none]")
-    own = bool(files or notes or hub or chats)
-    only_mine = own and _choice("Build the data sets of the profile, too?", ("yes", "no")) == "no"
     cache_dir = input("Where shall caches lie? [cache]: ").strip()
-    return Wishes(
-        folder=folder,
-        profile=profile,
-        only_mine=only_mine,
-        files=tuple(files),
-        notes=notes[0] if notes else None,
-        hub=tuple(hub),
-        chats=tuple(chats),
-        cache_dir=cache_dir or None,
-    )
+    return Wishes(folder=folder, data=tuple(data), catalog=tuple(shipped), hub=tuple(hub), cache_dir=cache_dir or None)
 
 
-def _choice(question: str, choices: tuple[str, ...]) -> str:
+def _names(question: str) -> list[str]:
+    """Asked again until the catalog has all of them."""
     while True:
-        answer = input(f"{question} [{choices[0]}]: ").strip() or choices[0]
-        if answer in choices:
-            return answer
-        print(f"  one of {', '.join(choices)}")
+        names = input(f"{question}: ").split()
+        unknown = [name for name in names if name not in catalog()]
+        if not unknown:
+            return names
+        if unknown != ["?"]:
+            print(f"  the catalog has no {', '.join(unknown)}")
+        for name in catalog():
+            print(f"  {name:<12} {ABOUT[name].what} ({ABOUT[name].size})")
+
+
+def _in_words(source: Source) -> str:
+    """`parquet: data/**/*.parquet`."""
+    where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
+    if where is None:
+        return source.source
+    places = where if isinstance(where, list) else [where]
+    return f"{source.source}: {', '.join(os.path.relpath(place) if os.path.isabs(place) else place for place in places)}"
 
 
 def _paths(question: str) -> list[str]:
@@ -116,9 +134,23 @@ def _write(target: Path, text: str) -> Registry:
             file.flush()
             try:
                 registry = load_registry(config=file.name)
+                _require_inputs(registry)
+            except BadInputs:
+                raise
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
         write_whole(target, text.encode())
         return registry
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
+
+
+def _require_inputs(registry: Registry) -> None:
+    """Refuse what `doctor` would. A hub that is away is no reason."""
+    if registry.tokenizer.model is not None:
+        SentencePieceTokenizer(registry.tokenizer.model, special_tokens=registry.tokenizer.special_tokens)
+    mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
+    found = [*input_problems(registry), *hub_problems(registry, mine)]
+    problems = [problem for problem in found if not problem.is_away]
+    if problems:
+        raise BadInputs(["error: init: this cannot be built, so no file was written:", *map(str, problems)])

@@ -10,9 +10,9 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.budgets import shares_met, shortfall
-from niels_cache_assets.cache_state import CacheState, cache_state, tokenizer_state, unlisted_state
+from niels_cache_assets.cache_state import NOT_NAMED, CacheState, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.context import Place, find_places, open_registry, settings_origin
+from niels_cache_assets.cli.context import Place, find_places, is_listed, left_out_words, open_registry, tell_advice
 from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.contents import content_hash, contents, counts_of
@@ -26,21 +26,28 @@ _WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "other data set", "not c
 
 def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
+    tell_advice(registry)
     places = find_places(registry, root)
+    judged = {name: _judge(place, registry, root) for name, place in places.items()}
+    if not arguments.all:
+        judged = {name: state for name, state in judged.items() if is_listed(state, registry)}
+    left_out = len(places) - len(judged)
+    places = {name: places[name] for name in judged}
     corpora = corpus_names(registry, root)
     if arguments.json:
-        print_json({"root": str(root), "data_sets": [_as_json(place, registry, root, corpora) for place in places.values()]})
+        print_json(
+            {"root": str(root), "data_sets": [_as_json(place, judged[place.name], registry, root, corpora) for place in places.values()]}
+        )
         return DONE
     right = ("corpus", "train", "val") if corpora else ("train", "val")
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
     noted: list[str] = []
     for place in places.values():
-        judged = _judge(place, registry, root)
-        state = judged.advice.partition(" (")[0] if judged.state == "not configured" else judged.state
+        state = judged[place.name].advice.partition(" (")[0] if judged[place.name].state == "not configured" else judged[place.name].state
         style = _STYLES.get(state, "yellow")
         corpus = [corpus_summary(registry, root, place.name) if place.name in corpora else UNKNOWN] if corpora else []
         family = "" if place.kind == "tokenizer" else place.kind
-        meta = _meta(place, judged)
+        meta = _meta(place, judged[place.name])
         cells = [*corpus, *contents(counts_of(meta), shares_met(meta))]
         table.add_row(place.name, family, _source(place, registry), Text(state, style=style), *cells)
         short = shortfall(meta)
@@ -50,15 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     if noted:
         console.print("\n" + "\n".join(noted), soft_wrap=True)
-    console.print(
-        f"\n{settings_origin(registry)}; caches in {root}{'' if root.exists() else ' (no such folder: nothing is built there)'}",
-        soft_wrap=True,
-    )
+    more = f"; {left_out_words(left_out, registry)}" if left_out else ""
+    where = f"caches in {root}{'' if root.exists() else ' (no such folder: nothing is built there)'}"
+    console.print(f"\n{registry.settings_origin}; {where}{more}", soft_wrap=True)
     return DONE
 
 
-def _as_json(place: Place, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
-    judged = _judge(place, registry, root)
+def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
     meta = _meta(place, judged)
     return {
         "name": place.name,
@@ -91,4 +96,4 @@ def _source(place: Place, registry: Registry) -> str:
     if place.kind == "tokenizer":
         return "trained" if registry.tokenizer.model is None else "imported"
     configured = registry.datasets(place.kind)
-    return configured[place.name].source if place.name in configured else "not configured"
+    return configured[place.name].source if place.name in configured else NOT_NAMED

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.command import ALL_HELP, Command
 from niels_cache_assets.cli.corpus_options import SEED_HELP
 from niels_cache_assets.cli.overrides import whole_number
+
+
+def _add_list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help=ALL_HELP)
 
 
 def _add_show_options(parser: argparse.ArgumentParser) -> None:
@@ -28,18 +32,23 @@ def _add_sample_options(parser: argparse.ArgumentParser) -> None:
 LIST = Command(
     name="list",
     module="listing",
-    summary="list all configured data sets, and what is built of them",
+    summary="list the data sets that are configured, and what is built",
     description="""\
-List all configured data sets, and what is built of them.
+List the data sets that niels_cache.toml names, and what is built of them; then what else lies in
+the cache directory. Without a file: what is built.
 
-states: in sync; missing; disabled (enabled = false); needs ... (a setting); other tokenizer, other
-settings (built before they changed); damaged (a file), unreadable (meta.json), other data set (the
-folder was renamed or copied); unverifiable (made by another program); `niels-cache status` says more
+states: in sync; missing; needs ... (a setting); other tokenizer, other settings (built before they
+changed); damaged (a file), unreadable (meta.json), other data set (the folder was renamed or copied);
+unverifiable (made by another program); with --all also disabled, switched off (enabled = false; the
+second has an old cache); `niels-cache status` says more
 
 train, val: with a share where the source ended before the token budget was met
 
 corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
-    examples="  niels-cache list --profile quickstart",
+    examples="""\
+  niels-cache list
+  niels-cache list --all  what is switched off, too""",
+    add_options=_add_list_options,
     has_json=True,
 )
 

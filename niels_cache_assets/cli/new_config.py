@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets import defaults
-from niels_cache_assets.cli.cleaning import files_in, sources_of
-from niels_cache_assets.registry import PROFILES, is_valid_name, load_registry
-from niels_cache_assets.sources.compressed import COMPRESSIONS
+from niels_cache_assets.cli.cleaning import files_in
+from niels_cache_assets.cli.console import PROGRAM
+from niels_cache_assets.cli.recognizing import Kind, Proposal, recognize
+from niels_cache_assets.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice
+from niels_cache_assets.shipped import ABOUT, catalog
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.toml import as_toml
+from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.formats import FAMILIES, Family
+
+_BUDGETS = ("train_tokens", "val_tokens")
+_BYTES_PER_PIECE = 250  # of text; with less of it, training often ends for want of pieces
+_LEAST_PIECES = 400  # bytes and special tokens are 260 of them
+_PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
+_COMPRESSION = 3  # of other files, about
+_FORMS = {
+    "messages_field": "conversations in {messages_field!r}",
+    "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
+    "text_field": "text in {text_field!r}",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +40,10 @@ class Wishes:
     """What somebody wants built; paths as they were typed, relative to the working directory. `folder`: where the file will lie."""
 
     folder: str = "."
-    profile: str = PROFILES[0]
+    profile: str | None = None
     only_mine: bool = False
+    catalog: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     notes: str | None = None
     roam: str | None = None
@@ -36,41 +53,58 @@ class Wishes:
     tokenizer: str | None = None
     vocab_size: int | None = None
 
+    @property
+    def names_data(self) -> bool:
+        return bool(self.profile or self.catalog or self.data or self.files or self.notes or self.roam or self.hub or self.chats)
+
 
 def render(wishes: Wishes) -> str:
-    """The file. Raises NielsCacheError for files that are not there, or whose names do not say what they hold."""
+    """The file. Raises NielsCacheError for files that are not there, and for those that hold neither text nor conversations."""
     return "\n\n".join(_sections(wishes)) + "\n"
 
 
-def _sections(wishes: Wishes) -> Iterator[str]:
-    yield f"""\
-# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file.
+def catalog_table(name: str) -> str:
+    """The table of a shipped data set, as a file that names it has it. Raises NielsCacheError for a name that the catalog does not have."""
+    if name not in catalog():
+        refuse_choice("catalog", "no data set", name, catalog())
+    family, table = catalog()[name]
+    return _table_text(family, name, table)
 
-profile = {_toml(wishes.profile)}  # what this file adds to: {" or ".join(PROFILES)}"""
+
+def _table_text(family: Family, name: str, table: Mapping[str, Any]) -> str:
+    model = (PRETRAIN_SOURCES if family == "pretrain" else SFT_SOURCES)[table["source"]]
+    lines = [f"[{family}.{name}]  # {ABOUT[name].what}", *(f"{key} = {as_toml(value)}" for key, value in table.items())]
+    for key in _BUDGETS:
+        usual = model.model_fields[key].default if key in model.model_fields else None
+        if usual is not None:
+            lines.append(f"# {key} = {usual:_}  # {'less for a first try' if key == 'train_tokens' else 'kept for val'}")
+    return "\n".join(lines)
+
+
+def _sections(wishes: Wishes) -> Iterator[str]:
+    yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
+    if wishes.profile:
+        yield f"profile = {as_toml(wishes.profile)}  # its data sets are built, and this file adds to them"
     shipped = load_registry(profile=wishes.profile, config=os.devnull)
-    usual = os.path.relpath(shipped.build.cache_dir, os.path.dirname(os.devnull))
-    cache_dir = f"# cache_dir = {_toml(usual)}" if wishes.cache_dir is None else f"cache_dir = {_toml(_path(wishes.cache_dir, wishes))}"
+    usual = os.path.relpath(shipped.build.cache_dir, os.path.dirname(os.devnull)) if wishes.profile else BuildSettings().cache_dir
+    cache_dir = f"# cache_dir = {as_toml(usual)}" if wishes.cache_dir is None else f"cache_dir = {as_toml(_path(wishes.cache_dir, wishes))}"
     yield f"""\
 [build]
 {cache_dir}  # root of all caches
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
-    yield _tokenizer(wishes, shipped.tokenizer.vocab_size)
+    proposals = _proposals(wishes)
+    yield _tokenizer(wishes, shipped.tokenizer.vocab_size if wishes.profile else TokenizerSettings().vocab_size, proposals)
     taken = {name for family in FAMILIES for name in shipped.datasets(family)}
-    for family in FAMILIES if wishes.only_mine else ():
+    for family in FAMILIES if wishes.only_mine and wishes.profile else ():
         for name in shipped.partition_keys(family):
-            if shipped.source(name).enabled:
-                yield f"[{family}.{name}]\nenabled = false"
-    yield from _pretrain(wishes, taken)
-    if wishes.chats:
-        files = [_existing(path, wishes, option="--chats", folder=False) for path in wishes.chats]
+            yield f"[{family}.{name}]\nenabled = false"
+    for name in dict.fromkeys(wishes.catalog):
+        yield _from_catalog(name, wishes)
+        taken.add(name)
+    yield from _own(wishes, proposals, taken)
+    if not wishes.names_data or wishes.profile:
         yield f"""\
-[sft.{_name("chats", taken)}]  # lines of {{"messages": [{{"role": "user", "content": ...}}, {{"role": "assistant", ...}}]}}
-source = "chat_jsonl"
-files = {_toml(files)}
-# val_frac = 0.1  # share of the conversations that goes to val"""
-    if not (wishes.files or wishes.notes or wishes.hub or wishes.chats):
-        yield """\
-# A data set of your own is a table with a name of your choice:
+# A data set of your own is a table with a name of your choice ({PROGRAM} init PATH looks into yours and writes it):
 #
 # [pretrain.books]
 # source = "text"  # or jsonl, parquet, markdown_folder, huggingface, wikipedia, ...
@@ -81,71 +115,112 @@ files = {_toml(files)}
 # files = ["chats.jsonl"]"""
 
 
-def _tokenizer(wishes: Wishes, usual: int) -> str:
+def _from_catalog(name: str, wishes: Wishes) -> str:
+    text = catalog_table(name)
+    if name == "roam" and wishes.roam is None:
+        raise NielsCacheError(f"--from roam: says not where your notes lie; give {PROGRAM} init --roam PATH instead")
+    return text
+
+
+def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
         model = _existing(wishes.tokenizer, wishes, option="--tokenizer", folder=False)
-        return f"[tokenizer]\nmodel = {_toml(model)}  # used as it is, instead of training one"
-    size = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used as it is, instead of training one"
+    said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
+    why = "pieces in all, at most 65_536: tokens are uint16"
+    elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
+    text_bytes = None if elsewhere else _text_bytes(proposals)
+    if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
+        fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _LEAST_PIECES)
+        said, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {usual:_}"
     return f"""\
 [tokenizer]
-{size}  # pieces in all, at most 65_536: tokens are uint16
+{said}  # {why}
 # model = "my.model"  # a SentencePiece model to use instead of training one"""
 
 
-def _pretrain(wishes: Wishes, taken: set[str]) -> Iterator[str]:
+def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
+    """About how much text there is; None where that cannot be told."""
+    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
+    if any("://" in pattern for pattern in patterns):
+        return None
+    total = 0
+    for pattern in patterns:
+        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+        files = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path])]
+        total += sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
+    return total
+
+
+def _proposals(wishes: Wishes) -> list[Proposal]:
+    """What the files that are given hold; of two options that name the same kind one table."""
+    for path in wishes.chats:
+        if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
+            raise NielsCacheError(f"{path}: is not there; correct --chats")
+    found = [
+        *recognize(wishes.data),
+        *recognize(wishes.files, family="pretrain", option="--files"),
+        *recognize(wishes.chats, family="sft", option="--chats"),
+    ]
+    merged: dict[Any, Proposal] = {}
+    for proposal in found:
+        key = proposal.kind if proposal.kind.place_key == "files" else (proposal.kind, *proposal.places)
+        merged.setdefault(key, Proposal(proposal.kind)).places += proposal.places
+    return list(merged.values())
+
+
+def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
-    if wishes.files:
-        given = [str(Path(path).expanduser()) for path in wishes.files]
-        sources = sources_of(list(chain.from_iterable(_patterns(path) if os.path.isdir(path) else [path] for path in given)))
-        for source in sources:
-            kind = source.source
-            name = _name(f"my_{kind}" if len(sources) > 1 else "my_text", taken)
-            files = [_path(path, wishes) for path in getattr(source, "files", [])]
-            yield f"[pretrain.{name}]\nsource = {_toml(kind)}\nfiles = {_toml(files)}\n{hints}"
+    texts = [proposal for proposal in proposals if proposal.kind.family == "pretrain"]
+    for proposal in chain(texts, (proposal for proposal in proposals if proposal.kind.family == "sft")):
+        wanted = _wanted_name(proposal.kind, alone=len(texts) == 1)
+        yield _own_table(proposal, _name(wanted, taken), wishes, hints)
     if wishes.notes:
         name = _name("my_notes", taken)
         path = _existing(wishes.notes, wishes, option="--notes", folder=True)
-        yield f'[pretrain.{name}]\nsource = "markdown_folder"\npath = {_toml(path)}\n{hints}'
+        yield f'[pretrain.{name}]\nsource = "markdown_folder"\npath = {as_toml(path)}\n{hints}'
     if wishes.roam:
-        table = "[pretrain.roam]" if wishes.profile == "default" else f'[pretrain.{_name("roam", taken)}]\nsource = "roam"'
-        yield f"{table}\npath = {_toml(_existing(wishes.roam, wishes, option='--roam'))}\n{hints}"
+        name = "roam" if wishes.profile == "default" else _name("roam", taken)
+        yield f'[pretrain.{name}]\nsource = "roam"\npath = {as_toml(_existing(wishes.roam, wishes, option="--roam"))}\n{hints}'
     for dataset in wishes.hub:
         owner_name, _, config = dataset.partition(":")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
             raise NielsCacheError(f"--hub {dataset}: is no name of a hub data set; write OWNER/NAME or OWNER/NAME:CONFIG")
         name = _name(re.sub(r"[^A-Za-z0-9_]+", "_", owner_name.rpartition("/")[2]).lower(), taken)
-        chosen = f"config = {_toml(config)}" if config else '# config = "en"  # where the data set has several'
+        chosen = f"config = {as_toml(config)}" if config else '# config = "en"  # where the data set has several'
         yield f"""\
 [pretrain.{name}]
 source = "huggingface"
-dataset = {_toml(owner_name)}
+dataset = {as_toml(owner_name)}
 {chosen}
 # text_field = "text"  # which column is read
 train_tokens = 10_000_000  # budgets: as much of the stream as that is read; without them all of it
 val_tokens = 100_000
-# pinned_revision = "main"  # a commit, to have the same text for ever"""
+# pinned_revision = "main"  # a commit, to always read the same text"""
 
 
-def _patterns(folder: str) -> list[str]:
-    """One for all files below it that end alike, so that what is put there later is read, too.
+def _wanted_name(kind: Kind, *, alone: bool) -> str:
+    if kind.family == "sft":
+        return "chats"
+    if kind.source in ("markdown_folder", "roam"):
+        return "my_notes" if kind.source == "markdown_folder" else "roam"
+    return "my_text" if alone else f"my_{kind.source}"
 
-    Where links make other files of that than walking does, which enters every real folder once: one for each folder.
-    """
-    found: list[str] = []
-    by_ending: dict[str, list[str]] = {}
-    for file in files_in(folder):
-        path = Path(file)
-        ending = "".join(path.suffixes[-2:] if path.suffix.lower() in COMPRESSIONS else path.suffixes[-1:])
-        by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
-    for ending, files in by_ending.items():
-        pattern = os.path.join(glob.escape(folder), "**", f"*{ending}")
-        if len(glob.glob(pattern, recursive=True)) == len(files):
-            found.append(pattern)
-        else:
-            found += dict.fromkeys(os.path.join(glob.escape(os.path.dirname(file)), f"*{ending}") for file in files)
-    return found
+
+def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str:
+    kind, keys = proposal.kind, dict(proposal.kind.keys)
+    places = [_path(path, wishes) for path in proposal.places]
+    form = next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
+    lines = [
+        f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
+        f"source = {as_toml(kind.source)}",
+        f"{kind.place_key} = {as_toml(places if kind.place_key == 'files' else places[0])}",
+        *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
+        hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
+    ]
+    return "\n".join(lines)
 
 
 def _name(wanted: str, taken: set[str]) -> str:
@@ -172,8 +247,3 @@ def _path(path: str, wishes: Wishes) -> str:
     if "://" in path or path.startswith("~") or os.path.isabs(path):
         return path
     return os.path.relpath(path, wishes.folder)
-
-
-def _toml(value: Any) -> str:
-    """A string or a list of them; JSON's strings are TOML's."""
-    return json.dumps(value, ensure_ascii=False)

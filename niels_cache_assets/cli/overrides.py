@@ -89,7 +89,7 @@ class Flag:
         """Its heading in the help."""
         if self.table == "tokenizer":
             return "tokenizer"
-        return "every data set" if self.table == "build" or self.table.endswith(".*") else "data sets of the default profile"
+        return "every data set" if self.table == "build" or self.table.endswith(".*") else "data sets of the catalog, if they are named"
 
 
 def _count(option: str, table: str, key: str, help: str, default: int | None = None) -> Flag:
@@ -194,10 +194,7 @@ def _table_path(flag: Flag, registry: Registry) -> tuple[str, ...]:
     if not name:
         return (family,)
     if name not in registry.pretrain:
-        names = ", ".join([*registry.pretrain, *registry.sft]) or "none"
-        raise NielsCacheError(
-            f"{WHERE}: {flag.option} is for the data set {name!r}, which {registry.origin} does not have; it has: {names}"
-        )
+        registry.refuse_data_set(f"{WHERE}: {flag.option}", "no data set", name)
     return family, name
 
 
@@ -235,8 +232,10 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
     for target in parsed:
         known = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(target[0])
         if known is not None and target[1] not in known and target[:2] not in new:
-            what = "no blend" if target[0] == "blend" else "no data set"
-            refuse_choice(f"{WHERE}: --set {'.'.join(target)}", what, target[1], known)
+            where = f"{WHERE}: --set {'.'.join(target)}"
+            if target[0] == "blend":
+                refuse_choice(where, "no blend", target[1], known)
+            registry.refuse_data_set(where, "no data set", target[1], known)
     return list(parsed.items())
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from niels_cache_assets.cli import (
     build_all_options,
+    catalog_options,
     comparing_options,
     completion_options,
     corpus_options,
@@ -31,7 +32,7 @@ from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, tuple[Command, ...]] = {
-    "set up": (init_options.COMMAND, doctor_options.COMMAND, completion_options.COMMAND),
+    "set up": (catalog_options.COMMAND, init_options.COMMAND, doctor_options.COMMAND, completion_options.COMMAND),
     "build": (build_all_options.COMMAND, prebuild_options.COMMAND),
     "see how it stands": (
         looking_options.LIST,
@@ -49,15 +50,15 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
 _DESCRIPTION = """\
 Turn text into token caches, with lineage and sha256 for every file, and look at what is there.
 
-Data sets come from a profile (default: fineweb_edu, wikitext, dolly15k, oasst1, ...; quickstart:
-Python's own documentation, no network) and from your niels_cache.toml, which adds tables and
-overrides keys: `niels-cache init` writes one."""
+Your niels_cache.toml names the data sets: `niels-cache init` writes one. Others ship with the
+package: `niels-cache catalog` lists them. Without a file build-all takes a profile of these
+(default: the hub, gigabytes; quickstart: Python's own documentation, no network)."""
 
 _EXAMPLES = """\
 examples:
-  niels-cache init                                     a niels_cache.toml; at a terminal it asks
+  niels-cache init data/                               a niels_cache.toml for your data
   niels-cache build-all --profile quickstart           a small cache in about a minute, without network
-  niels-cache build-all --only wikitext dolly15k       two data sets of the default profile
+  niels-cache build-all                                all that niels_cache.toml names
   niels-cache status                                   what is complete, what is not and why
   niels-cache sample python_docs --profile quickstart  what training will see
   niels-cache trace --state checkpoint.pt --step 1200  what training saw in that batch, and whence

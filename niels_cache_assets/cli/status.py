@@ -16,11 +16,11 @@ from rich.text import Text
 
 from niels_cache_assets.cache_state import CacheState, all_states
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
-from niels_cache_assets.cli.context import open_registry
+from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.registry import Registry, refuse_choice
+from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import Work, work_on
 from niels_cache_assets.unfinished import Unfinished, unfinished_build
 from niels_cache_assets.wording import counted
@@ -105,14 +105,19 @@ class Row:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if anything asked for is not complete."""
     registry, root = open_registry(arguments)
-    states = _chosen(all_states(registry, root=root), arguments.names)
+    tell_advice(registry)
+    known = all_states(registry, root=root)
+    states = _chosen(registry, known, arguments.names)
+    if not arguments.names and not arguments.all:
+        states = [state for state in states if is_listed(state, registry)]
     if arguments.full:
         states = _verified(states, root)
     rows = [_row(registry, judged, root) for judged in states]
     if arguments.json:
         print_json({"root": str(root), "data_sets": [row.as_json() for row in rows]})
     else:
-        _print(rows, root)
+        left_out = 0 if arguments.names else len(known) - len(states)
+        _print(rows, root, left_out_words(left_out, registry) if left_out else "")
     return DONE if all(row.is_fine for row in rows) else FAILED
 
 
@@ -122,12 +127,12 @@ def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
     return Row(judged, work, unfinished_build(registry, judged, root=root) if is_unfinished else None)
 
 
-def _chosen(states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
+def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
     """Those named: a data set's name stands for its corpus as well."""
     known = [*dict.fromkeys(state.name for state in states)]
     for name in names:
         if name not in known:
-            refuse_choice(WHERE, "no data set", name, known)
+            registry.refuse_data_set(WHERE, "no data set", name, known)
     return [state for state in states if not names or state.name in names or state.name.removeprefix("corpus/") in names]
 
 
@@ -150,7 +155,8 @@ def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
     return replace(state, state="damaged", advice=f"{findings[0]}{more}; build it again with --force")
 
 
-def _print(rows: list[Row], root: Path) -> None:
+def _print(rows: list[Row], root: Path, more: str) -> None:
+    """`more`: what to say of those that are left out."""
     table = new_table("data set", "kind", "status", "why, and what to do", shrinking="why, and what to do")
     for row in rows:
         style = "cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow")
@@ -166,4 +172,4 @@ def _print(rows: list[Row], root: Path) -> None:
         said = f"{are} being built"
     else:
         said = f"{are} not complete: {PROGRAM} build-all builds what can be built"
-    console.print(f"\n{said}; caches in {root}", soft_wrap=True)
+    console.print(f"\n{said}; caches in {root}{f'; {more}' if more else ''}", soft_wrap=True)

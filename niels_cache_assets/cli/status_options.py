@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.command import ALL_HELP, Command
 
 
 def _add_status_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
+    parser.add_argument("--all", action="store_true", help=ALL_HELP)
     parser.add_argument("--full", action="store_true", help="read and verify every file")
 
 
@@ -26,13 +27,14 @@ asked; whether their text has changed is for build-all to see.
   missing       not built yet
   broken        meta.json cannot be read or names another data set than the folder, or a file is
                 missing or of another size; with --full also where its bytes are others
-  off           enabled = false, or a setting is missing
+  off           a setting is missing, or enabled = false (with --all)
   resumable     an unfinished build lies beside it: the next one goes on where it ended
   stale build   an unfinished build lies beside it whose settings, tokenizer, data (local files of up
                 to 256 MB) or code version are others now: the next one starts afresh, and why is said
   being built   somebody is at work: which process, where, since when
 
-Of a complete one it says as well where a source ended before its token budget was met, and of the
+Data sets that niels_cache.toml does not name are listed if their cache is there. Of a complete one
+it says as well where a source ended before its token budget was met, and of the
 tokenizer what it was trained on and what it lacks.
 
 exit codes: 0 all of it is complete or off, 1 something is not.""",

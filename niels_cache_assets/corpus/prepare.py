@@ -155,7 +155,7 @@ def prepare_corpus(
     if source.train_tokens is not None or source.val_tokens is not None:
         log(f"warning: all of {name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built")
     workers = processes or registry.build.threads or available_threads()
-    need = corpus_need(file_bytes(getattr(source, "files", None)))
+    need = corpus_need(file_bytes(getattr(source, "files", None), source.endings))
     require_room(directory, need, log=log)
     with telling(need), HeldOut(registry, root=root, siblings=siblings, tokenizer=tokenizer) as held_out:
         context = StreamContext(seed=registry.build.seed, revision=revision, log=log, siblings=siblings, held_out=held_out)

@@ -1,5 +1,6 @@
 """Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,14 +24,19 @@ from niels_cache_assets.defs.schedules import build_schedules
 from niels_cache_assets.defs.sensors import build_sensors
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 
+_LOG = logging.getLogger(__name__)
+
 
 def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
     """All definitions over a registry (default: the one that the environment and the working directory give).
 
     `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. Raises NielsCacheError for a configuration
-    that cannot be read.
+    that cannot be read. Where there is no configuration, the default profile stands in, and a line in the log says so.
     """
-    registry = registry or load_registry()
+    if registry is None:
+        registry = load_registry()
+        for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
+            _LOG.warning(line)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
         assets=automated(

@@ -37,8 +37,10 @@ from niels_cache_assets.defs.metadata import STATE
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
+from niels_cache_assets.inputs import require_inputs
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.tokenizer_training import needs_training
 from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.meta import Meta, read_meta
 
@@ -97,11 +99,15 @@ def launch_builds(
     tokenizer, which is trained on them, the corpora of mixtures that need it, the reports, and at last the caches. What fails does
     not stop the others; without a tokenizer or its corpus a cache is skipped. The tokenizer is always looked at, and trained again only if
     it is asked for (`force` with no `only`, or with one that names it); one that is imported needs no corpus, and comes before them. What
-    another process is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, and KeyboardInterrupt when
+    another process is building fails, or is waited for (`wait`). Raises NielsCacheError for an unknown name, BadInputs before a tokenizer
+    is trained if a data set cannot be read as it is configured (inputs.py), and KeyboardInterrupt when
     interrupted. The run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the Dagster home
     cannot record a run, for one because its disk is full: that ends the launch.
     """
     chosen = _chosen(registry, only)
+    retrained = force and (only is None or _TOKENIZER_NAME in only)
+    if needs_training(registry, root=root, force=retrained):
+        require_inputs(registry, chosen)
     home = dagster_home()
     with (
         home_refusals(home),
@@ -119,7 +125,7 @@ def launch_builds(
         is_imported = registry.tokenizer.model is not None
         if not is_imported:
             results += launcher.prepare(early, failed, force=force)
-        tokenizer = launcher.build_tokenizer(force=force and (only is None or _TOKENIZER_NAME in only))
+        tokenizer = launcher.build_tokenizer(force=retrained)
         results.append(tokenizer)
         if tokenizer.state == "failed":
             reasons = dict.fromkeys(chosen, "there is no tokenizer")
@@ -131,7 +137,9 @@ def launch_builds(
             reasons = {name: failed[each] for name, read in needed.items() for each in read if each in failed}
         for name in chosen:
             family, missing = registry.family_of(name), registry.source(name).missing_setting()
-            if missing is not None:
+            if not registry.source(name).enabled:
+                results.append(launcher.skip(name, family, f"is switched off: set enabled = true in [{family}.{name}]"))
+            elif missing is not None:
                 results.append(launcher.skip(name, family, f"needs {missing}"))
             elif name in reasons:
                 results.append(launcher.skip(name, family, reasons[name]))
@@ -141,12 +149,12 @@ def launch_builds(
 
 
 def _chosen(registry: Registry, only: Sequence[str] | None) -> list[str]:
-    """The data sets to build, in the registry's order; unknown names are refused."""
+    """The data sets to build, in the registry's order; unknown names are refused. What is switched off is left out, unless it is named."""
     for name in only or ():
         if name != _TOKENIZER_NAME:
             registry.family_of(name)
     names = [name for family in FAMILIES for name in registry.datasets(family)]
-    return names if only is None else [name for name in names if name in only]
+    return [name for name in names if (registry.source(name).enabled if only is None else name in only)]
 
 
 class _ListenerSink(ProgressSink):

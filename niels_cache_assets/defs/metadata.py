@@ -180,8 +180,6 @@ def _state(outcome: BuildOutcome) -> Metadata:
     if outcome.state == "built":  # what a hit took says nothing of the build
         tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed_tokens  # of this run, as its seconds are
         metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
-    if outcome.state == "disabled":
-        metadata["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
     return metadata
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import dagster as dg
 
 import niels_cache_assets
-from niels_cache_assets.registry import Registry, cache_root
+from niels_cache_assets.registry import FALLBACK_PROFILE, Registry, cache_root
 
 _ANCHOR = Path(niels_cache_assets.__file__)
 _ROOT = re.compile(r'"cache(?=[/"])')
@@ -43,6 +43,6 @@ def presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 def _with_configuration(spec: dg.AssetSpec, registry: Registry) -> dg.AssetSpec:
     file = Path(registry.origin)
     if not file.is_file():
-        file = _ANCHOR.parent / "profiles" / f"{registry.profile}.toml"
+        file = _ANCHOR.parent / "profiles" / f"{registry.profile or FALLBACK_PROFILE}.toml"
     reference = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=1, label=file.name)
     return spec.merge_attributes(metadata={"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])})

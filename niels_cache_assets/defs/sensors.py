@@ -115,8 +115,7 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
 
 
 def _watchable(registry: Registry) -> list[str]:
-    every = [name for family in FAMILIES for name in registry.partition_keys(family)]
-    return [name for name in every if registry.source(name).enabled]
+    return [name for family in FAMILIES for name in registry.partition_keys(family)]
 
 
 def _asks_the_hub(registry: Registry, source: Source) -> bool:

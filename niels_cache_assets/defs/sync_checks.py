@@ -33,12 +33,13 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         "Execute it by its button, and every file of every data set is read and verified as well.",
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> dg.AssetCheckResult:
-        judged = [cache_state(registry, name, root=cache_root.path) for name in registry.datasets(family)]
+        names = [name for name, source in registry.datasets(family).items() if source.enabled]
+        judged = [cache_state(registry, name, root=cache_root.path) for name in names]
         moved = _moved(context.instance, registry, judged, root=cache_root.path)
         states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
         behind = [state.name for state in states if state.needs_build]
         alone = PARTITION_TAG not in context.run.tags
-        there = {name for name in registry.datasets(family) if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
+        there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
         findings = {
             # another tokenizer is a state already, and no damage

@@ -240,7 +240,7 @@ def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
     indices = built_names(index_folder(root))
     found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
-    items = [_item(state) for state in all_states(registry, root=root)]
+    items = [_item(state) for state in all_states(registry, root=root) if state.state != "disabled"]
     for name in indices:
         uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
         items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
@@ -256,10 +256,8 @@ def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
     """`items` as `find_items` gives them, `history` as it was read for them."""
-    profile = f"profile {registry.profile}"
-    settings = profile if registry.origin == profile else f"{registry.origin} on {profile}"
     mixtures = tuple(all_mixtures(registry, root=root))
-    return CacheReport(root=root.absolute(), settings=settings, items=tuple(items), mixtures=mixtures, history=history)
+    return CacheReport(root=root.absolute(), settings=registry.settings_origin, items=tuple(items), mixtures=mixtures, history=history)
 
 
 def _item(state: CacheState) -> Item:

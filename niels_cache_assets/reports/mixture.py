@@ -107,7 +107,7 @@ def _of_blend(registry: Registry, name: str, *, root: Path) -> Mixture:
 def _by_size(registry: Registry, *, root: Path) -> Mixture:
     """Each as often as the others; what is not built is left out."""
     settings = registry.reports
-    names = [name for name in registry.partition_keys("pretrain") if registry.pretrain[name].enabled]
+    names = registry.partition_keys("pretrain")
     opened, left_out = _open(names, root=root, sequence_length=settings.sequence_length)
     weights = {name: split.samples for name, split in opened.items()}
     return _mixed(

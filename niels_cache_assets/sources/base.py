@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PrepareStep = Literal["clean", "dedup"]
 
+FILES_HELP = "Globs of files, or folders of them; local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
 
 
@@ -85,9 +86,34 @@ class Source(BaseModel):
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not decide what the source gives
+    endings: ClassVar[tuple[str, ...]] = ()  # of the files that a folder in `files` stands for
 
     source: str
-    enabled: bool = Field(True, description="False writes an empty cache that says so instead of building")
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built, not checked, and listed by `list --all` alone")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key_for_data(cls, table: Any) -> Any:
+        """`files` and `path` are one key with two names: a kind that has one of them takes the other for it.
+
+        `files` may be one string instead of a list.
+        """
+        if not isinstance(table, Mapping):
+            return table
+        kept, known, given = dict(table), cls.model_fields.keys() & {"files", "path"}, table.keys() & {"files", "path"}
+        if len(known) == 1 and given:
+            (key,) = known
+            if len(given) == 2:
+                raise ValueError(f"files and path are one key: give {key} alone")
+            kept[key] = kept.pop(*given)
+            if key == "path" and isinstance(kept[key], list | tuple):
+                if len(kept[key]) != 1:
+                    raise ValueError(f"{key} is one place; give one, not {len(kept[key])}")
+                (kept[key],) = kept[key]
+        for key in ("files", "val_files"):
+            if key in cls.model_fields and isinstance(kept.get(key), str):
+                kept[key] = [kept[key]]
+        return kept
 
     def missing_setting(self) -> str | None:
         """What the user has to set before this table is a partition, or None. Opens nothing."""
@@ -96,6 +122,23 @@ class Source(BaseModel):
     def input_files(self) -> list[SourceFile]:
         """The files that the table names; empty where it reads none. Raises NielsCacheError where they are not there."""
         return []
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        """Look at the beginning of local files as a build would, and no further.
+
+        Raises NielsCacheError for what a build would refuse at once, SourceUnavailable for files that cannot be asked for now.
+        """
+        self.readable_files()
+
+    def readable_files(self) -> list[SourceFile]:
+        """`input_files`, all of which are there. Raises NielsCacheError for a local one that is not, or is no file."""
+        files = self.input_files()
+        for file in files:
+            if "://" not in file.url and not os.access(file.url, os.R_OK):
+                raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
+            if "://" not in file.url and not os.path.isfile(file.url):
+                raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
+        return files
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         """The upstream version now: hub commit, or digest of the files' names and content. None where there is no such thing.
@@ -186,6 +229,11 @@ class PretrainSource(Source):
         """Documents that the builder shuffles at a time; 0 where it keeps the order, which the stream itself may have shuffled."""
         return 0 if self.shuffles_itself else self.shuffle_buffer
 
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        if self.readable_files():
+            unshuffled = self.model_copy(update={"shuffle_buffer": 0})
+            next(iter(unshuffled.unconverted(StreamContext(seed=0, siblings=siblings))), None)
+
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
@@ -218,6 +266,10 @@ class SftSource(Source):
     def split_unit(self) -> Literal["example", "group"]:
         """What val_frac counts: examples, or groups of them that must stay on one side."""
         return "example"
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        if self.readable_files():
+            next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:

@@ -5,23 +5,37 @@ What makes a conversation valid is in niels_cache_assets.conversations; here row
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.base import ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.base import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.compressed import with_compressions
 from niels_cache_assets.sources.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.places import FilePass
-from niels_cache_assets.sources.rows import HeldText, file_rows, kind_of, row_id
+from niels_cache_assets.sources.places import FilePass, FilePosition
+from niels_cache_assets.sources.rows import PEEK_ROWS, HeldText, file_rows, kind_of, row_id
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 _BATCH_CONVERSATIONS = 256
 _FIELDS_NAMED = 50
+_OF_FORM = {  # what makes every row the same kind of wrong
+    "malformed_messages": "the messages are no list of objects",
+    "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
+    "null_content": "a message has no text",
+    "non_string_content": "a message's content is no text",
+}
+_FORMS = (
+    'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
+    " (for an instruction and its answer in two fields, set instruction_field and output_field)"
+)
 _ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 
 
@@ -68,9 +82,10 @@ class ChatJsonl(DecodesText, SftSource):
     """
 
     code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
+    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
     messages_field: str = Field("messages", description="Field of the list of messages")
     instruction_field: str | None = Field(None, description="Field of the instruction; set it for rows without a list of messages")
     input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
@@ -84,7 +99,34 @@ class ChatJsonl(DecodesText, SftSource):
         return f"instruction_field ({unused[0]} needs it)" if unused and not self.instruction_field else None
 
     def input_files(self) -> list[SourceFile]:
-        return find_files(self.files)
+        return find_files(self.files, self.endings)
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        """Of the first rows one must have the fields, and be of the form."""
+        files = self.readable_files()
+        head = [*islice((row for file in files for _, row in self._rows(file)), PEEK_ROWS)]
+        if not head:
+            return
+        for key, name in self._configured().items():
+            if not any(name in values for values in head):
+                fields = ", ".join([*head[0]][:_FIELDS_NAMED])
+                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {fields}")
+        found = Counter(self._problem(values) for values in head)
+        (problem, count), *_ = found.most_common()
+        if problem in _OF_FORM and count == len(head):
+            raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {counted(count, 'row')}; {_FORMS}")
+
+    def _problem(self, values: dict[str, Any]) -> str | None:
+        messages = self.messages_of(values)
+        return "malformed_messages" if messages is None else conversation_problem(messages)
+
+    def _configured(self) -> dict[str, str]:
+        """Names of fields by the key that gives them."""
+        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
+        return {key: name for key in keys if (name := getattr(self, key))}
+
+    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+        return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(self.input_files())
@@ -95,16 +137,15 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
         field = self.instruction_field or self.messages_field
-        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
-        configured = {key: name for key in keys if (name := getattr(self, key))}
+        configured = self._configured()
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
         decoding = Decoding(self, context)
         unproven = dict(configured)  # keys whose field held what it must in no row until now
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
-        texts_of = lambda values: _contents(self._messages(values))  # noqa: E731
+        texts_of = lambda values: _contents(self.messages_of(values))  # noqa: E731
         for file in files.files():
-            for row, values in file_rows(file, files.position, encoding=self.encoding, limit=self.max_document_bytes):
+            for row, values in self._rows(file, files.position):
                 replaced = decoding.count_row(file.name, values, texts_of)
                 if state["unseen"]:
                     state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
@@ -118,7 +159,7 @@ class ChatJsonl(DecodesText, SftSource):
                 if field not in values:
                     context.report.dropped["missing_messages_field"] += 1
                     continue
-                messages = self._messages(values)
+                messages = self.messages_of(values)
                 if messages is None:
                     context.report.dropped["malformed_messages"] += 1
                     continue
@@ -127,7 +168,7 @@ class ChatJsonl(DecodesText, SftSource):
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
-            key = next(key for key in keys if key in state["unseen"])
+            key = next(key for key in configured if key in state["unseen"])
             raise NielsCacheError(
                 f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
             )
@@ -139,7 +180,7 @@ class ChatJsonl(DecodesText, SftSource):
                 f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {needed} there; {advice}"
             )
 
-    def _messages(self, values: dict[str, Any]) -> list[Message] | None:
+    def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
         """The messages of a row, or None if it has no list of them."""
         return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
 

@@ -18,6 +18,13 @@ from typing import IO, Any, NamedTuple, Protocol, cast
 from niels_cache_runtime.errors import NielsCacheError
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def with_compressions(*endings: str) -> tuple[str, ...]:
+    """These endings of names, each with and without a compression's."""
+    return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
+
+
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time: what a damaged block takes along is no more than comes of it
 _ZSTD_PIECE = 1 << 9

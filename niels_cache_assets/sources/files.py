@@ -39,9 +39,10 @@ def writable(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def find_files(patterns: Sequence[str]) -> list[SourceFile]:
+def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[SourceFile]:
     """The files that match any of the globs, each once, sorted by name. A glob that matches nothing is an error.
 
+    A local folder stands for all files below it with one of the `endings`; if there are none of these, it is an error.
     Names are relative to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
     """
     if not patterns:
@@ -51,7 +52,7 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
     found: dict[str, str] = {}  # comparable path -> url
     roots = []
     for pattern in patterns:
-        path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern)
+        path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
             where = shown(pattern) if "://" in pattern else pattern
             raise NielsCacheError(f"files: {where!r} matches no file; check the path (relative paths start at the configuration file)")
@@ -65,8 +66,13 @@ def find_files(patterns: Sequence[str]) -> list[SourceFile]:
     return [SourceFile(url, writable(name)) for name, url in named]
 
 
-def _local_matches(pattern: str) -> tuple[str, dict[str, str]]:
+def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     pattern = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.isdir(pattern) and endings:
+        found = walk_folder(pattern, endings)
+        if not found:
+            raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
+        return Path(glob.escape(pattern), "**").as_posix(), {Path(file.url).as_posix(): file.url for file in found}
     if os.path.isdir(pattern):
         raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
     paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)

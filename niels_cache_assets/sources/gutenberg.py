@@ -1,6 +1,6 @@
 """`gutenberg`: Project Gutenberg books without the project's header and licence footer.
 
-From the hub, or from a folder of *.txt. Off by default. Cost: one book (of a folder) or one row group (of the hub) in memory.
+From the hub, or from a folder of *.txt. Cost: one book (of a folder) or one row group (of the hub) in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or every *.txt below `path`."""
 
     source: Literal["gutenberg"] = "gutenberg"
-    enabled: bool = Field(False, description="False writes an empty cache that says so instead of building")
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
     path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub")
 

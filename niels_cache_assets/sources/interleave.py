@@ -45,6 +45,9 @@ class Interleave(PretrainSource):
                 raise ValueError(f"all_exhausted repeats documents, which would be in both train and val; set {setting}")
         return self
 
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        self._sources(siblings)  # each is looked at by itself
+
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return self._digest(siblings, self._asked(siblings))
 

@@ -149,9 +149,9 @@ def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[N
 
 
 @contextmanager
-def briefly(only: bool = True) -> Iterator[None]:
-    """Ask for ten seconds at most, if `only`: where there is something to go on with when no answer comes."""
-    new = _Patience(min(_patience.seconds, BRIEFLY), _patience.log)
+def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
+    """Ask for ten seconds at most, or `seconds`, if `only`: where there is something to go on with when no answer comes."""
+    new = _Patience(min(_patience.seconds, seconds), _patience.log)
     new.signals = _patience.signals
     with _set(new if only else _patience):
         yield

@@ -144,6 +144,14 @@ def is_string_type(arrow_type: Any) -> bool:
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
 
 
+def is_text_type(arrow_type: Any) -> bool:
+    """Whether a column of this type gives strings, or may: a dictionary's values decide, and a column of nulls has no type yet."""
+    import pyarrow.types as types
+
+    value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
+    return is_string_type(value_type) or bool(types.is_null(value_type))
+
+
 def in_pieces(table: Any) -> Iterator[Any]:
     """An Arrow table or batch in slices of at most BATCH_BYTES, or of one row."""
     if len(table) < 2 or table.nbytes <= BATCH_BYTES:

@@ -6,7 +6,7 @@ input order is kept, a shuffle is the builder's. Data sets of the Hugging Face h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any, ClassVar, Literal
 
@@ -14,13 +14,13 @@ from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import rows
-from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.compressed import OnDamage
+from niels_cache_assets.sources.base import FILES_HELP, ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.compressed import OnDamage, with_compressions
 from niels_cache_assets.sources.damage import KeepsDamaged
 from niels_cache_assets.sources.encodings import DecodesText, Decoding, encoding_of, read_lines, read_text
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files, open_bytes, reading, writable
 from niels_cache_assets.sources.limits import refuse_length
-from niels_cache_assets.sources.parquet_files import is_string_type, open_parquet
+from niels_cache_assets.sources.parquet_files import is_string_type, is_text_type, open_parquet
 from niels_cache_assets.sources.places import FilePass, FilePosition
 
 _PEEK_CHARACTERS = 1 << 24
@@ -29,10 +29,10 @@ _PEEK_CHARACTERS = 1 << 24
 class FileSource(DecodesText, PretrainSource):
     """Keys shared by the kinds that read globs of files."""
 
-    files: list[ConfigPath] = Field(min_length=1, description="Globs of files, local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed")
+    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 
     def input_files(self) -> list[SourceFile]:
-        return find_files(self.files)
+        return find_files(self.files, self.endings)
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(self.input_files())
@@ -47,8 +47,20 @@ class Jsonl(KeepsDamaged, RowFileSource):
     """JSON Lines: one object a line; a string `title` is the document's. `row` is the line's index, so blank lines count."""
 
     code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        context = StreamContext(seed=0)
+        head = [*_first_rows(self._rows(FilePass(self.readable_files(), context), context))]
+        if not head:
+            return
+        fields = _fields(head)
+        held = rows.HeldText(rows.choose_text_field(self.text_field, fields, head[0][0]))
+        for name, row, values in head:
+            held.problem(values.get(held.field), name, row)
+        rows.require_text(held, fields)
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context)
@@ -63,9 +75,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             head = [*_first_rows(stream)]
             if not head:
                 return
-            for _, _, values in head:
-                for name, value in values.items():
-                    fields[name] = fields.get(name, False) or isinstance(value, str)
+            fields = _fields(head)
             files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
         text_field, id_field = files.state["text_field"], self.id_field or "id"
         held = rows.HeldText(text_field)
@@ -101,10 +111,20 @@ def _first_rows(stream: Iterator[tuple[str, int, dict[str, Any]]]) -> Iterator[t
             return
 
 
+def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:
+    """Whether each field of these rows holds a string in any of them."""
+    fields: dict[str, bool] = {}
+    for _, _, values in head:
+        for name, value in values.items():
+            fields[name] = fields.get(name, False) or isinstance(value, str)
+    return fields
+
+
 class Parquet(RowFileSource):
     """Parquet files; only the text and id columns, and a column `title` of strings, are read."""
 
     code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     source: Literal["parquet"] = "parquet"
 
@@ -113,15 +133,31 @@ class Parquet(RowFileSource):
         files = FilePass(found, context)
         yield from rows.batched(self._documents(files, found[0], context), files)
 
-    def _documents(self, files: FilePass, first: SourceFile, context: StreamContext) -> Iterator[Document]:
-        with open_parquet(first) as parquet:
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        found = self.readable_files()
+        fields, text_field, kind = self._columns(found[0])
+        held = rows.HeldText(text_field)
+        for file in found if "://" not in found[0].url else found[:1]:  # a file's columns stand at its end: a small read
+            with open_parquet(file) as parquet:
+                column = parquet.columns.get(text_field)
+            if column is not None:
+                held.problem("" if is_text_type(column) else column, file.name, 0)
+        rows.require_text(held, fields, kind=kind)
+
+    def _columns(self, file: SourceFile) -> tuple[dict[str, bool], str, str]:
+        """Whether each column of a file holds strings; the one that is read, and its type."""
+        with open_parquet(file) as parquet:
             kinds = parquet.columns
         fields = {name: is_string_type(kind) for name, kind in kinds.items()}
-        text_field = rows.choose_text_field(self.text_field, fields, first.name)
+        text_field = rows.choose_text_field(self.text_field, fields, file.name)
+        return fields, text_field, str(kinds[text_field])
+
+    def _documents(self, files: FilePass, first: SourceFile, context: StreamContext) -> Iterator[Document]:
+        fields, text_field, kind = self._columns(first)
         held = rows.HeldText(text_field)
         for file in files.files():
             yield from self._file_documents(file, files.position, text_field, held, context)
-        held.tell(context, fields, key="text_field", kind=str(kinds[text_field]))
+        held.tell(context, fields, key="text_field", kind=kind)
 
     def _file_documents(
         self, file: SourceFile, position: FilePosition, text_field: str, held: rows.HeldText, context: StreamContext
@@ -157,6 +193,7 @@ class Text(KeepsDamaged, FileSource):
     """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts those in the file."""
 
     code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")

@@ -94,12 +94,23 @@ class HeldText:
         fields: as of choose_text_field. key: what names the field in the configuration; None if nothing does. kind: the column's type,
         where its file says it.
         """
-        if self._is_there or self._other is None or context.start is not None:  # of what an earlier run read, nothing is known
-            return
+        hint = self.hint(fields, key=key, kind=kind)
+        if hint is not None and context.start is None:  # of what an earlier run read, nothing is known
+            context.report.hints.append(hint)
+
+    def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
+        """What is wrong and what to do, as of `tell`; None if a row had text in the field, or none had anything."""
+        if self._is_there or self._other is None:
+            return None
         file, row, found = self._other
-        context.report.hints.append(
-            f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
-        )
+        return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
+
+
+def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
+    """Raise NielsCacheError if no row that was looked at has text in the field that text_field names, though some have something else."""
+    hint = held.hint(fields, key="text_field", kind=kind)
+    if hint is not None:
+        raise NielsCacheError(hint)
 
 
 def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:

@@ -74,14 +74,17 @@ def corpus_need(text_bytes: int | None) -> Need | None:
     return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
 
 
-def file_bytes(patterns: Sequence[str] | None) -> int | None:
-    """Of local files that are plain text; None where there are none, or others, whose text is larger than they are."""
+def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
+    """Of local files that are plain text; None where there are none, or others, whose text is larger than they are.
+
+    `endings`: of the files that a folder stands for.
+    """
     from niels_cache_assets.sources.compressed import compression_of
     from niels_cache_assets.sources.files import find_files
 
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
-    found = [file.url for file in find_files(patterns)]
+    found = [file.url for file in find_files(patterns, endings)]
     if any(compression_of(path) or path.endswith(".parquet") for path in found):
         return None
     return sum(os.path.getsize(path) for path in found)

@@ -23,6 +23,7 @@ from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenization import load_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family, dataset_dir
 from niels_cache_runtime.meta import Meta, build_id
 
@@ -53,7 +54,9 @@ def stream_dataset(
     name = context.partition_key
     reporter = BuildReporter(context, sink, name=name, observed=TRAIN_KEYS[family])
     with readable_failures():
-        if name not in registry.datasets(family):  # Dagster launches a run for any partition key
+        if name not in registry.partition_keys(family):  # Dagster launches a run for any partition key
+            if name in registry.switched_off():
+                raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         with StreamPlace(context, name, log=reporter.log) as place:
             build = partial(

@@ -10,9 +10,10 @@ from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata import tokenizer_metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.inputs import require_inputs
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import in_turn
-from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer, tokenizer_fingerprint
+from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer, needs_training, tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import tokenizer_dir
 
@@ -47,6 +48,8 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
         with readable_failures():
+            if needs_training(registry, root=cache_root.path, force=config.force):
+                require_inputs(registry, ())
             build = partial(build_tokenizer, registry, root=cache_root.path, force=config.force, log=reporter.log)
             outcome = in_turn(tokenizer_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
         metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)

@@ -1,0 +1,229 @@
+"""What files and folders hold, told by looking into them: a kind of source and its keys for each, for `init`.
+
+Costs the first rows of a few files of each kind. What cannot become a data set is refused with what to do.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from niels_cache_assets.cli.cleaning import files_in, kind_of, sources_of
+from niels_cache_assets.conversations import conversation_problem
+from niels_cache_assets.sources.chat import ChatJsonl
+from niels_cache_assets.sources.compressed import COMPRESSIONS
+from niels_cache_assets.sources.files import SourceFile
+from niels_cache_assets.sources.rows import PEEK_ROWS, file_rows
+from niels_cache_assets.sources.wikipedia import Wikipedia
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import Family
+
+_LOOKED_AT = 5  # files of a pattern, spread over all
+_INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
+_INPUTS = ("input", "context")
+_ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
+_SYSTEMS = ("system", "system_prompt")
+_NOT_TEXT = re.compile(r"(^|_)(id|uuid|url|uri|hash|date|time|timestamp|lang|language|license|source|path|file|filename)$", re.IGNORECASE)
+_MOST_JSON = 64 << 20  # bytes of a .json file that is looked at as a whole
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source with the keys that the rows ask for."""
+
+    family: Family
+    source: str
+    keys: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def place_key(self) -> str:
+        return "path" if self.source in ("markdown_folder", "roam") else "files"
+
+
+@dataclass
+class Proposal:
+    """One table: where its data lies, as it was given."""
+
+    kind: Kind
+    places: list[str] = field(default_factory=list)
+
+
+def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "") -> list[Proposal]:
+    """A table for each kind of data in these files, folders and globs. `family`: the only one that is wanted, as `option` says.
+
+    Raises NielsCacheError for what is not there, and for what holds no text or conversations.
+    """
+    found: dict[Kind | tuple[Kind, str], Proposal] = {}
+    for given in paths:
+        path = os.path.expanduser(given)
+        for kind, places in _kinds_of(path, family, option).items():
+            key = kind if kind.place_key == "files" else (kind, path)  # a path is one place
+            found.setdefault(key, Proposal(kind)).places += places
+    return list(found.values())
+
+
+def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[str]]:
+    if "://" in path:
+        return {_by_name(path, family): [path]}
+    if not os.path.isdir(path):
+        files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+        sources = sources_of(files or [path])  # that they are there, and that their names say what they are
+        patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
+        return _sorted_by_kind(patterns, family, option)
+    files = files_in(path)
+    if family != "sft" and all(file.lower().endswith(".md") for file in files):
+        return {Kind("pretrain", "markdown_folder"): [path]}
+    exports = [file for file in files if file.lower().endswith(".json") and _is_roam_export(file)]
+    if exports and family != "sft" and all(file in exports or file.lower().endswith(".md") for file in files):
+        return {Kind("pretrain", "roam"): [path]}
+    return _sorted_by_kind(_patterns(path, files), family, option)
+
+
+def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
+    """By kind: patterns all of whose files are of it, else the files themselves."""
+    kinds: dict[Kind, list[str]] = {}
+    for pattern, files in patterns.items():
+        step = -(-len(files) // _LOOKED_AT)
+        looked_at = files[::step]
+        seen = {file: _kind_inside(file, family, option) for file in looked_at}
+        if len(set(seen.values())) > 1:
+            seen = {file: seen.get(file) or _kind_inside(file, family, option) for file in files}
+            for file, kind in seen.items():
+                kinds.setdefault(kind, []).append(glob.escape(file))
+        else:
+            kinds.setdefault(seen[looked_at[0]], []).append(pattern)
+    return kinds
+
+
+def _by_name(path: str, family: Family | None) -> Kind:
+    (source,) = sources_of([path])
+    return Kind("sft", "chat_jsonl") if family == "sft" else Kind("pretrain", source.source)
+
+
+def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
+    """One for all files below a folder that end alike, so that what is put there later is read, too.
+
+    Where links make other files of that than walking does, which enters every real folder once: one for each folder.
+    """
+    found: dict[str, list[str]] = {}
+    by_ending: dict[str, list[str]] = {}
+    for file in files:
+        stem, ending = os.path.splitext(file)
+        if ending.lower() in COMPRESSIONS:
+            ending = os.path.splitext(stem)[1] + ending
+        by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
+    for ending, alike in by_ending.items():
+        pattern = os.path.join(glob.escape(folder), "**", f"*{ending}")
+        if len(glob.glob(pattern, recursive=True)) == len(alike):
+            found[pattern] = alike
+        else:
+            for file in alike:
+                found.setdefault(os.path.join(glob.escape(os.path.dirname(file)), f"*{ending}"), []).append(file)
+    return found
+
+
+def _kind_inside(path: str, family: Family | None, option: str) -> Kind:
+    if not os.path.isfile(path):
+        raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
+    named = kind_of(path)
+    if named in ("text", "wikipedia"):
+        if family == "sft":
+            raise NielsCacheError(f"{path}: holds no conversations; {option} takes JSON lines or Parquet")
+        if named == "wikipedia":
+            Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
+        return Kind("pretrain", named)
+    if path.lower().endswith(".json") and _is_roam_export(path) and family != "sft":
+        return Kind("pretrain", "roam")
+    rows = _first_rows(path)
+    chats = None if family == "pretrain" else _chats(rows)
+    if chats is not None:
+        return chats
+    shown = ", ".join(dict.fromkeys(key for row in rows for key in row)) or "none"
+    if family == "sft":
+        raise NielsCacheError(
+            f"{path}: holds no conversations: no field has a list of messages, and no two have an instruction and its answer (fields: "
+            f'{shown}); set messages_field, or instruction_field and output_field, of source = "chat_jsonl" in the file yourself'
+        )
+    text_field = _text_field(rows)
+    if text_field is None:
+        form = "of messages, each role must be system, user (human) or assistant (gpt)"
+        hint = f"{form}; or give a field of text" if any(isinstance(row[key], list) for row in rows for key in row) else "add one"
+        raise NielsCacheError(f"{path}: no field holds text (fields: {shown}); {hint}")
+    assert named is not None
+    return Kind("pretrain", named, (("text_field", text_field),))
+
+
+def _first_rows(path: str) -> list[dict[str, Any]]:
+    try:
+        rows = [row for _, row in islice(file_rows(SourceFile(path, path)), PEEK_ROWS)]
+    except NielsCacheError as error:
+        if path.lower().endswith(".json") and _whole_json(path) is not None:
+            target = f"{path.removesuffix('.json')}.jsonl"
+            raise NielsCacheError(f"{path}: is one JSON value, and one object a line is read; jq -c '.[]' {path} > {target}") from error
+        raise
+    if not rows:
+        raise NielsCacheError(f"{path}: holds no row; leave it out")
+    return rows
+
+
+def _whole_json(path: str) -> Any:
+    """The value that a file holds as a whole; None if it is too large, or holds none."""
+    if os.path.getsize(path) > _MOST_JSON:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_roam_export(path: str) -> bool:
+    pages = _whole_json(path)
+    return isinstance(pages, list) and bool(pages) and all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages)
+
+
+def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
+    """How these rows are conversations; None if they are not."""
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    if any(isinstance(row.get("prompt"), dict) and "replies" in row["prompt"] for row in rows) or {"message_id", "parent_id", "role"} <= {
+        *fields
+    }:
+        return Kind("sft", "oasst1")
+    for name in sorted(fields, key=lambda name: name != "messages"):
+        keys = {"messages_field": name} if name != "messages" else {}
+        if any(isinstance(row.get(name), list) for row in rows) and _fits(rows, keys):
+            return Kind("sft", "chat_jsonl", tuple(keys.items()))
+    lowered = {name.lower(): name for name in reversed(fields)}
+    pick = lambda names: next((lowered[name] for name in names if name in lowered), None)  # noqa: E731
+    chosen = {"instruction_field": pick(_INSTRUCTIONS), "input_field": pick(_INPUTS), "output_field": pick(_ANSWERS)}
+    if chosen["instruction_field"] is None and chosen["output_field"] is not None and "input" in lowered:
+        chosen |= {"instruction_field": lowered["input"], "input_field": None}
+    if chosen["instruction_field"] is None or chosen["output_field"] is None:
+        return None
+    keys = {key: name for key, name in {**chosen, "system_field": pick(_SYSTEMS)}.items() if name is not None}
+    return Kind("sft", "chat_jsonl", tuple(keys.items())) if _fits(rows, keys) else None
+
+
+def _fits(rows: Sequence[dict[str, Any]], keys: dict[str, str]) -> bool:
+    """Whether these keys make a conversation of any row; a list of messages may be empty."""
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["*"], **keys})
+    made = [messages for row in rows if (messages := source.messages_of(row)) is not None]
+    return any(conversation_problem(messages) in (None, "empty_conversation") for messages in made)
+
+
+def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
+    """`text`, else the field with the most text; names and addresses only if there is nothing else."""
+    lengths: dict[str, int] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, str):
+                lengths[name] = lengths.get(name, 0) + len(value)
+    if "text" in lengths:
+        return "text"
+    return max(lengths, key=lambda name: (not _NOT_TEXT.search(name), lengths[name]), default=None)

@@ -1,0 +1,407 @@
+"""A project is what its file names: the catalog, the fallback, what is switched off, and what a user is told of each."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.cache_state import tokenizer_state
+from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli.new_config import catalog_table
+from niels_cache_assets.defs import launcher
+from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems, require_inputs
+from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.shipped import ABOUT, catalog, profile_tables
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.tokenizer_training import build_tokenizer, needs_training
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.formats import FAMILIES
+from tests.loopback_hub import LoopbackHub
+from tests.tiny import sentences
+
+NOTES = '[pretrain.notes]\nsource = "text"\nfiles = ["notes.txt"]\nsample_by = "line"\n'
+SMALL = "[tokenizer]\nvocab_size = 380\n"
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("NIELS_CACHE_CONFIG", "NIELS_CACHE_PROFILE", "NIELS_CACHE_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+
+
+def configured(text: str) -> Registry:
+    Path("niels_cache.toml").write_text(text, encoding="utf-8")
+    return load_registry()
+
+
+def write_notes() -> None:
+    Path("notes.txt").write_text("\n".join(sentences(300)), encoding="utf-8")
+
+
+def names(registry: Registry) -> list[str]:
+    return [*registry.pretrain, *registry.sft]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> tuple[str, str]:
+    assert main([*arguments]) == code
+    output = capsys.readouterr()
+    return output.out, output.err
+
+
+def test_a_file_names_all_that_there_is() -> None:
+    registry = configured(NOTES)
+    assert (names(registry), registry.profile, registry.settings_origin) == (["notes"], None, "niels_cache.toml")
+    assert not registry.is_fallback
+    assert str(registry.build.cache_dir) == "cache"
+    assert names(configured("")) == []
+
+
+def test_without_a_file_the_default_profile_stands_in_unless_a_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = load_registry()
+    assert registry.is_fallback
+    assert "there is no niels_cache.toml in" in registry.without_file
+    assert registry.without_file.endswith("niels-cache init")
+    assert not load_registry(profile="default").is_fallback
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", "default")
+    assert not load_registry().is_fallback
+    assert names(load_registry()) == names(registry)
+
+
+@pytest.mark.parametrize("chosen_by", ["file", "argument", "variable"])
+def test_a_profile_lies_below_the_file_as_it_always_did(chosen_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if chosen_by == "variable":
+        monkeypatch.setenv("NIELS_CACHE_PROFILE", "default")
+    Path("niels_cache.toml").write_text(
+        ('profile = "default"\n' if chosen_by == "file" else "")
+        + NOTES
+        + '[pretrain.wikipedia]\nsource = "wikipedia"\nval_frac = 0.2\n[pretrain.fineweb_edu]\ntrain_tokens = 5\n'
+    )
+    registry = load_registry(profile="default" if chosen_by == "argument" else None)
+    assert names(registry) == ["fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia", "notes", "dolly15k", "oasst1"]
+    assert registry.pretrain["wikipedia"].prepare == ("clean", "dedup")
+    assert (registry.pretrain["wikipedia"].enabled, registry.pretrain["fineweb_edu"].decontaminate) == (False, "exact")
+    assert not registry.advice
+
+
+def test_a_table_without_source_is_one_of_the_catalog_with_one_line_of_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = configured("[pretrain.fineweb_edu]\ntrain_tokens = 7\n[pretrain.wikipedia]\n")
+    assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikipedia"], "to name it is to want it"
+    fineweb = registry.pretrain["fineweb_edu"]
+    assert (fineweb.source, fineweb.train_tokens, fineweb.val_tokens, fineweb.decontaminate) == ("fineweb_edu", 7, 5_000_000, "exact")
+    assert len(registry.advice) == 2
+    assert registry.advice[0].endswith('to say it in the file, add source = "fineweb_edu", decontaminate = "exact"')
+    for command in ("status", "list"):
+        told = said(capsys, command, code=exit_codes.FAILED if command == "status" else exit_codes.DONE)[1].splitlines()
+        assert told == [*registry.advice]
+    told_in_file = configured(
+        '[pretrain.fineweb_edu]\ntrain_tokens = 7\nsource = "fineweb_edu"\ndecontaminate = "exact"\n'
+        '[pretrain.wikipedia]\nsource = "wikipedia"\nprepare = ["clean", "dedup"]\n'
+    )
+    assert (told_in_file.pretrain, told_in_file.advice) == (registry.pretrain, ())
+
+
+def test_a_table_with_its_own_source_inherits_nothing() -> None:
+    registry = configured('[pretrain.fineweb_edu]\nsource = "fineweb_edu"\n[pretrain.wikitext]\nsource = "text"\nfiles = ["a"]\n')
+    assert registry.pretrain["fineweb_edu"].decontaminate == "off"
+    assert registry.pretrain["wikitext"].model_dump(exclude_unset=True) == {"source": "text", "files": ["a"]}
+    assert not registry.advice
+
+
+def test_every_data_set_of_every_profile_is_in_the_catalog_and_its_table_says_all_of_it() -> None:
+    shipped = {name for profile in ("default", "quickstart") for family in FAMILIES for name in profile_tables(profile).get(family, {})}
+    assert shipped == set(catalog()) == set(ABOUT)
+    for name in catalog():
+        configured(catalog_table(name))
+        whole = load_registry()
+        bare = configured(f"[{whole.family_of(name)}.{name}]\n")
+        assert whole.source(name) == bare.source(name)
+        assert whole.source(name).enabled
+
+
+def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = said(capsys, "catalog", code=exit_codes.DONE)[0]
+    for name in catalog():
+        assert f"\n{name} " in listed
+    assert said(capsys, "catalog", "wikitext", "oasst1", code=exit_codes.DONE)[0].count("source = ") == 2
+    (entry,) = json.loads(said(capsys, "catalog", "dolly15k", "--json", code=exit_codes.DONE)[0])["data_sets"]
+    assert (entry["family"], entry["from"], entry["licence"]) == ("sft", "databricks/databricks-dolly-15k", "CC BY-SA 3.0")
+    assert "did you mean 'wikitext'?" in said(capsys, "catalog", "wikitxt", code=exit_codes.WRONG_USE)[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build-all", "--only", "wikitext"),
+        ("build-all", "--set", "pretrain.wikitext.train_tokens=5"),
+        ("build-all", "--wikitext-config", "x"),
+        ("build-all", "--train-on", "wikitext"),
+        ("build-all", "--set", 'dedup.priority=["wikitext"]'),
+        ("status", "wikitext"),
+        ("show", "wikitext"),
+        ("sample", "wikitext"),
+        ("clean", "notes.txt", "--like", "wikitext"),
+        ("rejected", "wikitext"),
+    ],
+)
+def test_who_asks_for_a_data_set_of_the_catalog_that_is_not_named_is_told_what_to_add(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_notes()
+    configured(NOTES)
+    told = said(capsys, *arguments, code=exit_codes.WRONG_USE)[1]
+    assert "'wikitext'; it is in the catalog, and niels_cache.toml does not name it: add [pretrain.wikitext] to niels_cache.toml" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        "[blend.mix]\nweights = { notes = 1.0, wikitext = 1.0 }\nsequence_length = 8\nnum_samples = 9\n",
+        '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1, wikitext = 1 }\n',
+        '[tokenizer]\ntrain_on = ["wikitext"]\n',
+    ],
+)
+def test_what_refers_to_a_data_set_of_the_catalog_does_not_add_it(tables: str) -> None:
+    with pytest.raises(NielsCacheError, match=r"it is in the catalog, .*: add \[pretrain\.wikitext\] to niels_cache\.toml"):
+        configured(NOTES + tables)
+
+
+def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
+    with pytest.raises(NielsCacheError, match=r"no data set 'wikitxt'; 'wikitext' is in the catalog"):
+        configured(NOTES).source("wikitxt")
+    with pytest.raises(NielsCacheError, match=r"\[pretrain\.wikitxt\] has no source; .* the nearest is \[pretrain\.wikitext\]"):
+        configured("[pretrain.wikitxt]\n")
+
+
+def test_without_a_file_the_looking_commands_say_so_and_list_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("list", "status"):
+        output, told = said(capsys, command, code=exit_codes.DONE if command == "list" else exit_codes.FAILED)
+        assert told.startswith("there is no niels_cache.toml in ")
+        assert "wikitext" not in output
+        assert "7 more with --all" in output
+        assert "\nwikitext " in said(capsys, command, "--all", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[0]
+        assert not said(capsys, command, "--quiet", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[1]
+    findings = json.loads(said(capsys, "doctor", "--json", code=exit_codes.DONE)[0])["findings"]
+    (found,) = [finding for finding in findings if finding["what"] == "configuration"]
+    assert (found["state"], found["mend"]) == ("note", "write a file of your own: niels-cache init")
+    assert not [finding for finding in findings if finding["what"] == "hub"], "nothing is asked for what nobody named"
+
+
+def test_caches_that_the_file_does_not_name_are_listed_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    write_notes()
+    configured(SMALL + NOTES)
+    assert main(["build-all", "--quiet"]) == exit_codes.DONE
+    capsys.readouterr()
+    configured(SMALL + NOTES.replace("notes]", "other]"))
+    listed = said(capsys, "list", code=exit_codes.DONE)[0]
+    (line,) = [line for line in listed.splitlines() if line.startswith("notes ")]
+    assert "not in niels_cache.toml" in line
+    rows = {row["name"]: row for row in json.loads(said(capsys, "status", "--json", code=exit_codes.FAILED)[0])["data_sets"]}
+    assert (rows["notes"]["condition"], rows["notes"]["note"]) == ("complete", "not in niels_cache.toml")
+    assert rows["tokenizer"]["condition"] == "complete", "what it was trained on changes nothing"
+    assert "trained on notes; notes is not configured any more, which changes nothing: " in rows["tokenizer"]["note"]
+
+
+def test_a_tokenizer_of_shipped_data_sets_stays_when_the_file_names_them_no_longer(tmp_path: Path) -> None:
+    write_notes()
+    with_profile = configured(f'profile = "quickstart"\n{SMALL}[build]\ncache_dir = "cache"\n{NOTES}')
+    built = build_tokenizer(with_profile, root=Path("cache"))
+    assert {"python_docs", "notes", "python_help"} == set(built.meta["trained_on"]["sources"])
+    alone = configured(f"{SMALL}{NOTES}")
+    state = tokenizer_state(alone, root=Path("cache"))
+    assert state.condition == "complete"
+    assert "python_docs, python_help are not configured any more" in state.note
+    assert not needs_training(alone, root=Path("cache"))
+    assert build_tokenizer(alone, root=Path("cache")).state == "cache_hit"
+
+
+def test_what_is_switched_off_is_not_built_not_listed_and_only_named_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    write_notes()
+    off = '[pretrain.off]\nsource = "text"\nfiles = ["not there"]\nenabled = false\n'
+    registry = configured(SMALL + NOTES + off)
+    assert (registry.partition_keys("pretrain"), registry.switched_off()) == (["notes"], ["off"])
+    output = said(capsys, "build-all", code=exit_codes.DONE)[0]
+    assert "notes" in output
+    assert "off" not in [line.split()[0] for line in output.splitlines() if line.split()]
+    assert not Path("cache/pretrain/off").exists()
+    for command in ("list", "status"):
+        output = said(capsys, command, code=exit_codes.DONE)[0]
+        assert "1 more with --all, switched off" in output
+        assert "\noff " not in output
+        assert "\noff " in said(capsys, command, "--all", code=exit_codes.DONE)[0]
+    assert '"name": "off"' in said(capsys, "status", "off", "--json", code=exit_codes.DONE)[0]
+    told = said(capsys, "build-all", "--only", "off", code=exit_codes.WRONG_USE)[1]
+    assert "off is switched off; set enabled = true in [pretrain.off], or add --set pretrain.off.enabled=true" in told
+    assert "it is switched off: set enabled = true in [pretrain.off]" in said(capsys, "show", "off", code=exit_codes.WRONG_USE)[1]
+
+
+WRONG = """
+[pretrain.missing]
+source = "text"
+files = ["no/*.txt"]
+[pretrain.column]
+source = "jsonl"
+path = "rows.jsonl"
+text_field = "txt"
+[pretrain.number]
+source = "jsonl"
+path = "rows.jsonl"
+text_field = "n"
+[sft.bots]
+source = "chat_jsonl"
+path = "bots.jsonl"
+[sft.form]
+source = "chat_jsonl"
+path = "rows.jsonl"
+"""
+EXPECTED = {
+    "pretrain.missing": "'no/*.txt' matches no file",
+    "pretrain.column": "no field 'txt'; set text_field to one of: text, n",
+    "pretrain.number": "rows.jsonl: row 0: 'n' holds numbers, and no row has text there; set text_field to one of: text",
+    "sft.bots": "a message has a role other than system, user (human) and assistant (gpt), in each of the first 1 row",
+    "sft.form": "no field 'messages' in the first rows; set messages_field to one of: text, n",
+}
+
+
+def write_wrong_data() -> None:
+    Path("rows.jsonl").write_text('{"text": "a", "n": 1}\n')
+    Path("bots.jsonl").write_text('{"messages": [{"role": "bot", "content": "a"}]}\n')
+
+
+def test_all_that_can_be_known_is_said_at_once_before_a_tokenizer_is_trained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notes()
+    write_wrong_data()
+    registry = configured(SMALL + NOTES + WRONG)
+    found = {problem.table: problem.message for problem in input_problems(registry)}
+    assert list(found) == list(EXPECTED)
+    for table, message in EXPECTED.items():
+        assert message in found[table]
+    told = said(capsys, "build-all", code=exit_codes.WRONG_USE)[1].splitlines()
+    assert told[0] == (
+        "niels-cache: error: niels_cache.toml: 5 data sets cannot be read, so nothing was built; "
+        "correct each, or set enabled = false in its table:"
+    )
+    assert [line.partition("]")[0] for line in told[1:]] == [f"niels-cache: [{table}" for table in EXPECTED]
+    assert not Path("cache/tokenizer").exists()
+    findings = json.loads(said(capsys, "doctor", "--offline", "--json", code=exit_codes.FAILED)[0])["findings"]
+    assert [finding["found"].partition("]")[0] for finding in findings if finding["what"] == "data"] == [f"[{table}" for table in EXPECTED]
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "chat_jsonl"])
+def test_a_pipe_is_refused_and_not_waited_for(kind: str) -> None:
+    os.mkfifo("pipe")
+    family = "sft" if kind == "chat_jsonl" else "pretrain"
+    (problem,) = input_problems(configured(f'[{family}.a]\nsource = "{kind}"\nfiles = ["pipe"]\n'))
+    assert "pipe: not a regular file" in problem.message
+
+
+def test_columns_of_a_local_copy_of_a_hub_data_set_are_looked_at() -> None:
+    write_wrong_data()
+    (problem,) = input_problems(configured('[sft.dolly]\nsource = "dolly15k"\nfiles = ["rows.jsonl"]\n'))
+    assert "rows have no instruction and no response" in problem.message
+
+
+def test_what_is_neither_built_nor_sampled_holds_up_nothing() -> None:
+    write_notes()
+    write_wrong_data()
+    registry = configured(f'{SMALL}train_on = ["notes"]\n{NOTES}{WRONG}')
+    require_inputs(registry, ["notes"])
+    with pytest.raises(BadInputs) as told:
+        require_inputs(registry, ["notes", "missing"])
+    assert len(told.value.lines) == 2
+
+
+def test_a_built_tokenizer_lets_the_others_be_built_beside_one_that_is_broken() -> None:
+    write_notes()
+    configured(SMALL + NOTES)
+    assert main(["build-all", "--only", "tokenizer", "--quiet"]) == exit_codes.DONE
+    write_wrong_data()
+    configured(SMALL + NOTES + WRONG)
+    assert main(["build-all", "--quiet"]) == exit_codes.FAILED
+    assert Path("cache/pretrain/notes/meta.json").exists()
+
+
+WEB = '[pretrain.web]\nsource = "huggingface"\ndataset = "nobody/nothing"\ntrain_tokens = 10\n'
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_found_before_the_tokenizer(hub: LoopbackHub) -> None:
+    write_notes()
+    configured(SMALL + NOTES + WEB)
+    command = [sys.executable, "-m", "niels_cache_assets.cli", "build-all"]
+    done = subprocess.run(command, env={**hub.env, "DAGSTER_HOME": str(Path.cwd() / "home")}, capture_output=True, text=True, check=False)
+    assert done.returncode == exit_codes.WRONG_USE
+    assert "[pretrain.web] nobody/nothing: no such data set on the hub" in done.stderr
+    assert not Path("cache/tokenizer").exists()
+
+
+def test_a_hub_that_is_away_is_no_finding_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_notes()
+    registry = configured(SMALL + NOTES + WEB + WEB.replace("web]", "mirror]"))
+    asked: list[str] = []
+
+    def away(self: HubData, siblings: object) -> str:
+        asked.append(self.dataset)
+        raise SourceUnavailable("away")
+
+    monkeypatch.setattr(HubData, "revision", away)
+    assert [problem.is_away for problem in hub_problems(registry)] == [True]
+    require_inputs(registry, [])
+    assert asked == ["nobody/nothing"] * 2, "once each time"
+
+
+def test_a_project_without_data_sets_says_how_to_name_some(capsys: pytest.CaptureFixture[str]) -> None:
+    configured(SMALL)
+    told = said(capsys, "build-all", code=exit_codes.WRONG_USE)[1]
+    assert "names no data set to train a tokenizer on" in told
+    assert 'profile = "default"' in told
+
+
+def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    (folder / "b.txt").write_text("b")
+    (folder / "n.md").write_text("c")
+    said_so = ['files = ["data/**/*.jsonl"]', 'files = ["data"]', 'files = "data"', 'path = "data"', 'path = ["data"]']
+    registries = [configured(f'[pretrain.rows]\nsource = "jsonl"\n{line}\n') for line in said_so]
+    assert {registry.pretrain["rows"].revision({}) for registry in registries} == {registries[0].pretrain["rows"].revision({})}
+    assert all(registry.pretrain["rows"].identity() == registries[0].pretrain["rows"].identity() for registry in registries)
+    notes = [configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n') for line in ('path = "data"', 'files = ["data"]')]
+    assert notes[0].pretrain["n"] == notes[1].pretrain["n"]
+    for line, message in (('files = ["a", "b"]', "path is one place; give one, not 2"), ('files = "a"\npath = "a"', "are one key")):
+        with pytest.raises(NielsCacheError, match=message):
+            configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n')
+
+
+def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path) -> None:
+    configured('[pretrain.rows]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
+    registry = load_registry(overrides={"pretrain": {"rows": {"path": "b.jsonl"}}})
+    assert registry.pretrain["rows"].files == [str(tmp_path / "b.jsonl")]  # type: ignore[attr-defined]
+
+
+def test_the_launcher_leaves_out_what_is_switched_off_and_says_so_where_it_is_named() -> None:
+    registry = configured(NOTES + '[pretrain.off]\nsource = "text"\nfiles = ["a"]\nenabled = false\n')
+    assert launcher._chosen(registry, None) == ["notes"]
+    assert launcher._chosen(registry, ["off"]) == ["off"]
+
+
+def test_definitions_announce_that_there_is_no_file(caplog: pytest.LogCaptureFixture) -> None:
+    from niels_cache_assets.defs.assembly import build_defs
+
+    build_defs()
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]
+    assert line == load_registry().without_file
+    caplog.clear()
+    shutil.rmtree("cache", ignore_errors=True)
+    configured(NOTES)
+    build_defs()
+    assert not [record for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]
