@@ -108,6 +108,16 @@ def sft_sample(person: Person) -> None:
     take(person.dialog(), "sft_sample")
 
 
+def siblings(person: Person) -> None:
+    """The dialog that opens before the one of partitions."""
+    person.page.set_viewport_size({"width": 1300, "height": 900})
+    person.open_partition(TRAIN, "python_docs")
+    person.press("Materialize")
+    person.see("Materializing the current selection will also yield new materializations")
+    person.page.wait_for_timeout(500)
+    take(person.dialog(), "siblings")
+
+
 def launchpad(person: Person) -> None:
     person.page.set_viewport_size({"width": 1300, "height": 900})
     person.open_launchpad(TRAIN, "python_docs")
@@ -133,7 +143,16 @@ def report(person: Person) -> None:
     save(person.page.screenshot(), "report")
 
 
-PICTURES: tuple[Callable[[Person], None], ...] = (asset_graph, corpus_graph, materialization, sft_sample, launchpad, report, in_sync)
+PICTURES: tuple[Callable[[Person], None], ...] = (
+    asset_graph,
+    corpus_graph,
+    materialization,
+    sft_sample,
+    siblings,
+    launchpad,
+    report,
+    in_sync,
+)
 
 
 def main() -> None:

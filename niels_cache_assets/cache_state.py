@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from niels_cache_assets.blends.prebuild import index_folder, is_prebuilt
 from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
 from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
@@ -103,8 +104,8 @@ class CacheState:
 
 
 def all_states(registry: Registry, *, root: Path) -> list[CacheState]:
-    """Of everything in the order in which it is built: the tokenizer, corpora and duplicates, configured data sets, then what else is
-    there of another configuration.
+    """Of everything in the order in which it is built: the tokenizer, corpora and duplicates, configured data sets, the indices of blends,
+    then what else is there of another configuration.
     """
     corpora = [*registry.prepared(), *_unlisted(root / "corpus", registry.prepared())]
     states = [tokenizer_state(registry, root=root), *(corpus_state(registry, name, root=root) for name in corpora)]
@@ -112,6 +113,7 @@ def all_states(registry: Registry, *, root: Path) -> list[CacheState]:
         states.append(duplicates_state(registry, root=root))
     for family in FAMILIES:
         states += [cache_state(registry, name, root=root) for name in registry.datasets(family)]
+    states += [blend_state(registry, name, root=root) for name in registry.blend_keys()]
     for family in FAMILIES:
         states += [unlisted_state(family, name, root=root) for name in _unlisted(root / family, registry.datasets(family))]
     return states
@@ -186,6 +188,23 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
         return _judge_tokenizer(meta, root)
 
     return _state(name, family, directory, judge, note=lambda meta: "; ".join([NOT_NAMED, *filter(None, [shortfall(meta)])]))
+
+
+def blend_state(registry: Registry, name: str, *, root: Path) -> CacheState:
+    """Of the indices of [blend.NAME]. An index lies under the hash of all that decides it, so one that is there is in sync.
+
+    Costs nothing where a member or any index is missing, else what `find_indices` does.
+    """
+    members = registry.blend[name].weights
+    lacking = [member for member in members if not (dataset_dir(root, "pretrain", member) / META_NAME).exists()]
+    state: State = "missing"
+    if lacking:
+        advice = f"build {', '.join(lacking)} first"
+    elif is_prebuilt(registry, name, root=root):
+        state, advice = "in sync", ""
+    else:
+        advice = f"build it: niels-cache prebuild-index {name}, or build-all"
+    return CacheState(name=f"index/{name}", kind="index", directory=index_folder(root), state=state, advice=advice)
 
 
 def index_state(directory: Path) -> CacheState:

@@ -10,6 +10,7 @@ from niels_cache_runtime.meta import Meta
 
 _WINDOW = 256  # T of the example, or less if a split has fewer tokens
 _ROWS = 4
+_COLUMNS = 72  # the UI cuts a longer line where it shows code beside a name
 
 
 def training_code(directory: Path, family: Family, meta: Meta) -> str:
@@ -21,10 +22,13 @@ def training_code(directory: Path, family: Family, meta: Meta) -> str:
 def loader_code(quoted_split: str, family: Family, *, T: int, B: int) -> str:
     """Return the lines for the split at `quoted_split`, a Python string with its quotes."""
     targets = "batch.y" if family == "pretrain" else "batch.y_masked"
-    masked = "" if family == "pretrain" else "; targets are -100 except in the assistant's answers"
+    masked = "" if family == "pretrain" else "\n# targets are -100 except in the assistant's answers"
+    settings = f"T={T}, B={B}, seed=0"
+    whole = f"loader = TokenLoader({quoted_split}, {settings})"
+    split_up = f"loader = TokenLoader(\n    {quoted_split},\n    {settings},\n)"
     return f"""\
 from niels_cache_runtime import TokenLoader
 
-loader = TokenLoader({quoted_split}, T={T}, B={B}, seed=0)
+{whole if len(whole) <= _COLUMNS else split_up}
 batch = next(iter(loader))
 batch.x, {targets}  # ({B}, {T}) int64 each{masked}"""

@@ -98,7 +98,9 @@ class Project:
 
 
 def materializations(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, dg.AssetMaterialization]:
-    return {event.asset_key.to_user_string(): event for event in run.asset_materializations_for_node(op)}
+    """Of what was built, by key; what was read of upstream is left out."""
+    events = run.asset_materializations_for_node(op)
+    return {event.asset_key.to_user_string(): event for event in events if event.asset_key.path[0] != "upstream"}
 
 
 def data_versions(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, str]:
@@ -124,3 +126,15 @@ def failure(run: dg.ExecuteInProcessResult) -> str:
 def rows(value: Any) -> list[dict[str, Any]]:
     """The records of a table in metadata."""
     return [dict(record.data) for record in value.records]
+
+
+def files_of(found: dict[str, Any]) -> dict[str, str]:
+    """Path to sha256, from the entry `files` in metadata."""
+    lines = found["files"].split("```")[1].splitlines()[1:]
+    return {path: sha256 for sha256, path in (line.split("  ") for line in lines)}
+
+
+def json_of(entry: str) -> dict[str, Any]:
+    """What an entry of metadata that opens in a window holds."""
+    found: dict[str, Any] = json.loads(entry.rstrip().removeprefix("```json\n").removesuffix("```"))
+    return found

@@ -1,5 +1,6 @@
 """Materializing: what is recorded, when nothing is built again, and what a failure leaves."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.excerpt import fenced
-from niels_cache_assets.defs.metadata import _state
+from niels_cache_assets.defs.metadata import state_in, state_of
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.progress import HowFar
@@ -18,7 +19,7 @@ from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_runtime.formats import META_NAME, dataset_dir
 from niels_cache_runtime.meta import read_meta, sha256_file
-from tests.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
+from tests.dagster_tools import Project, checks, data_versions, failure, files_of, json_of, materializations, metadata
 from tests.test_cache_determinism import digests
 from tests.test_foreign_cache import prepare_pretrain
 from tests.tiny import sentences
@@ -54,32 +55,31 @@ def test_metadata_shows_counts_files_and_how_the_text_reads(project: Project) ->
     meta = read_meta(str(project.root / NOTES / META_NAME))
     train = metadata(materializations(run)["pretrain/train_shards"])
     assert train["tokens"] == train["dagster/row_count"] == meta["train_tokens"]
-    assert train["documents"] == 54
-    assert train["state"] == "built"
-    assert train["cache_hit"] is False
-    assert train["tokens_per_second"] > 0
+    assert train["contents"].endswith(f": {meta['train_tokens']:,} tokens, 54 documents, 3 files")
+    assert re.fullmatch(r"built in \d\.\d s, .* tokens per second", train["state"])
     assert train["dagster/uri"] == (project.root / NOTES / "train").as_uri()
-    assert {row["path"]: row["sha256"] for row in rows(train["files"])} == {
-        path: entry["sha256"] for path, entry in meta["files"].items() if path.startswith("train")
-    }
-    column = train["dagster/column_schema"].columns[0]
-    assert (column.name, column.type, column.constraints.other) == ("token", "uint16", ["< 400"])
+    assert files_of(train) == {path: entry["sha256"] for path, entry in meta["files"].items() if path.startswith("train")}
+    (spec,) = (spec for spec in project.defs.resolve_all_asset_specs() if spec.key.path == ["pretrain", "train_shards"])
+    column = spec.metadata["dagster/column_schema"].columns[0]
+    assert (column.name, column.type, column.constraints.other) == ("token", "uint16", ["< vocab_size"])
     assert sentences(1)[0] in train["samples"].replace("\n", "")
     assert max(map(len, train["samples"].splitlines())) <= 110
     assert "<|eot|>" in train["samples"]
     whole = metadata(materializations(run)["pretrain/meta_json"])
     assert whole["tokens"] == meta["train_tokens"] + meta["val_tokens"]
-    assert whole["dataset_revision"] == meta["dataset_revision"]
-    assert whole["fingerprint"] == meta["fingerprint"]
-    assert whole["settings"]["source"] == "jsonl"
-    assert 1 < whole["characters_per_token"] < 10
+    made_from = json_of(whole["made_from"])
+    assert made_from["dataset_revision"] == meta["dataset_revision"]
+    assert made_from["fingerprint"] == meta["fingerprint"]
+    assert made_from["settings"]["source"] == "jsonl"
+    assert 1 < whole["chars_per_token"] < 10
 
 
 def test_sft_records_examples_with_their_role_tokens(project: Project) -> None:
     run = project.build("chats", family="sft")
     assert run.success
     train = metadata(materializations(run, "stream_sft_dataset")["sft/train_pair"])
-    assert train["examples"] == train["dagster/row_count"] == 18
+    assert train["dagster/row_count"] == 18
+    assert "18 examples" in train["contents"]
     assert train["samples"].index("<|usr|>") < train["samples"].index("<|asst|>")
     assert all(check.passed for check in checks(run).values() if check.check_name != "caches_in_sync")
 
@@ -87,25 +87,25 @@ def test_sft_records_examples_with_their_role_tokens(project: Project) -> None:
 def test_dropped_documents_are_counted_by_reason(project: Project) -> None:
     project.write_notes(["", *sentences(10)])
     event = materializations(project.build("notes"))["pretrain/meta_json"]
-    assert metadata(event)["dropped"] == 1
-    assert rows(metadata(event)["dropped_by_reason"]) == [{"reason": "empty", "count": 1}]
+    assert metadata(event)["dropped"] == "9.1% of 11 documents: empty 1"
+    assert json_of(metadata(event)["made_from"])["dropped"] == {"empty": 1}
 
 
 def test_a_second_run_builds_nothing_and_records_the_same_versions(project: Project) -> None:
     first = project.build("notes")
     written = {path: path.stat().st_mtime_ns for path in (project.root / NOTES).rglob("*")}
     second = project.build("notes")
-    assert metadata(materializations(second)["pretrain/meta_json"])["cache_hit"] is True
+    assert state_in(metadata(materializations(second)["pretrain/meta_json"])) == "cache_hit"
     assert data_versions(second) == data_versions(first)
     assert {path: path.stat().st_mtime_ns for path in (project.root / NOTES).rglob("*")} == written
-    assert metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])["state"] == "cache_hit"
+    assert state_in(metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])) == "cache_hit"
 
 
 def test_force_builds_the_same_bytes_again(project: Project) -> None:
     first = project.build("notes")
     before, inode = digests(project.root / NOTES), (project.root / NOTES).stat().st_ino
     second = project.build("notes", force=True)
-    assert metadata(materializations(second)["pretrain/meta_json"])["state"] == "built"
+    assert state_in(metadata(materializations(second)["pretrain/meta_json"])) == "built"
     assert (project.root / NOTES).stat().st_ino != inode
     assert digests(project.root / NOTES) == before
     assert data_versions(second) == data_versions(first)
@@ -115,7 +115,7 @@ def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -
     run = project.build("notes", train_tokens=100, val_tokens=20, shard_bytes=64)
     assert metadata(materializations(run)["pretrain/train_shards"])["tokens"] == 100
     assert len(list((project.root / NOTES / "train").glob("*.bin"))) == 4
-    assert metadata(materializations(run)["pretrain/meta_json"])["settings"]["train_tokens"] == 100
+    assert json_of(metadata(materializations(run)["pretrain/meta_json"])["made_from"])["settings"]["train_tokens"] == 100
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_a_long_cleaning_is_observed_on_its_corpus_with_speed_share_and_time_lef
 def test_the_speed_of_a_build_that_was_resumed_is_of_its_last_run(tmp_path: Path) -> None:
     meta = {"train_tokens": 900, "val_tokens": 100}
     outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=2.0, resumed_tokens=800)
-    assert _state(outcome)["tokens_per_second"] == 100
+    assert state_of(outcome)["state"] == "built in 2.0 s, 100 tokens per second"

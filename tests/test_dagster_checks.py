@@ -87,7 +87,7 @@ def test_the_folder_of_another_data_set_is_an_error_of_the_content(project: Proj
     assert (in_sync.passed, in_sync.severity) == (False, ERROR)
     (row,) = (row for row in rows(in_sync.metadata["states"].value) if row["data_set"] == "notes")
     assert row["state"] == "other data set"
-    assert "its folder is called 'notes'" in row["problem"]
+    assert "its folder is called 'notes'" in row["files"]
     run = project.build("notes")
     assert not run.success
     assert "--force" in failure(run)
@@ -110,11 +110,11 @@ def test_a_source_that_ended_before_its_budget_is_a_warning_that_blocks_nothing(
     check = checks(run)[BUDGETS_MET]
     assert (run.success, check.passed, check.severity, check.blocking) == (True, False, WARN, False)
     assert check.description == "<0.1% of train_tokens: the source ended"
-    assert metadata(materializations(run)["pretrain/meta_json"])["shortfall"] == check.description
+    assert metadata(materializations(run)["pretrain/meta_json"])["contents"].endswith(f"; {check.description}")
     assert execute_checks(project, [BUDGETS_MET])[BUDGETS_MET].description == check.description
     run = project.build("notes", train_tokens=200, val_tokens=100)
     assert checks(run)[BUDGETS_MET].passed
-    assert "shortfall" not in metadata(materializations(run)["pretrain/meta_json"])
+    assert "the source ended" not in metadata(materializations(run)["pretrain/meta_json"])["contents"]
 
 
 def test_a_blocking_check_fails_the_run_that_built(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +155,17 @@ def test_executed_alone_it_reads_every_file_and_in_a_build_it_does_not(project: 
     shard.write_bytes(bytes(shard.stat().st_size))
     alone = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
     assert (alone.passed, alone.severity, alone.description) == (False, ERROR, "damaged: notes")
-    assert metadata_of(alone)["verified"] == 2
+    assert metadata_of(alone)["verified"] == "every file of 2 data sets"
+    files = {row["data_set"]: row["files"] for row in rows(metadata_of(alone)["states"])}
+    assert files["books"] == "sound"
+    assert "train/shard_00000.bin" in files["notes"]
     in_a_build = checks(project.build("books"))[IN_SYNC]
-    assert (in_a_build.passed, metadata_of(in_a_build)["verified"]) == (True, 0)
+    assert in_a_build.passed
+    assert str(metadata_of(in_a_build)["verified"]).startswith("no file")
+    columns = {"data_set", "state", "advice", "train", "val", "size"}
+    assert [row.keys() for row in rows(metadata_of(in_a_build)["states"])] == [columns, columns], (
+        "no word of problems where none was looked for"
+    )
 
 
 def metadata_of(check: dg.AssetCheckEvaluation) -> dict[str, object]:

@@ -12,8 +12,9 @@ from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
+from niels_cache_assets.defs.metadata import state_in
 from niels_cache_runtime.formats import SPLITS, documents_name
-from tests.dagster_tools import Project, checks, failure, materializations, metadata, rows
+from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
 from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
 from tests.test_dagster_launcher import launch, states
 from tests.tiny import sentences
@@ -102,19 +103,25 @@ def test_without_a_prepared_data_set_there_is_no_corpus(tmp_path: Path, tiny_mod
 def test_runs_record_figures_examples_and_pictures(project: Project) -> None:
     documents = run(project, CORPUS_JOB, "books")
     recorded = metadata(materializations(documents, "corpus__documents")["corpus/documents"])
-    assert (recorded["state"], recorded["documents_read"], recorded["documents"]) == ("built", 5, 4)
-    assert rows(recorded["dropped_by_reason"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": 0.2}]
-    assert [(row["reason"], row["excerpt"]) for row in rows(recorded["rejected_examples"])] == [("too_short", "Brief.")]
+    assert (state_in(recorded), recorded["documents"]) == ("built", 4)
+    assert "4 documents of 5" in recorded["contents"]
+    assert rows(recorded["reasons"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": "20.0%"}]
+    assert "**too_short**" in recorded["rejected_examples"]
+    assert recorded["rejected_examples"].count("```") == 2
+    assert "\nBrief.\n" in recorded["rejected_examples"]
     assert checks(documents)[REASONS_PLAUSIBLE].passed
-    assert metadata(materializations(run(project, CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"])["cache_hit"] is True
+    assert state_in(metadata(materializations(run(project, CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"])) == "cache_hit"
     run(project, CORPUS_JOB, "letters")
     duplicates = metadata(materializations(run(project, DUPLICATES_JOB), "corpus__duplicates")["corpus/duplicates"])
-    assert (duplicates["exact"], duplicates["near"], duplicates["bands"], duplicates["rows"]) == (2, 1, 8, 16)
+    settings = json_of(duplicates["settings"])
+    assert (duplicates["exact"], duplicates["near"], settings["bands"], settings["rows"]) == (2, 1, 8, 16)
+    assert "2 exact, 1 near" in duplicates["contents"]
     assert [row["data_set"] for row in rows(duplicates["data_sets"])] == ["books", "letters"]
     reported = run(project, REPORT_JOB, "letters")
     assert checks(reported)[NOT_EMPTY].passed
     kept = metadata(materializations(reported, "corpus__kept")["corpus/kept"])
-    assert (kept["documents"], kept["duplicates"]) == (LETTERS, 3)
+    assert kept["documents"] == LETTERS
+    assert "; 3 duplicates and " in kept["contents"]
     report = metadata(materializations(reported, "corpus__report")["corpus/report"])
     assert [row["documents"] for row in rows(report["funnel_table"])] == [23, 23, 21, LETTERS]
     plots = report["plots"].split("\n\n")
@@ -146,7 +153,7 @@ def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(project: Proje
     for name in ("books", "letters"):
         assert run(project, REPORT_JOB, name).success
     assert {name: status(project, key, name) for key, name in partitions} == {"notes": "FRESH", "books": "FRESH", "letters": "STALE"}
-    built = {name: metadata(materializations(project.build(name))["pretrain/meta_json"])["state"] for name in ("books", "letters")}
+    built = {name: state_in(metadata(materializations(project.build(name))["pretrain/meta_json"])) for name in ("books", "letters")}
     assert built == {"books": "cache_hit", "letters": "built"}
     assert {status(project, *each) for each in partitions} == {"FRESH"}
 

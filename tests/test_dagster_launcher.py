@@ -14,6 +14,7 @@ import pytest
 
 from niels_cache_assets.defs import abandoned
 from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.row_files import Jsonl, Text
@@ -93,14 +94,63 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
         ("build_tokenizer", None, "SUCCESS"),
         ("build_pretrain", "notes", "SUCCESS"),
         ("build_sft", "chats", "SUCCESS"),
+        ("write_reports", None, "SUCCESS"),
     ]
-    assert all(run.tags[".dagster/repository"] == "__repository__@niels_cache_assets" for run in instance.get_runs())
+    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{LOCATION}"})
+    assert len(instance.get_runs(filters=of_the_location)) == 4, "the page of a job asks for these"
+    origins = {run.job_name: run.remote_job_origin for run in instance.get_runs()}
+    assert all(origin is not None and (origin.location_name, origin.job_name) == (LOCATION, job) for job, origin in origins.items())
     assert instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes"}
     assert instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), "files_match_meta")]
     )
     output = capfd.readouterr()
     assert (output.out, output.err) == ("", "")
+
+
+BLEND = """
+[blend.mix]
+weights = { notes = 3, books = 1 }
+sequence_length = 16
+num_samples = 40
+"""
+
+
+def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(project: Project, instance: dg.DagsterInstance) -> None:
+    project.configure(extra=BLEND)
+    results, recorder = launch(project)
+    assert states(results)["index/mix"] == "built"
+    assert recorder.told[-2:] == ["started index/mix (index)", "finished index/mix: built"]
+    assert instance.get_materialized_partitions(INDEX) == {"mix"}
+    assert states(launch(project, only=["mix"])[0]) == {"tokenizer": "cache_hit", "index/mix": "cache_hit"}
+    project.write_notes([])
+    results, _ = launch(project)
+    assert (results["index/mix"].state, results["index/mix"].message) == ("skipped", "notes could not be built")
+
+
+def test_reports_are_there_after_a_build_and_are_written_again_when_something_was_built(
+    project: Project, instance: dg.DagsterInstance
+) -> None:
+    def written() -> list[int]:
+        return [len(instance.fetch_materializations(key, limit=10).records) for key in (MIXTURE, CACHE_REPORT)]
+
+    launch(project)
+    assert written() == [1, 1]
+    assert (project.root / "reports/cache.html").exists()
+    launch(project)
+    assert written() == [1, 1], "nothing was built"
+    launch(project, only=["notes"], force=True)
+    assert written() == [2, 2]
+
+
+def test_a_report_that_cannot_be_written_fails_no_build(project: Project, monkeypatch: pytest.MonkeyPatch, in_memory: None) -> None:
+    def refuse(*_: object) -> None:
+        raise NielsCacheError("no page today")
+
+    monkeypatch.setattr("niels_cache_assets.defs.assets.reports.write_page", refuse)
+    results, recorder = launch(project, only=["notes"])
+    assert states(results) == {"tokenizer": "built", "notes": "built"}
+    assert recorder.told[-1] == "reports: WARNING: not written: no page today"
 
 
 def test_a_build_records_what_it_has_read_of_upstream(project: Project, instance: dg.DagsterInstance) -> None:
@@ -114,7 +164,8 @@ def test_a_build_records_what_it_has_read_of_upstream(project: Project, instance
     assert results["notes"].meta is not None
     assert observation.metadata["revision"].value == results["notes"].meta["dataset_revision"]
     assert observation.tags["dagster/data_version"].startswith(results["notes"].meta["dataset_revision"] + "+")
-    assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(observed[0].storage_id)
+    read = instance.fetch_materializations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
+    assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(read[0].storage_id)
 
 
 @pytest.mark.usefixtures("in_memory")

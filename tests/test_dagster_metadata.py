@@ -1,21 +1,20 @@
 """What the UI can plot over partitions, and the table that says what is unsynced and why."""
 
+import re
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
-from niels_cache_assets.defs.pictures import shares
+from niels_cache_assets.defs.metadata import MOST_ENTRIES, said_of_dropped
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
 from niels_cache_runtime.formats import FAMILIES
 from niels_cache_runtime.meta import read_meta, sha256_file
-from tests.dagster_tools import Project, checks, data_versions, materializations, metadata, rows
+from tests.dagster_tools import Project, checks, data_versions, files_of, materializations, metadata, rows
 from tests.tiny import sentences
-
-EVERYWHERE = {"tokens", "bytes", "characters_per_token", "tokens_per_second", "dropped", "dropped_share", "pieces_used", "seconds"}
 
 
 @pytest.fixture
@@ -29,27 +28,70 @@ def observe(project: Project, name: str) -> None:
     project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
 
 
-def test_every_number_of_a_data_set_is_one_that_the_ui_plots(project: Project) -> None:
+def shown(project: Project) -> dict[str, dict[str, object]]:
+    """The metadata of all that is built, by asset."""
+    runs = [
+        materializations(project.build_tokenizer(force=True), "tokenizer"),
+        materializations(project.build("notes")),
+        materializations(project.build("chats", family="sft"), "stream_sft_dataset"),
+    ]
+    return {key: metadata(event) for events in runs for key, event in events.items()}
+
+
+def test_whichever_output_is_opened_shows_at_once_what_one_looks_for(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
     project.write_notes(["", *sentences(10)])
-    notes = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
-    chats = metadata(materializations(project.build("chats", family="sft"), "stream_sft_dataset")["sft/meta_json"])
-    for found, more in ((notes, {"documents"}), (chats, {"examples", "target_share", "cut_share"})):
-        assert {name for name in EVERYWHERE | more if not isinstance(found[name], int | float)} == set()
-        assert "duplicates_share" not in found, "they were not looked for"
-    assert notes["dropped_share"] == round(1 / 11, 4)
+    found = shown(project)
+    for family, splits in (("pretrain", ("train_shards", "val_shards")), ("sft", ("train_pair", "val_pair"))):
+        for split in splits:
+            assert list(found[f"{family}/{split}"])[:4] == ["plots", "samples", "open_it", "state"]
+        assert list(found[f"{family}/meta_json"])[:5] == ["sha256", "plots", "samples", "open_it", "state"]
+        assert len({found[f"{family}/{part}"]["plots"] for part in (*splits, "meta_json")}) == 1
+        assert max(len(line.rstrip()) for line in str(found[f"{family}/meta_json"]["open_it"]).splitlines()) <= 72 + len(str(project.root))
+    assert list(found["tokenizer"])[:2] == ["sha256", "plots"]
+
+
+def test_entries_are_few_and_a_number_is_one_that_means_something_over_partitions(project: Project) -> None:
+    project.write_notes(["", *sentences(10)])
+    found = shown(project)
+    assert len(found) == 7
+    numbers = {"tokens", "chars_per_token", "dagster/row_count"}
+    for key, entries in found.items():
+        assert len(entries) <= MOST_ENTRIES, (key, list(entries))
+        assert {name for name, value in entries.items() if isinstance(value, int | float)} <= numbers, key
+        assert [name for name in entries if name == "meta_sha256"] == ([] if key.endswith(("shards", "pair")) else ["meta_sha256"])
+    notes, chats = found["pretrain/meta_json"], found["sft/meta_json"]
+    assert notes["dropped"] == "9.1% of 11 documents: empty 1"
+    assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val; \d+ of 400 pieces are used$", str(notes["contents"]))
+    assert re.search(r"[\d.]+% of the tokens are targets; T = 1,024 cuts none of the examples$", str(chats["contents"]))
+
+
+def test_a_table_without_a_row_is_not_shown(project: Project) -> None:
+    run = project.build("notes")
+    entries = [*materializations(run).values(), *run.get_asset_check_evaluations()]
+    tables = [value for entry in entries for value in entry.metadata.values() if isinstance(value, dg.TableMetadataValue)]
+    assert tables, "caches_in_sync has one"
+    assert all(table.records for table in tables)
+
+
+def test_what_came_of_a_build_is_one_line_of_its_log_and_a_hit_says_hit(project: Project) -> None:
+    for first_word in ("built", "hit"):
+        run = project.build("notes")
+        logged = [entry.user_message for entry in project.instance.all_logs(run.run_id) if entry.dagster_event is None]
+        said = [line for line in logged if line.startswith(f"notes: {first_word}")]
+        assert len(said) == 1, logged
+        assert "tokens of train" in said[0]
+        assert metadata(materializations(run)["pretrain/meta_json"])["state"].startswith(first_word)
 
 
 def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
     meta = {"documents": {"train": 6, "val": 2}, "dropped": {"exact_duplicate": 5, "near_duplicate": 3, "empty": 4}}
     outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
-    assert shares(outcome, deduplicated=True) == {"dropped_share": 0.6, "duplicates_share": 0.4}
-    assert shares(outcome, deduplicated=False) == {"dropped_share": 0.6}
-
-
-def test_a_materialization_begins_with_what_one_looks_at(project: Project) -> None:
-    events = materializations(project.build("notes"))
-    assert next(iter(metadata(events["pretrain/train_shards"]))) == "samples"
-    assert "plots" not in metadata(events["pretrain/meta_json"]), "switched off in this project"
+    reasons = "60.0% of 20 documents: exact_duplicate 5, empty 4, near_duplicate 3"
+    assert said_of_dropped(outcome, deduplicated=True) == f"{reasons} (40.0% as duplicates)"
+    assert said_of_dropped(outcome, deduplicated=False) == reasons
 
 
 def test_every_sha256_that_is_shown_is_that_of_a_file(project: Project) -> None:
@@ -65,8 +107,8 @@ def test_every_sha256_that_is_shown_is_that_of_a_file(project: Project) -> None:
         found = metadata(event.asset_materialization if isinstance(event, dg.EventLogEntry) else event)
         if "sha256" in found:
             shown[place] = found["sha256"]
-        for row in rows(found["files"]) if "files" in found else []:
-            shown[f"{Path(place).parent}/{row['path']}"] = row["sha256"]
+        for path, sha256 in (files_of(found) if "files" in found else {}).items():
+            shown[f"{Path(place).parent}/{path}"] = sha256
     assert {"tokenizer/spm.model", "pretrain/notes/meta.json", "sft/chats/meta.json"} <= shown.keys()
     assert len(shown) > 10
     assert shown == {path: sha256_file(str(project.root / path)) for path in shown}

@@ -192,11 +192,11 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, 
     images = whole["plots"].split("\n\n")
     assert len(images) == 4
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
-    assert 0 < whole["target_share"] < 1
-    assert (whole["dropped_share"], whole["cut_share"]) == (0, 0)
-    assert 1 < whole["characters_per_token"] < 10
+    assert "of the tokens are targets; T = 1,024 cuts none of the examples" in whole["contents"]
+    assert whole["dropped"] == "none of 20 examples"
+    assert 1 < whole["chars_per_token"] < 10
     scope: dict[str, object] = {}
-    exec(whole["open_it"].removeprefix("```python\n").removesuffix("```"), scope)
+    exec(whole["open_it"].rstrip().removeprefix("```python\n").removesuffix("```"), scope)
     batch = scope["batch"]
     assert isinstance(batch, Batch)
     assert batch.x.shape == (4, 256)
@@ -219,7 +219,7 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_ca
     found = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
     model = str(project.root / "tokenizer/spm.model")
     texts = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
-    ratios = {row["data_set"]: row["characters_per_token"] for row in rows(found["characters_per_token_by_source"])}
+    ratios = {row["data_set"]: row["chars_per_token"] for row in rows(found["by_source"])}
     assert ratios.keys() == {"notes", "books"}
     assert [(row["data_set"], row["read_as"]) for row in rows(found["trained_on"])] == [("books", "raw"), ("notes", "raw")]
     tokenizer = SentencePieceTokenizer(model)
@@ -228,14 +228,15 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_ca
     (compared,) = (row for row in json.loads(capsys.readouterr().out)["sources"] if row["source"] == "files")
     assert ratios["notes"] == round(compared["characters_per_token"][0], 3)
     built = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
-    assert ratios["notes"] == built["characters_per_token"]
-    words = rows(found["longest_words"])
-    assert words
-    for row in words:
-        pieces = row["cut"].split(" | ")
-        assert "".join(pieces) == row["word"]
-        assert len(pieces) == row["pieces"]
-    assert [row["word"] for row in words] == sorted((row["word"] for row in words), key=lambda word: (-len(word), word))
+    assert ratios["notes"] == built["chars_per_token"]
+    lines = found["longest_words"].split("```")[1].splitlines()[1:]
+    assert lines
+    words = []
+    for line in lines:
+        count, pieces = line.split(maxsplit=1)[0], line[4:].split(" | ")
+        assert int(count) == len(pieces)
+        words.append("".join(pieces))
+    assert words == sorted(words, key=lambda word: (-len(word), word))
     assert len(found["plots"].split("\n\n")) == 3
     assert all(len(image) < MAX_PNG_BYTES for image in found["plots"].split("\n\n"))
 
@@ -252,8 +253,8 @@ def test_the_picture_of_the_longest_possible_words_is_small() -> None:
 def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
     first = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
-    assert "characters_per_token" not in first
+    assert "chars_per_token" not in first
     built = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
     again = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
-    assert again["characters_per_token"] == built["characters_per_token"]
+    assert again["chars_per_token"] == built["chars_per_token"]
     assert "longest_words" not in again

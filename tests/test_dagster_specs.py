@@ -61,7 +61,7 @@ BLOCKING = {
     "budgets_met": False,
     "no_data_set_is_read_too_often": False,
 }
-JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "observe_upstream", "verify_caches"}
+JOBS = {"build_tokenizer", "build_pretrain", "build_sft", "write_reports", "observe_upstream", "verify_caches"}
 
 
 @pytest.fixture
@@ -98,6 +98,14 @@ def test_streams_are_in_no_pool_and_are_not_retried(defs: dg.Definitions) -> Non
         definition = defs.resolve_assets_def(dg.AssetKey(key))
         op = definition.op
         assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == (None, None, False, None)
+
+
+def test_the_launchpad_offers_budgets_and_force_and_no_resources_of_ours(defs: dg.Definitions) -> None:
+    schema = defs.resolve_job_def("build_pretrain").run_config_schema.run_config_schema_type.fields  # type: ignore[attr-defined]
+    assert set(schema["resources"].config_type.fields) == {"io_manager"}, "Dagster's own"
+    offered = schema["ops"].default_value["stream_pretrain_dataset"]["config"]
+    shown = {name: value for name, value in offered.items() if value is not None}  # the UI leaves out null
+    assert shown == {"force": False, "wait": False, "train_tokens": -1, "val_tokens": -1}
 
 
 def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Definitions) -> None:

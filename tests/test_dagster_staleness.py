@@ -9,6 +9,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB, UPSTREAM_KEYS
+from niels_cache_assets.defs.metadata import state_in
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.sources.row_files import Jsonl
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
@@ -73,6 +74,29 @@ def test_another_revision_upstream_makes_that_partition_stale_until_it_is_built(
     assert (status(project, "notes"), status(project, "books")) == ("STALE", "FRESH")
     project.build("notes")
     assert status(project, "notes") == "FRESH"
+
+
+def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(project: Project) -> None:
+    """The UI shows what was only observed as missing, in orange."""
+
+    def there() -> set[str]:
+        return project.instance.get_materialized_partitions(UPSTREAM_KEYS["pretrain"])
+
+    observe(project, "notes")
+    assert there() == set()
+    project.build("notes")
+    assert there() == {"notes"}
+    project.write_notes(sentences(61))
+    observe(project, "notes")  # a sensor, say
+    assert status(project, "notes") == "STALE"
+    for _ in ("built", "hit"):
+        project.build("notes")
+        assert (there(), status(project, "notes")) == ({"notes"}, "FRESH")
+    read = project.instance.fetch_materializations(UPSTREAM_KEYS["pretrain"], limit=10).records
+    assert len(read) == 2, "one for each version that was read"
+    project.build("books")
+    observe(project, "books")
+    assert (there(), status(project, "notes"), status(project, "books")) == ({"notes", "books"}, "FRESH", "FRESH")
 
 
 def test_what_was_built_before_anyone_looked_upstream_is_compared_with_what_it_was_built_from(project: Project) -> None:
@@ -192,7 +216,7 @@ def test_a_new_revision_of_the_same_documents_is_in_sync_when_its_corpus_was_loo
     assert not checks(built.build("letters"))[IN_SYNC].passed
     build_corpus(built, "letters")
     again = built.build("letters")
-    assert metadata(materializations(again)["pretrain/meta_json"])["state"] == "cache_hit"
+    assert state_in(metadata(materializations(again)["pretrain/meta_json"])) == "cache_hit"
     assert checks(again)[IN_SYNC].passed
     assert stale(built) == set()
 
@@ -207,7 +231,7 @@ def test_changed_settings_of_the_tokenizer_mark_it_before_it_is_trained(built: P
 def test_a_tokenizer_trained_to_the_same_bytes_makes_nothing_stale_and_to_others_exactly_the_caches(built: Project) -> None:
     assert stale(built) == set()
     trained = built.build_tokenizer(force=True)
-    assert metadata(materializations(trained, "tokenizer")["tokenizer"])["state"] == "built"
+    assert state_in(metadata(materializations(trained, "tokenizer")["tokenizer"])) == "built"
     assert stale(built) == set()
     edit(built, TRAIN_HERE, f'model = "{built.tokenizer_model}"')
     assert built.build_tokenizer().success

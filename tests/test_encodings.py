@@ -34,8 +34,10 @@ from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import json_of
 from tests.read_sources import read
 from tests.test_sources_seek import require_every_place_is_exact
 
@@ -557,7 +559,7 @@ def test_a_corpus_of_which_nothing_is_text_names_file_and_key(nothing_configured
 
 
 def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path) -> None:
-    from niels_cache_assets.defs.metadata import replaced_metadata
+    from niels_cache_assets.defs.metadata import family_metadata
     from niels_cache_assets.reports.cache import cache_report, find_items
     from niels_cache_assets.reports.history import History
 
@@ -565,10 +567,8 @@ def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path) 
     root = nothing_configured / "cache"
     build_tokenizer(registry, root=root)
     outcome = build_dataset(registry, "mine", root=root)
-    metadata = replaced_metadata(outcome.meta["facts"])
-    assert metadata["not_text_documents"] == 1
-    assert metadata["replaced_bytes"] == outcome.meta["facts"]["replaced"]["bytes"]
-    assert [record.data for record in metadata["not_text_by_file"].records] == [{"file": "picture.txt", "documents": 1}]
-    assert replaced_metadata({"trees": 1}) == {}
+    entries = family_metadata(outcome, {}, load_tokenizer(registry, root), deduplicated=False, draw=False)[None]
+    assert json_of(entries["made_from"].value)["facts"]["not_text"]["by_file"] == {"picture.txt": 1}
+    assert "picture.txt" in entries["warning"]
     report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
     assert [notice.name for notice in report.notices if "picture.txt" in notice.text] == ["mine"]

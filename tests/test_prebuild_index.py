@@ -301,3 +301,47 @@ def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
     abandoned.mkdir(parents=True)
     assert prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache")).state == "built"
     assert list(Path("cache/index").glob(".*.partial")) == []
+
+
+def test_a_blend_stands_in_status_list_and_show_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str) -> Any:
+        main([*words, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    def state() -> tuple[str, str, str]:
+        (row,) = told("status", "mix")["data_sets"]
+        return row["condition"], told("list")["blends"][0]["state"], told("show", "mix")["state"]
+
+    assert state() == ("missing", "missing", "missing")
+    assert told("prebuild-index", "mix")["state"] == "built"
+    assert state() == ("complete", "in sync", "in sync")
+    assert [index["index"] for index in told("show", "mix")["indices"]] == ["notes", "books", "blend"]
+    for words in (("status",), ("list",), ("show", "mix")):
+        main([*words])
+        assert "mix" in capsys.readouterr().out
+    blend = told("show", "mix")["indices"][-1]["directory"]
+    Path(blend).rename(folder / "aside")
+    assert state() == ("missing", "missing", "missing"), "the last of three is not there"
+    (folder / "aside").rename(blend)
+    assert state() == ("complete", "in sync", "in sync")
+    configure(MIX.format(notes=4))
+    assert state() == ("missing", "missing", "missing"), "of other weights there is no index yet"
+    (folder / "cache/pretrain/notes/meta.json").unlink()
+    (row,) = told("status", "mix")["data_sets"]
+    assert row["advice"] == "build notes first"
+
+
+def test_an_index_that_was_built_ahead_is_marked_in_the_dagster_home_if_there_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from niels_cache_assets.defs.instance import ensure_instance
+    from niels_cache_assets.defs.keys import INDEX
+
+    home = folder / "home"
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    assert main(["prebuild-index", "mix"]) == 0
+    assert not home.exists()
+    with ensure_instance(home) as instance:
+        assert main(["prebuild-index", "mix"]) == 0
+        assert instance.get_materialized_partitions(INDEX) == {"mix"}
+    assert "WARNING" not in capsys.readouterr().err

@@ -163,6 +163,22 @@ def test_a_hub_that_is_down_is_unavailable_and_not_an_error_of_the_user(hub: Loo
         assert result["error"].endswith('or read a copy: files = ["/path/to/copy/*.parquet"]')
 
 
+def test_a_name_that_does_not_exist_and_a_network_that_is_away_are_told_apart_where_that_can_be(hub: LoopbackHub, tmp_path: Path) -> None:
+    table = {"source": "huggingface", "dataset": "no/such"}
+    (wrong,) = read_from(hub, table)
+    assert (wrong["unavailable"], "no such data set on the hub" in wrong["error"]) == (False, True)
+    hub.close()
+    (unknown,) = read_from(hub, table)
+    assert unknown["unavailable"]
+    assert (
+        "so whether it has this data set is not known; check the network, and the name at https://huggingface.co/datasets/no/such"
+        in (unknown["error"])
+    )
+    (tmp_path / "hf_home/hub/datasets--no--such").mkdir(parents=True)
+    (known,) = read_from(hub, table)
+    assert "this machine has read the data set before" in known["error"]
+
+
 def write_mirror(folder: Path) -> list[str]:
     """Three Parquet files of 40 rows in row groups of 16."""
     paths = [folder / f"train-{file}.parquet" for file in range(FINEWEB_FILES)]

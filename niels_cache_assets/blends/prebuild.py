@@ -236,6 +236,17 @@ def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
     return MegatronCoreCache(plan.core, part=plan.part, asked_for_none=plan.num_samples == 0 and not read_whole)
 
 
+def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
+    """Whether every index of [blend.NAME] is there. Costs what `find_indices` does, and nothing where there is no index at all."""
+    if not any(path.is_dir() for path in index_folder(root).glob("*")):
+        return False
+    try:
+        plan = plan_of(registry, name, root=root)
+    except NielsCacheError:  # the folder of a member holds another data set
+        return False
+    return len(find_indices(plan, root=root)) == len(plan.index_labels)
+
+
 def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
     """Hash to label of the indices of a plan, as far as the first that is not built yet. Builds nothing.
 
@@ -244,17 +255,18 @@ def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
     from niels_cache_runtime.megatron.blended import open_blend  # torch
     from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
-    asked: list[str] = []
+    found: list[str] = []
 
     class Finished(IndexCache):
         def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
             directory = self.directory(kind, parameters)
-            asked.append(directory.name)
-            return open_arrays(directory)
+            arrays = open_arrays(directory)
+            found.append(directory.name)
+            return arrays
 
     with suppress(NielsCacheError):  # of an index, or a data set, that is not there
         open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **_settings(plan))
-    return dict(zip(asked, plan.index_labels, strict=False))
+    return dict(zip(found, plan.index_labels, strict=False))
 
 
 def _settings(plan: BlendPlan) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
-    names = [TOKENIZER, *registry.pretrain, *registry.sft]
+    names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
     for name in only or ():
         if name not in names:
             registry.refuse_data_set(f"{WHERE}: --only", "no data set", name, names)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from niels_cache_assets.budgets import shares_met, shortfall
-from niels_cache_assets.cache_state import NOT_NAMED, CacheState, cache_state, tokenizer_state, unlisted_state
+from niels_cache_assets.cache_state import NOT_NAMED, CacheState, blend_state, cache_state, tokenizer_state, unlisted_state
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_places, is_listed, left_out_words, open_registry, tell_advice
 from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     places = {name: places[name] for name in judged}
     corpora = corpus_names(registry, root)
     if arguments.json:
-        print_json(
-            {"root": str(root), "data_sets": [_as_json(place, judged[place.name], registry, root, corpora) for place in places.values()]}
-        )
+        rows = [_as_json(place, judged[place.name], registry, root, corpora) for place in places.values()]
+        blends = [_blend_as_json(name, registry, root) for name in registry.blend_keys()]
+        print_json({"root": str(root), "data_sets": rows, "blends": blends})
         return DONE
     right = ("corpus", "train", "val") if corpora else ("train", "val")
     table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
@@ -53,6 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         short = shortfall(meta)
         if short is not None:
             noted.append(f"{place.name}: {short}")
+    for name in registry.blend_keys():
+        index = blend_state(registry, name, root=root)
+        stands = Text(index.state, style=_STYLES.get(index.state, "yellow"))
+        table.add_row(index.name, index.kind, _mixed(name, registry), stands, *([UNKNOWN] * len(right)))
     console = output()
     console.print(table)
     if noted:
@@ -77,6 +81,22 @@ def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, c
         "sha256": content_hash(meta),
         "corpus": corpus_summary(registry, root, place.name) if place.name in corpora else None,
     }
+
+
+def _blend_as_json(name: str, registry: Registry, root: Path) -> dict[str, Any]:
+    judged = blend_state(registry, name, root=root)
+    return {
+        "name": name,
+        "kind": judged.kind,
+        "weights": dict(registry.blend[name].weights),
+        "directory": str(judged.directory),
+        "state": judged.state,
+        "advice": judged.advice,
+    }
+
+
+def _mixed(name: str, registry: Registry) -> str:
+    return ", ".join(f"{weight:g} {member}" for member, weight in registry.blend[name].weights.items())
 
 
 def _meta(place: Place, judged: CacheState) -> Meta:

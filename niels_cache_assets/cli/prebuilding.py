@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,12 +47,27 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
         outcome = prebuild(plan, root=root, progress=progress)
+        if arguments.name is not None:
+            _record(registry, arguments.name, root)
     if arguments.json:
         indices = [{**asdict(index), "hash": index.hash} for index in outcome.indices]
         print_json({"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.hash, "indices": indices})
         return DONE
     _print(outcome, plan)
     return DONE
+
+
+def _record(registry: Registry, name: str, root: Path) -> None:
+    """Let the Dagster home that is used here know, if there is one: its UI shows the index as built."""
+    home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").expanduser().absolute()
+    if not (home / "dagster.yaml").exists():
+        return
+    from niels_cache_assets.defs.launcher import record_index  # takes seconds: dagster
+
+    try:
+        record_index(registry, name, root=root, home=home)
+    except NielsCacheError as error:  # the index is there
+        diagnostics().print(f"WARNING: not recorded in {home}: {error}", soft_wrap=True)
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:

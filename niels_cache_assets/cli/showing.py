@@ -1,4 +1,5 @@
 """`show NAME`: one cache's meta.json as tables, then its corpus's and what went as duplicates. `show PATH`: the meta.json of one folder.
+`show BLEND`: the settings of a blend, and its indices.
 
 By its name a data set must be what meta.json says; a folder is shown under the name that it has there, whatever it is called. Everything
 comes from those files; nothing is hashed or opened (that is `verify`).
@@ -17,7 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.budgets import shortfall
+from niels_cache_assets.cache_state import blend_state
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
@@ -45,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     if is_path(arguments.name):
         return _show_folder(Path(arguments.name), as_json=arguments.json)
+    if arguments.name in registry.blend and arguments.name not in find_places(registry, root):
+        return _show_blend(registry, arguments.name, root, as_json=arguments.json)
     corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
     known = find_places(registry, root)
     cached = not corpus or (arguments.name in known and known[arguments.name].exists)
@@ -93,6 +98,29 @@ def _no_dataset(path: Path) -> NielsCacheError:
     elif found.kind == "nothing":
         said = f"holds no {META_NAME}"
     return NielsCacheError(f"{path}: {said}; {advice}")
+
+
+def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
+    """Its settings, and the indices that are built of it."""
+    settings = registry.blend[name].model_dump(mode="json")
+    found = find_indices(plan_of(registry, name, root=root), root=root)
+    judged = blend_state(registry, name, root=root)
+    if as_json:
+        indices = [{"index": label, "hash": folder, "directory": index_folder(root) / folder} for folder, label in found.items()]
+        print_json({"name": name, "blend": settings, "state": judged.state, "advice": judged.advice, "indices": indices})
+        return DONE
+    console = output()
+    _print_title(console, f"{name}  (blend, {judged.directory})")
+    _print_facts(console, settings, without=frozenset())
+    table = new_table("index of", "size", "hash", right=frozenset({"size"}))
+    for folder, label in found.items():
+        files = load_meta(str(index_folder(root) / folder / META_NAME))["files"]
+        table.add_row(label, file_size(total_bytes(files)), folder)
+    if found:
+        _section(console, None, table)
+    if judged.advice:
+        console.print(f"\n{judged.state}: {judged.advice}", soft_wrap=True)
+    return DONE
 
 
 def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:

@@ -128,12 +128,14 @@ def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
-    """Those named: a data set's name stands for its corpus as well."""
-    known = [*dict.fromkeys(state.name for state in states)]
+    """Those named: a data set's name stands for its corpus as well, a blend's for its index."""
+    known = [*dict.fromkeys(each for state in states for each in (state.name, state.name.removeprefix("index/")))]
     for name in names:
         if name not in known:
             registry.refuse_data_set(WHERE, "no data set", name, known)
-    return [state for state in states if not names or state.name in names or state.name.removeprefix("corpus/") in names]
+    return [
+        state for state in states if not names or state.name in names or state.name.removeprefix("corpus/").removeprefix("index/") in names
+    ]
 
 
 def _verified(states: list[CacheState], root: Path) -> list[CacheState]:

@@ -16,7 +16,7 @@ from niels_cache_assets.plots.style import (
     INK,
     ORANGE,
     as_png,
-    label_axis,
+    label_axes,
     label_bars,
     new_figure,
     say,
@@ -37,7 +37,7 @@ def draw(report: dict[str, Any]) -> dict[str, bytes]:
 def _funnel(report: dict[str, Any]) -> bytes:
     """Two panels with one bar per stage: documents, and bytes."""
     stages = report["funnel"]
-    figure = new_figure(8.4, 0.9 + 0.42 * len(stages))
+    figure = new_figure(0.9 + 0.42 * len(stages))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, key, title, unit in zip(panels, ("documents", "bytes"), ("documents", "text"), ("", "B"), strict=True):
         values = [stage[key] for stage in stages]
@@ -58,15 +58,15 @@ def _reasons(report: dict[str, Any]) -> bytes:
 def _lengths(report: dict[str, Any]) -> bytes:
     """Documents per power of two of characters, before and after cleaning."""
     rows = report["lengths"]
-    figure = new_figure(7.2, 3.2)
+    figure = new_figure(3.2)
     axes = figure.subplots()
     set_title(axes, "documents by length")
     edges = [float(row["from"].bit_length()) for row in rows]  # an empty text is left of one character
     ends = [*edges, edges[-1] + 1]
-    axes.stairs([row["before"] for row in rows], ends, fill=True, color=GRAY, alpha=0.55, label="read")
-    axes.stairs([row["after"] for row in rows], ends, fill=True, color=BLUE, alpha=0.55, label=report["funnel"][1]["stage"])
+    axes.stairs([row["before"] for row in rows], ends, fill=True, color=GRAY, alpha=0.6, label="read")
+    axes.stairs([row["after"] for row in rows], ends, fill=True, color=ORANGE, alpha=0.6, label=report["funnel"][1]["stage"])
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    label_axis(axes, "characters")
+    label_axes(axes, "characters", "documents")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda edge, _: short(0 if edge < 1 else 2 ** (edge - 1))))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -78,14 +78,14 @@ def _lengths(report: dict[str, Any]) -> bytes:
 def _duplicates(report: dict[str, Any]) -> bytes:
     """Sizes of clusters, and the S-curve of the bands that were used."""
     found = report["duplicates"]
-    figure = new_figure(8.4, 3.2)
+    figure = new_figure(3.2)
     left, right = figure.subplots(1, 2)
     set_title(left, "clusters by size")
     sizes = sorted((int(size), count) for size, count in found["cluster_sizes"].items())
     bars = _binned(sizes)
     left.bar(range(len(bars)), [count for _, count in bars], width=BAR, color=ORANGE)
     left.set_xticks(range(len(bars)), [label for label, _ in bars])
-    label_axis(left, "documents in the cluster, the kept one included")
+    label_axes(left, "documents in the cluster", "clusters")
     for index, (_, count) in enumerate(bars):
         left.annotate(f"{count:,}", (index, count), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8, color=INK)
     left.set_yticks([])
@@ -94,7 +94,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
     if not bars:
         left.set_xticks([])
         say(left, "no document has a duplicate")
-    set_title(right, f"probability to share a band, {found['bands']} bands x {found['rows']} rows")
+    set_title(right, f"found, by {found['bands']} bands x {found['rows']} rows")
     right.plot([point[0] for point in found["s_curve"]], [point[1] for point in found["s_curve"]], color=BLUE, linewidth=2)
     right.axvline(found["threshold"], color=ORANGE, linewidth=1, linestyle="--")
     right.annotate(
@@ -106,7 +106,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
         fontsize=8,
         color=ORANGE,
     )
-    label_axis(right, "Jaccard similarity")
+    label_axes(right, "Jaccard similarity", "share a band")
     right.set_xlim(0, 1)
     right.set_ylim(0, 1.02)
     right.yaxis.set_major_formatter(PercentFormatter(1.0))

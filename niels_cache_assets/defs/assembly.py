@@ -19,7 +19,7 @@ from niels_cache_assets.defs.executor import recorded_executor
 from niels_cache_assets.defs.jobs import build_jobs
 from niels_cache_assets.defs.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import CacheRoot, unconfigured
 from niels_cache_assets.defs.schedules import build_schedules
 from niels_cache_assets.defs.sensors import build_sensors
 from niels_cache_assets.registry import Registry, cache_root, load_registry
@@ -58,6 +58,6 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
         jobs=build_jobs(registry),
         sensors=[*build_sensors(registry), build_automation()],
         schedules=build_schedules(registry),
-        resources={**defaults, **(resources or {})},
+        resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=recorded_executor,
     )

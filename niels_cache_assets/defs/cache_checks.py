@@ -17,7 +17,7 @@ from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT, disjoint_result, disjoint_spec
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.tables import table
+from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
@@ -47,9 +47,10 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             specs += [disjoint_spec(partitions_def), _budgets_spec(partitions_def)]
 
         @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
-        def verify(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
+        def verify(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
             with readable_failures():
                 folder = dataset_dir(cache_root.path, family, context.partition_key)
+                context.log.info(f"{context.partition_key}: reading every file of {folder}, to hold it against meta.json")
                 findings = verify_dataset(folder, name=context.partition_key)
                 skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
             for kind, name in CHECK_NAMES.items():
@@ -100,8 +101,5 @@ def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, skipp
         asset_key=asset,
         passed=not findings,
         description=f"{findings[0].path}: {findings[0].problem}{more}" if findings else note,
-        metadata={
-            "findings": len(findings),
-            "problems": table(rows, file="string", problem="string"),
-        },
+        metadata=without_empty({"findings": len(findings), "problems": table(rows, file="string", problem="string")}),
     )

@@ -1,4 +1,4 @@
-"""Run configuration: what the launchpad shows. None means the registry's value; the registry checks ranges and combinations."""
+"""Run configuration: what the launchpad shows. None, or -1 for a budget, is the registry's value; the registry checks all others."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from pydantic import Field
 
 from niels_cache_assets import defaults
 
+AS_CONFIGURED = -1  # a default that the launchpad shows; one of None it leaves out
 _REGISTRY = "Empty: the value of niels_cache.toml or the profile"
+_BUDGET = f"{AS_CONFIGURED}: as niels_cache.toml or the profile says"
 
 
 class _BuildConfig(dg.Config):
@@ -30,14 +32,14 @@ class _FamilyConfig(_BuildConfig):
 
     def run_settings(self) -> dict[str, Any]:
         """What this run asks for beside the registry."""
-        return {key: value for key, value in self.model_dump(exclude={"force", "wait"}).items() if value is not None}
+        return {key: value for key, value in self.model_dump(exclude={"force", "wait"}).items() if value not in (None, AS_CONFIGURED)}
 
 
 class PretrainConfig(_FamilyConfig):
     """Settings of one run; a data set takes token budgets or val_frac, not both."""
 
-    train_tokens: int | None = Field(None, description=f"Token budget of train; the stream ends when it is met. {_REGISTRY}")
-    val_tokens: int | None = Field(None, description=f"Token budget of val, met before train starts; 0 for no val. {_REGISTRY}")
+    train_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of train; the stream ends when it is met. {_BUDGET}")
+    val_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of val, met before train starts; 0 for no val. {_BUDGET}")
     shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer; 0 keeps the input order. {_REGISTRY}")
     shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, an even number. {_REGISTRY}")
 

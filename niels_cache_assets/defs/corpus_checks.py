@@ -15,6 +15,7 @@ from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.corpus_metadata import reasons_table
 from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import without_empty
 from niels_cache_assets.registry import Registry
 
 REASONS_PLAUSIBLE = "no_reason_takes_too_much"
@@ -43,7 +44,7 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
     specs = [dg.AssetCheckSpec(name, asset=DOCUMENTS, description=text, partitions_def=each) for name, text in descriptions.items()]
 
     @dg.multi_asset_check(name="check_corpus", specs=specs, can_subset=True)
-    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
+    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
         name = context.partition_key
         with readable_failures():
             meta = current_corpus(registry, name, root=cache_root.path)
@@ -59,7 +60,7 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
                 passed=not high,
                 severity=_WARN,
                 description="; ".join(f"{row['reason']} takes {row['share']:.1%} of the documents" for row in high) or None,
-                metadata={"reasons": reasons_table(rows), "max_reason_share": settings.max_reason_share},
+                metadata=without_empty({"reasons": reasons_table(rows), "max_reason_share": settings.max_reason_share}),
             ),
             LANGUAGE_PLAUSIBLE: dg.AssetCheckResult(
                 check_name=LANGUAGE_PLAUSIBLE,
@@ -88,7 +89,7 @@ def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
         description="Documents are left after cleaning and without duplicates.",
         partitions_def=corpus_partitions(registry),
     )
-    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> dg.AssetCheckResult:
+    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
         with readable_failures():
             prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.defs.keys import META_KEYS
-from niels_cache_assets.defs.tables import table
+from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource
@@ -62,14 +62,16 @@ def disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool
         passed=overlap.disjoint,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
         description=None if overlap.disjoint else _describe(source, overlap),
-        metadata={
-            "exact": overlap.exact,
-            "near": overlap.near,
-            "train_documents": overlap.train_documents,
-            "val_documents": overlap.val_documents,
-            "threshold": threshold,
-            "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
-        },
+        metadata=without_empty(
+            {
+                "exact": overlap.exact,
+                "near": overlap.near,
+                "train_documents": overlap.train_documents,
+                "val_documents": overlap.val_documents,
+                "threshold": threshold,
+                "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
+            }
+        ),
     )
 
 

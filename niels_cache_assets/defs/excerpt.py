@@ -19,6 +19,8 @@ from niels_cache_runtime.formats import Family, Split
 from niels_cache_runtime.meta import Meta
 
 COLUMNS = 110  # of the UI's window for Markdown
+NARROW = 62  # characters that an entry of metadata has beside its name on a screen of 1280 pixels, and a sha256 has 64
+_INLINE = 1000  # characters of Markdown from which on the UI opens a window for it
 
 
 def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
@@ -38,6 +40,11 @@ def fenced(text: str, language: str = "text") -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def behind_a_click(markdown: str) -> str:
+    """The same, so long that the UI opens it in a window of its own: a table of entries cuts what is wider than it."""
+    return markdown.ljust(_INLINE)
 
 
 def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) -> str:

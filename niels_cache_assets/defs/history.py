@@ -17,7 +17,7 @@ from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import KEPT, META_KEYS, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata import STATE
+from niels_cache_assets.defs.metadata import state_in
 from niels_cache_assets.defs.recorded import asset_of, metadata_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import Item
@@ -96,7 +96,7 @@ class _Reader:
             for record in page.records:
                 if _is_of(record, folder, meta_sha256):
                     oldest = record.timestamp
-                    if metadata_of(record).get(STATE) == "built":
+                    if state_in(metadata_of(record)) == "built":
                         return oldest
             if not page.has_more:
                 break

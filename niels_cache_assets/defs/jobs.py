@@ -7,6 +7,7 @@ import dagster as dg
 from niels_cache_assets.broken_source import in_one_line, log_traceback
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import (
+    CACHE_REPORT,
     CORPUS_JOB,
     DOCUMENTS,
     DUPLICATES,
@@ -16,9 +17,11 @@ from niels_cache_assets.defs.keys import (
     INDEX_JOB,
     KEPT,
     META_KEYS,
+    MIXTURE,
     OBSERVE_JOB,
     REPORT,
     REPORT_JOB,
+    REPORTS_JOB,
     TOKENIZER,
     TOKENIZER_JOB,
     VERIFY_JOB,
@@ -57,7 +60,12 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
         description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
         "families.",
     )
-    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), verify, _observe_upstream(registry)]
+    reports = dg.define_asset_job(
+        REPORTS_JOB,
+        selection=dg.AssetSelection.assets(MIXTURE, CACHE_REPORT),
+        description="Write the reports over everything that is built, as build-all does at its end.",
+    )
+    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), reports, verify, _observe_upstream(registry)]
 
 
 def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
@@ -81,7 +89,7 @@ def _index_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
-    def observe_revisions(context: dg.OpExecutionContext, cache_root: CacheRoot) -> None:
+    def observe_revisions(context: dg.OpExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> None:
         with briefly():  # a build asks for longer
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:

@@ -31,6 +31,7 @@ INDEX = AssetKey(["index", "gpt"])
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
+REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
 FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
 
@@ -48,6 +49,11 @@ def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition
 def corpus_name(name: str) -> str:
     """What a data set's corpus is called in logs and tables, beside its cache."""
     return f"corpus/{name}"
+
+
+def index_name(blend: str) -> str:
+    """What the index of a blend is called in logs and tables."""
+    return f"index/{blend}"
 
 
 def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:

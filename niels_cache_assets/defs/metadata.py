@@ -1,10 +1,13 @@
-"""From a build's outcome to what the UI shows: numbers to plot, tables, excerpts, and the data version of each asset.
+"""From a build's outcome to what the UI shows: plots, excerpts, figures in words, and the data version of each asset.
+
+A number is here only if it means something when the UI draws it over partitions or over time; every other figure is text with its unit.
 
 From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Of the files only meta.json is hashed here.
 What is called `sha256` is that of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file in a table. Any
 other hash has a name of its own (`content_sha256`, `meta_sha256`), and data versions are such hashes.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,20 +15,21 @@ import dagster as dg
 
 from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.contents import total_bytes
-from niels_cache_assets.defs.excerpt import fenced, samples
-from niels_cache_assets.defs.pictures import measured, shares, tokenizer_measured
-from niels_cache_assets.defs.tables import table
+from niels_cache_assets.defs.excerpt import NARROW, behind_a_click, fenced, samples
+from niels_cache_assets.defs.pictures import measured, tokenizer_measured
+from niels_cache_assets.defs.tables import MAX_TABLE_ROWS, table, without_empty
 from niels_cache_assets.pipeline import BuildOutcome
-from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.training_code import training_code
+from niels_cache_assets.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_runtime.foreign_meta import is_foreign
 from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.meta import Meta, content_sha256, sha256_file
 
-STATE = "state"  # built, cache_hit or disabled
+STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
+MOST_ENTRIES = 12  # of what is made once, before a warning: more than a person reads
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
@@ -41,7 +45,9 @@ class Outcome(Protocol):
     def seconds(self) -> float: ...
 
 
-_ITEMS: dict[Family, str] = {"pretrain": "documents", "sft": "examples"}
+_ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
+_WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
+_STATES = {"hit": "cache_hit"}  # what was recorded before 23 November 2026 says it as `outcome.state` does
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
@@ -53,134 +59,179 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
-def split_metadata(outcome: BuildOutcome, split: Split, tokenizer: SentencePieceTokenizer | None) -> Metadata:
-    """One split of a data set. `tokenizer` decodes the samples; a data set that is switched off has none."""
-    meta, files = outcome.meta, split_files(outcome.meta, split)
-    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
-    metadata = {**_state(outcome), "dagster/uri": folder.absolute().as_uri(), "content_sha256": split_version(meta, split).value}
-    if tokenizer is None or not meta["built"]:
-        return metadata
-    tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
-    metadata |= {
-        "tokens": tokens,
-        _ITEMS[outcome.family]: items,
-        "bytes": total_bytes(files),
-        "dagster/row_count": tokens if outcome.family == "pretrain" else items,
-        "dagster/column_schema": _schema(meta, outcome.family),
-        "files": files_table(files),
-        **_characters_per_token(meta, [split]),
-    }
-    shown = samples(outcome.directory, outcome.family, split, meta, tokenizer)
-    return {"samples": dg.MetadataValue.md(shown), **metadata} if shown else metadata
-
-
-def dataset_metadata(
+def family_metadata(
     outcome: BuildOutcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
-) -> Metadata:
-    """The data set as a whole, shown on meta_json. `settings` are those of the registry with this run's in them; `draw`: plots too."""
+) -> dict[Split | None, Metadata]:
+    """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
+
+    `settings` are those of the registry with this run's in them; `draw`: plots too. `tokenizer` decodes the samples; a data set that is
+    switched off has none.
+    """
     meta = outcome.meta
-    recorded = {
-        **_state(outcome),
-        "dagster/uri": outcome.directory.absolute().as_uri(),
-        "sha256": sha256_file(str(outcome.directory / META_NAME)),
-    }
+    state = state_of(outcome)
     if is_foreign(meta):  # kept where the data set is switched off
-        return recorded
-    recorded |= {
-        "meta_sha256": meta["meta_sha256"],
-        "content_sha256": meta["content_sha256"],
-        "fingerprint": meta["fingerprint"],
-        "dataset_revision": meta["dataset_revision"],
-        "settings": dg.MetadataValue.json(dict(settings)),
-        "source": dg.MetadataValue.json(meta["source"]),
-    }
+        place = {"dagster/uri": outcome.directory.absolute().as_uri()}
+        return {None: {**_file(outcome), **state, **place}, **{split: {**state, **_place(outcome, split)} for split in SPLITS}}
     if tokenizer is None or not meta["built"]:
-        return recorded
-    short = shortfall(meta)
-    counted = {
-        "open_it": dg.MetadataValue.md(fenced(training_code(outcome.directory.absolute(), outcome.family, meta), "python")),
-        **({"shortfall": short} if short is not None else {}),
+        state["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
+        return {
+            None: {**_file(outcome), **state, **_record(outcome, settings)},
+            **{split: {**state, **_place(outcome, split)} for split in SPLITS},
+        }
+    seen = measured(outcome, tokenizer, draw=draw)
+    look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
+    shown = {split: samples(outcome.directory, outcome.family, split, meta, tokenizer) for split in SPLITS}
+    code = _code(training_code(outcome.directory.absolute(), outcome.family, meta))
+    shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
+    whole: Metadata = {
+        **_file(outcome),
+        **look,
+        **_samples(shown["train"] or shown["val"]),
+        "open_it": code,
+        **state,
+        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *seen.said, *_short(meta)]),
+        "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta, SPLITS),
-        _ITEMS[outcome.family]: sum(_items(meta, outcome.family).values()),
-        **{f"{split}_tokens": meta[f"{split}_tokens"] for split in SPLITS},
-        "bytes": total_bytes(meta["files"]),
-        **_characters_per_token(meta, SPLITS),
-        "dropped": sum(meta["dropped"].values()),
-        **shares(outcome, deduplicated=deduplicated),
-        "dropped_by_reason": dropped_table(meta["dropped"]),
-        "split_rule": meta["split_rule"],
-        "facts": dg.MetadataValue.json(meta["facts"]),
-        **replaced_metadata(meta["facts"]),
-        "tokenizer_sha256": meta["tokenizer_sha256"],
-        "vocab_size": meta["vocab_size"],
+        **_characters_per_token(outcome, seen.characters_per_token),
+        **_record(outcome, settings),
     }
-    return {**measured(outcome, tokenizer, draw=draw), **counted, **recorded}  # in the order in which a person looks for them
+    return {
+        None: whole,
+        **{split: {**look, **_samples(shown[split]), "open_it": code, **state, **_split(outcome, split)} for split in SPLITS},
+    }
+
+
+def _split(outcome: BuildOutcome, split: Split) -> Metadata:
+    meta, files = outcome.meta, split_files(outcome.meta, split)
+    tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
+    said = [counted(tokens, "token"), counted(items, _ITEMS[outcome.family]), counted(len(files), "file")]
+    return {
+        "contents": f"{file_size(total_bytes(files))}: {', '.join(said)}",
+        "tokens": tokens,
+        "dagster/row_count": tokens if outcome.family == "pretrain" else items,
+        "files": files_list(files),
+        **_place(outcome, split),
+    }
+
+
+def _place(outcome: BuildOutcome, split: Split) -> Metadata:
+    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
+    return {"content_sha256": split_version(outcome.meta, split).value, "dagster/uri": folder.absolute().as_uri()}
+
+
+def _file(outcome: BuildOutcome) -> Metadata:
+    return {"sha256": sha256_file(str(outcome.directory / META_NAME))}
+
+
+def _record(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Metadata:
+    """What the data set was made from, as one entry, and what it is known by."""
+    meta = outcome.meta
+    keys = (
+        "dataset_revision",
+        "source",
+        "split_rule",
+        "facts",
+        "dropped",
+        "tokenizer_sha256",
+        "vocab_size",
+        "fingerprint",
+        "content_sha256",
+    )
+    made_from = {"settings": dict(settings), **{key: meta[key] for key in keys if key in meta}}
+    return {
+        "made_from": json_entry(made_from),
+        "meta_sha256": meta["meta_sha256"],
+        "dagster/uri": outcome.directory.absolute().as_uri(),
+    }
+
+
+def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
+    """Settings and the like, in a window of their own."""
+    return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
+
+
+def _code(text: str) -> dg.MarkdownMetadataValue:
+    block = fenced(text, "python")
+    is_narrow = max(map(len, text.splitlines())) <= NARROW
+    return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
+
+
+def _samples(shown: str | None) -> Metadata:
+    return {"samples": dg.MetadataValue.md(shown)} if shown else {}
+
+
+def _short(meta: Meta) -> list[str]:
+    short = shortfall(meta)
+    return [] if short is None else [short]
+
+
+def said_of_dropped(outcome: BuildOutcome, *, deduplicated: bool) -> str:
+    """`15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
+    meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
+    gone = sum(dropped.values())
+    given = sum(_items(meta, outcome.family).values()) + gone
+    if not gone:
+        return f"none of {counted(given, noun)}"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda row: (-row[1], row[0])))
+    duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
+    noted = f" ({share_of(duplicates, given)} as duplicates)" if deduplicated else ""
+    return f"{share_of(gone, given)} of {counted(given, noun)}: {reasons}{noted}"
 
 
 def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
     """`draw`: plots too."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
-    metadata: Metadata = {
-        **tokenizer_measured(outcome, draw=draw),
-        **state_of(outcome),
-        "dagster/uri": outcome.model.absolute().as_uri(),
-        "sha256": meta["sha256"],
-        "meta_sha256": meta["meta_sha256"],
-        "fingerprint": meta["fingerprint"],
-        "vocab_size": meta["vocab_size"],
-        "model_type": meta["model_type"],
-        "bytes": total_bytes(meta["files"]),
-        "special_tokens": table(ids, role="string", piece="string", id="int"),
-    }
-    if "imported" in meta:
-        return metadata | {"imported": meta["imported"]}
-    trained_on = meta["trained_on"]
-    read_as = trained_on.get("read_as", {})
-    sources = [{"data_set": name, "bytes": size, "read_as": read_as.get(name, "raw")} for name, size in trained_on["sources"].items()]
-    left_out = {"left_out": dg.MetadataValue.json(trained_on["skipped"])} if trained_on.get("skipped") else {}
-    return metadata | {
-        "trained_on": table(sources, data_set="string", bytes="int", read_as="string"),
-        **left_out,
-        "training_text_sha256": trained_on["sha256"],
-    }
+    trained_on = meta.get("trained_on", {})
+    read_as, skipped = trained_on.get("read_as", {}), trained_on.get("skipped") or {}
+    sources = [
+        {"data_set": name, "text": file_size(size), "read_as": read_as.get(name, "raw")}
+        for name, size in trained_on.get("sources", {}).items()
+    ]
+    left_out = [{"data_set": name, "text": "left out", "read_as": str(why)} for name, why in skipped.items()]
+    return without_empty(
+        {
+            "sha256": meta["sha256"],
+            **tokenizer_measured(outcome, draw=draw),
+            **state_of(outcome),
+            "contents": f"{counted(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
+            "special_tokens": table(ids, role="string", piece="string", id="int"),
+            "trained_on": table([*sources, *left_out], data_set="string", text="string", read_as="string"),
+            **({"imported": meta["imported"]} if "imported" in meta else {}),
+            "meta_sha256": meta["meta_sha256"],
+            "dagster/uri": outcome.model.absolute().as_uri(),
+        }
+    )
 
 
-def files_table(files: FileEntries) -> dg.TableMetadataValue:
-    """Path, bytes and sha256; a long list is cut, and meta.json has it whole."""
-    rows = [{"path": path, "bytes": entry["bytes"], "sha256": entry["sha256"]} for path, entry in sorted(files.items())]
-    return table(rows, path="string", bytes="int", sha256="string")
-
-
-def replaced_metadata(facts: Mapping[str, Any]) -> Metadata:
-    """Replaced bytes and documents that are not text, by file; empty if there was nothing to replace."""
-    metadata: Metadata = {}
-    for key, unit in ((REPLACED, "bytes"), (NOT_TEXT, "documents")):
-        if key in facts:
-            by_file = sorted(facts[key]["by_file"].items(), key=lambda item: (-item[1], item[0]))
-            metadata[f"{key}_{unit}"] = facts[key][unit]
-            metadata[f"{key}_by_file"] = table([{"file": file, unit: count} for file, count in by_file], file="string", **{unit: "int"})
-    return metadata
-
-
-def dropped_table(dropped: Mapping[str, int]) -> dg.TableMetadataValue:
-    rows = [{"reason": reason, "count": count} for reason, count in sorted(dropped.items())]
-    return table(rows, reason="string", count="int")
+def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
+    """The sha256 and path of each file, as `sha256sum --check` takes them; a long list is cut, and meta.json has it whole."""
+    shown = sorted(files.items())[:MAX_TABLE_ROWS]
+    lines = "\n".join(f"{entry['sha256']}  {path}" for path, entry in shown)
+    more = f"\n\nand {len(files) - len(shown):,} more, in meta.json" if len(files) > len(shown) else ""
+    said = f"{file_size(total_bytes(files))} in {counted(len(files), 'file')}, each with its sha256:"
+    return dg.MetadataValue.md(behind_a_click(f"{said}\n\n{fenced(lines)}{more}"))
 
 
 def state_of(outcome: Outcome) -> Metadata:
-    """What every asset says first of a run: what it did, and how long that took."""
-    metadata: Metadata = {STATE: outcome.state, "cache_hit": outcome.state == "cache_hit", "seconds": round(outcome.seconds, 2)}
-    warning = getattr(outcome, "warning", None)
-    return metadata | ({"warning": warning} if warning else {})
-
-
-def _state(outcome: BuildOutcome) -> Metadata:
-    metadata = state_of(outcome)
-    if outcome.state == "built":  # what a hit took says nothing of the build
+    """What every asset says of a run: what it did, how long that took, and what deserves attention."""
+    word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
+    said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
+    if outcome.state == "built" and isinstance(outcome, BuildOutcome):
         tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed_tokens  # of this run, as its seconds are
-        metadata["tokens_per_second"] = round(tokens / max(outcome.seconds, 1e-6))
-    return metadata
+        said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
+    warning = getattr(outcome, "warning", None)
+    return {STATE: said, **({"warning": warning} if warning else {})}
+
+
+def state_in(metadata: Mapping[str, Any]) -> str:
+    """`built`, `cache_hit` or `disabled`, from the plain values that a materialization recorded; empty if it is of something else."""
+    word = str(metadata.get(STATE, "")).partition(" ")[0]
+    return _STATES.get(word, word)
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _items(meta: Meta, family: Family) -> dict[Split, int]:
@@ -193,13 +244,14 @@ def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
     return sum(meta[f"{split}_tokens"] for split in splits)
 
 
-def _characters_per_token(meta: Meta, splits: Sequence[Split]) -> Metadata:
-    ratio = of_cache(meta, splits)
-    return {} if ratio is None else {"characters_per_token": ratio}
+def _characters_per_token(outcome: BuildOutcome, ratio: float | None) -> Metadata:
+    ratio = of_cache(outcome.meta, SPLITS) if outcome.family == "pretrain" else ratio
+    return {} if ratio is None else {"chars_per_token": ratio}
 
 
-def _schema(meta: Meta, family: Family) -> dg.TableSchema:
-    below = dg.TableColumnConstraints(nullable=False, other=[f"< {meta['vocab_size']}"])
+def split_schema(family: Family) -> dg.TableSchema:
+    """What a split's files hold, for the definition of its asset."""
+    below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
     what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
     columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
     if family == "sft":

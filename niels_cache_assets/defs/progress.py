@@ -5,6 +5,7 @@ A log line and an observation are rows in Dagster's database (milliseconds, kilo
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import dagster as dg
 
@@ -22,6 +23,14 @@ class ProgressSink:
 
     def logged(self, name: str, message: str) -> None:
         """A line of the log, a warning's included."""
+
+
+def told(metadata: Mapping[str, Any]) -> str:
+    """What came of a build in one line, from the metadata of its materialization; that of a hit begins with `hit`."""
+    said = [str(metadata["state"])]
+    said += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
+    said += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
+    return "; ".join(said)
 
 
 class BuildReporter:
@@ -58,6 +67,14 @@ class BuildReporter:
         else:
             self._context.log.info(message)
         self._sink.logged(self._name, message)
+
+    def note(self, message: str) -> None:
+        """For the run's log alone: the listener is told otherwise."""
+        self.log(f"{DEBUG}{self._name}: {message}")
+
+    def tell(self, metadata: Mapping[str, Any]) -> None:
+        """What came of it in one line, from what its materialization shows: `hit (0.1 s): 1.2 MB: ...`."""
+        self.note(told(metadata))
 
     def warn(self, message: str) -> None:
         self.log(_WARNING + message)

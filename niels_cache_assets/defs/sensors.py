@@ -212,7 +212,7 @@ def _sensor(
         default_status=dg.DefaultSensorStatus.STOPPED,
         description=description,
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: CacheRoot) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.SensorResult:
         if tick is None:
             return dg.SensorResult(skip_reason=f"There is nothing to look at: no data set here is {of}.")
         return tick(_Look(context, registry, cache_root), json.loads(context.cursor or "{}"))

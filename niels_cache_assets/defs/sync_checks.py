@@ -5,21 +5,26 @@ alone, by its button, it also verifies every file, because the UI cannot run the
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.budgets import shares_met
 from niels_cache_assets.cache_state import CacheState, cache_state
+from niels_cache_assets.contents import contents, counts_of, total_bytes
 from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.tables import without_empty
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.wording import UNKNOWN
+from niels_cache_assets.wording import UNKNOWN, counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import read_meta
-from niels_cache_runtime.verify import verify_dataset
+from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.verify import Finding, verify_dataset
 
 IN_SYNC = "caches_in_sync"
 
@@ -32,7 +37,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         "it was last observed (it is not asked now). The table says what is unsynced and why. "
         "Execute it by its button, and every file of every data set is read and verified as well.",
     )
-    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> dg.AssetCheckResult:
+    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
         judged = [cache_state(registry, name, root=cache_root.path) for name in names]
         moved = _moved(context.instance, registry, judged, root=cache_root.path)
@@ -49,28 +54,46 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             for name in readable
         }
         damaged = [name for name, found in findings.items() if found]
-        problems = {state.name: "not verified" if state.name in there else UNKNOWN for state in states}
-        problems |= {name: f"{found[0].path}: {found[0].problem}" if found else "none" for name, found in findings.items()}
-        rows = [
-            dg.TableRecord({"data_set": state.name, "state": state.state, "advice": state.advice, "problem": problems[state.name]})
-            for state in states
-        ]
-        columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "problem")]
+        rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in states]
+        columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
         said = [f"{what}: {', '.join(names)}" for what, names in (("damaged", damaged), ("not as configured", behind)) if names]
+        read = f"every file of {counted(len(findings), 'data set')}" if alone else "no file; Execute, alone, reads every one"
         return dg.AssetCheckResult(
             passed=not said,
             severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
             description="; ".join(said) or None,
-            metadata={
-                "data_sets": len(states),
-                "not_in_sync": len(behind),
-                "damaged": len(damaged),
-                "verified": len(findings),
-                "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
-            },
+            metadata=without_empty(
+                {
+                    "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+                    "contents": f"{len(states) - len(behind)} of {counted(len(states), 'data set')} in sync",
+                    "verified": read,
+                    "not_in_sync": len(behind),
+                    "damaged": len(damaged),
+                }
+            ),
         )
 
     return caches_in_sync
+
+
+def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
+    """A line of the table. `findings`: of its files, None if they were not read."""
+    meta: Meta = {}
+    if state.condition in ("complete", "stale"):
+        with suppress(NielsCacheError):  # replaced meanwhile
+            meta = read_meta(str(state.directory / META_NAME))
+    train, val = contents(counts_of(meta), shares_met(meta))
+    row = {
+        "data_set": state.name,
+        "state": state.state,
+        "advice": state.advice,
+        "train": train,
+        "val": val,
+        "size": file_size(total_bytes(meta["files"])) if meta.get("files") else UNKNOWN,
+    }
+    if verified:
+        row["files"] = UNKNOWN if findings is None else f"{findings[0].path}: {findings[0].problem}" if findings else "sound"
+    return row
 
 
 def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:

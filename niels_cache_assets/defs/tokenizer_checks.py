@@ -7,7 +7,7 @@ import dagster as dg
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.tables import table
+from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer_training import ROUND_TRIP_TEXTS, round_trip_losses
@@ -37,7 +37,7 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
         ],
         can_subset=True,  # each has its button
     )
-    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: CacheRoot) -> Iterator[dg.AssetCheckResult]:
+    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
             tokenizer = load_tokenizer(registry, cache_root.path)
             results = {
@@ -83,9 +83,11 @@ def _round_trip(tokenizer: SentencePieceTokenizer, *, imported: bool) -> dg.Asse
         passed=not losses,
         severity=dg.AssetCheckSeverity.WARN if imported else dg.AssetCheckSeverity.ERROR,
         description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts come back changed" if losses else None,
-        metadata={
-            "texts": len(ROUND_TRIP_TEXTS),
-            "changed": len(losses),
-            "losses": table(rows, text="string", decoded="string"),
-        },
+        metadata=without_empty(
+            {
+                "texts": len(ROUND_TRIP_TEXTS),
+                "changed": len(losses),
+                "losses": table(rows, text="string", decoded="string"),
+            }
+        ),
     )

@@ -22,7 +22,7 @@ from niels_cache_assets.plots.style import (
     MUTED,
     ORANGE,
     as_png,
-    label_axis,
+    label_axes,
     new_figure,
     say,
     set_title,
@@ -48,7 +48,7 @@ def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str
 
 def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
     """Items per half octave of tokens; for examples, those that a row of CONTEXT tokens cuts in another color."""
-    figure = new_figure(7.2, 3.0)
+    figure = new_figure(3.0)
     axes = figure.subplots()
     note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
     set_title(axes, f"{measures.items:,} {noun} by length{note}")
@@ -66,7 +66,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
         axes.stairs(np.where(is_cut, counts, 0), edges, fill=True, color=ORANGE)
         axes.axvline(CONTEXT, color=ORANGE, linewidth=1, linestyle="--")
         axes.set_xlim(min(edges[0], CONTEXT / 2), max(edges[-1], CONTEXT * 2))
-    label_axis(axes, "tokens")
+    label_axes(axes, "tokens", noun)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: short(length)))
     axes.xaxis.set_minor_locator(NullLocator())
     _count_axis(axes)
@@ -77,7 +77,7 @@ def _frequency(measures: CacheMeasures) -> bytes:
     """How often the piece of each rank is used, both axes logarithmic; a straight line is Zipf's law."""
     counts = np.sort(measures.token_counts)[::-1]
     used = measures.pieces_used
-    figure = new_figure(7.2, 3.0)
+    figure = new_figure(3.0)
     axes = figure.subplots()
     part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
     set_title(axes, f"token frequency by rank: {used:,} of {len(counts):,} pieces are used{part}")
@@ -92,7 +92,7 @@ def _frequency(measures: CacheMeasures) -> bytes:
     axes.plot([half], [counts[half - 1]], "o", color=ORANGE, markersize=5)
     axes.annotate(note, (half, counts[half - 1]), xytext=(7, 6), textcoords="offset points", fontsize=8, color=ORANGE)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    label_axis(axes, "rank of the piece")
+    label_axes(axes, "rank of the piece", "times in the cache")
     axes.set_ylim(bottom=0.7)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
@@ -108,9 +108,9 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
     """Two panels: turns to an example, and the share of its tokens that are targets."""
-    figure = new_figure(8.4, 3.0)
+    figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
-    set_title(left, "examples by turns of user and assistant")
+    set_title(left, "examples by turns")
     most = max(conversations.turns, default=1)
     turns = list(range(min(conversations.turns, default=1), most + 1))
     left.bar(turns, [conversations.turns[turn] for turn in turns], width=BAR, color=BLUE)
@@ -119,15 +119,15 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
         ticks = [1, *range(5, MAX_TURNS + 1, 5)]
         left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
     left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # few bars stay bars
-    label_axis(left, "turns")
+    label_axes(left, "turns", "examples")
     _count_axis(left)
     share = conversations.target_tokens / max(1, measures.counted)
-    set_title(right, f"examples by share of targets ({share_of(share)} of all tokens)")
+    set_title(right, f"by share of targets ({share_of(share)} of all)")
     right.stairs(conversations.target_shares, np.linspace(0, 1, SHARE_BINS + 1), fill=True, color=BLUE)
     right.xaxis.set_major_formatter(PercentFormatter(1.0))
     right.set_xlim(0, 1)
     right.axvline(share, color=ORANGE, linewidth=1, linestyle="--")
-    label_axis(right, "tokens of the example that are targets")
+    label_axes(right, "tokens of the example that are targets", "examples")
     _count_axis(right)
     return as_png(figure)
 

@@ -25,7 +25,7 @@ def mixture_plot(mixture: Mixture) -> bytes:
     """PNG of a mixture that has sources: three bars of shares for each, and its epochs; of many, the largest."""
     shown = sorted(mixture.sources, key=lambda source: (source.repeats_from is None, -source.actual))[:MAX_SOURCES]
     shown = sorted(shown, key=lambda source: mixture.sources.index(source))
-    figure = new_figure(8.4, 1.3 + 0.62 * len(shown))
+    figure = new_figure(1.3 + 0.62 * len(shown))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     _shares(left, shown)
     of = f" ({len(shown)} of {len(mixture.sources)})" if len(shown) < len(mixture.sources) else ""
@@ -41,7 +41,7 @@ def mixture_plot(mixture: Mixture) -> bytes:
 def _shares(axes: Axes, shown: Sequence[MixedSource]) -> None:
     kinds = (
         ("available", GRAY, [source.available for source in shown]),
-        ("configured", "#90b4dc", [source.configured for source in shown]),
+        ("configured", "#d9a441", [source.configured for source in shown]),
     )
     for place, (label, color, values) in enumerate((*kinds, ("read", BLUE, [source.actual for source in shown]))):
         rows = [row + (place - 1) * _HEIGHT for row in range(len(shown))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from niels_cache_assets.labels import reason as in_words
-from niels_cache_assets.plots.style import BAR, GRAY, INK, as_png, label_bars, new_figure, say, set_title
+from niels_cache_assets.plots.style import BAR, GRAY, INK, as_png, label_axes, label_bars, new_figure, say, set_title
 from niels_cache_assets.wording import share_of
 
 MAX_REASONS = 15
@@ -19,7 +19,7 @@ def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str,
     shown = [(in_words(reason), count, colors[who]) for reason, count, who in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:
         shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), GRAY))
-    figure = new_figure(7.2, 1.1 + 0.3 * max(1, len(shown)))
+    figure = new_figure(1.3 + 0.3 * max(1, len(shown)))
     axes = figure.subplots()
     set_title(axes, f"dropped, by reason (of {given:,} {noun})")
     values = [count for _, count, _ in shown]
@@ -27,6 +27,7 @@ def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str,
     axes.set_yticks(range(len(shown)), [reason for reason, *_ in shown])
     axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
     label_bars(axes, values, [f"{count:,}  {share_of(count / given)}" for count in values])
+    label_axes(axes, f"{noun}, and their share", "")
     if not shown:
         say(axes, "nothing was dropped")
     droppers = {who for *_, who in reasons}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
-from niels_cache_assets.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axis, label_bars, new_figure, set_title
+from niels_cache_assets.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
 
 LONGEST_PIECE = 16  # characters; longer pieces count as that long
-_TINTS = ("#bcd4ec", "#f3d1ba")  # of blue and orange, taking turns
+_TINTS = ("#a9c6e6", "#eeb896")  # of blue and orange, taking turns
 
 
 def tokenizer_plots(
@@ -32,7 +32,7 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
             lengths[min(len(piece.decode()), LONGEST_PIECE)] += 1
         except UnicodeDecodeError:
             alone += 1
-    figure = new_figure(7.2, 3.0)
+    figure = new_figure(3.0)
     axes = figure.subplots()
     set_title(axes, f"{len(piece_bytes):,} pieces by length")
     sizes = range(1, LONGEST_PIECE + 1)
@@ -41,7 +41,7 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
         axes.bar([1], [alone], width=BAR, bottom=[lengths[1]], color=GRAY, label="single bytes")
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     axes.set_xticks(sizes, [*map(str, sizes[:-1]), f"{LONGEST_PIECE}+"])
-    label_axis(axes, "characters")
+    label_axes(axes, "characters", "pieces")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     return as_png(figure)
@@ -50,7 +50,7 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
 def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
     """One bar per source; the tokenizer fits a short one worse."""
     rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))
-    figure = new_figure(7.2, 0.9 + 0.34 * len(rows))
+    figure = new_figure(1.1 + 0.34 * len(rows))
     axes = figure.subplots()
     set_title(axes, "characters per token, by source (newlines count, EOT does not)")
     values = [value for _, value in rows]
@@ -58,12 +58,13 @@ def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(max(len(rows), 2) - 0.5, -0.5)
     label_bars(axes, values, [f"{value:.2f}" for value in values])
+    label_axes(axes, "characters to a token", "")
     return as_png(figure)
 
 
 def _words(words: Mapping[str, Sequence[str]]) -> bytes:
     """A word to a line, its pieces in two tints."""
-    figure = new_figure(6.4, 0.6 + 0.28 * len(words))
+    figure = new_figure(0.6 + 0.28 * len(words))
     axes = figure.subplots()
     set_title(axes, "the longest words of the sample, and the pieces that they are cut into")
     for row, pieces in enumerate(words.values()):

@@ -240,7 +240,8 @@ def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
     indices = built_names(index_folder(root))
     found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
-    items = [_item(state) for state in all_states(registry, root=root) if state.state != "disabled"]
+    states = [state for state in all_states(registry, root=root) if state.state != "disabled" and state.kind != "index"]
+    items = [_item(state) for state in states]  # of indices each folder is an item
     for name in indices:
         uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
         items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.sources.base import SourceUnavailable
@@ -107,7 +108,17 @@ def _answer(error: HfHubHTTPError) -> str:
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
+    """Without an answer a name that does not exist looks like a network that is away; what is known of it here is said."""
+    known = "this machine has read the data set before" if _was_read_before(dataset) else "so whether it has this data set is not known"
     return SourceUnavailable(
-        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), so whether it has this data set is not known; "
+        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
         f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
     )
+
+
+def _was_read_before(dataset: str) -> bool:
+    """Whether the hub's library keeps something of it in its cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")).is_dir()

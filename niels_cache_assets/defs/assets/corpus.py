@@ -32,7 +32,7 @@ from niels_cache_assets.defs.keys import (
     corpus_partitions,
     on_same_name,
 )
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, told
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.fingerprint import fingerprint_of
@@ -101,7 +101,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
     def documents(
         context: dg.AssetExecutionContext,
         config: CorpusConfig,
-        cache_root: CacheRoot,
+        cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         name = context.partition_key
@@ -125,6 +125,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
             if outcome.state == "built" or not outcome.warning:
                 observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
+        reporter.tell(metadata)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
 
     return documents
@@ -144,7 +145,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     def duplicates(
         context: dg.AssetExecutionContext,
         config: CorpusConfig,
-        cache_root: CacheRoot,
+        cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=DUPLICATES.to_user_string())
@@ -154,7 +155,9 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
             if outcome.warning:
                 reporter.warn(outcome.warning)
         version = outcome.meta.get("content_sha256", "")  # none where no data set asks for dedup
-        return dg.MaterializeResult(metadata=duplicates_metadata(outcome), data_version=dg.DataVersion(version))
+        metadata = duplicates_metadata(outcome)
+        reporter.tell(metadata)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
 
     return duplicates
 
@@ -169,7 +172,7 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
         code_version=CORPUS_CODE_VERSION,
         description=_KEPT,
     )
-    def kept(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+    def kept(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
         with readable_failures():
             prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
             metadata = kept_metadata(prepared)
@@ -188,12 +191,13 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         code_version=REPORT_CODE_VERSION,
         description=_REPORT,
     )
-    def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: CacheRoot) -> dg.MaterializeResult:
+    def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
         with readable_failures():
             name = context.partition_key
             build = partial(write_report, registry, name, root=cache_root.path, force=config.force)
             outcome = in_turn(reports_dir(cache_root.path, name), build, wait=config.wait, log=context.log.info)
             metadata = report_metadata(outcome)
+            context.log.info(f"{name}: {told(metadata)}")
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.report["meta_sha256"]))
 
     return report

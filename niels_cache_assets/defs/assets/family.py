@@ -4,6 +4,7 @@ Not subsettable, because one pass makes all three. Everything is built and renam
 what was yielded before an error, and would record an asset that was forgotten as built.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
 from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
-from niels_cache_assets.defs.metadata import dataset_metadata, split_metadata, split_version
+from niels_cache_assets.defs.metadata import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
@@ -24,7 +25,7 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family, dataset_dir
+from niels_cache_runtime.formats import Family, Split, dataset_dir
 from niels_cache_runtime.meta import Meta, build_id
 
 
@@ -32,9 +33,10 @@ def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequ
     """The specs of a family's three assets, given their descriptions and what is above all of them, in topological order."""
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     splits = [TRAIN_KEYS[family], VAL_KEYS[family]]
+    columns = {"dagster/column_schema": split_schema(family)}
     return [
-        dg.AssetSpec(TRAIN_KEYS[family], deps=above, description=train, kinds={"numpy"}, **shared),
-        dg.AssetSpec(VAL_KEYS[family], deps=above, description=val, kinds={"numpy"}, **shared),
+        dg.AssetSpec(TRAIN_KEYS[family], deps=above, description=train, kinds={"numpy"}, metadata=columns, **shared),
+        dg.AssetSpec(VAL_KEYS[family], deps=above, description=val, kinds={"numpy"}, metadata=columns, **shared),
         dg.AssetSpec(META_KEYS[family], deps=[*above, *splits], description=meta, kinds={"json"}, **shared),
     ]
 
@@ -58,7 +60,13 @@ def stream_dataset(
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
+        own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         with StreamPlace(context, name, log=reporter.log) as place:
+
+            def begin() -> None:
+                place.take()
+                reporter.note(f"building from {_in_words(apply_run_settings(registry.source(name), own).shown_settings())}")
+
             build = partial(
                 build_dataset,
                 registry,
@@ -68,31 +76,35 @@ def stream_dataset(
                 force=force,
                 progress=reporter.progress,
                 log=reporter.log,
-                before_streaming=place.take,
+                before_streaming=begin,
             )
             outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
         if outcome.state == "built" or not outcome.warning:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
-        own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         source = apply_run_settings(registry.source(name), own)
         tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta.get("built") else None  # not of another program's either
-        whole = dataset_metadata(
+        shown = family_metadata(
             outcome, source.shown_settings(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
         )
+        reporter.tell(shown[None])
+        splits: dict[Split, dg.AssetKey] = {"train": TRAIN_KEYS[family], "val": VAL_KEYS[family]}
         results: list[dg.MaterializeResult] = [
-            dg.MaterializeResult(
-                TRAIN_KEYS[family],
-                metadata=split_metadata(outcome, "train", tokenizer),
-                data_version=split_version(outcome.meta, "train"),
+            *(
+                dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
+                for split, key in splits.items()
             ),
-            dg.MaterializeResult(
-                VAL_KEYS[family], metadata=split_metadata(outcome, "val", tokenizer), data_version=split_version(outcome.meta, "val")
-            ),
-            dg.MaterializeResult(META_KEYS[family], metadata=whole, data_version=dg.DataVersion(build_id(outcome.meta) or "")),
+            dg.MaterializeResult(META_KEYS[family], metadata=shown[None], data_version=dg.DataVersion(build_id(outcome.meta) or "")),
         ]
     yield from results
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    """`jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
+    hidden = ("source", "enabled", "given", "code_version")
+    said = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
+    return f"{settings['source']}{': ' if said else ''}{', '.join(said)}"
 
 
 def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:

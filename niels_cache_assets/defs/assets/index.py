@@ -9,12 +9,13 @@ import dagster as dg
 
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
-from niels_cache_assets.defs.metadata import STATE, Metadata
+from niels_cache_assets.defs.metadata import Metadata, json_entry, state_of
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
+from niels_cache_assets.wording import SHORT_SHA256, counted, file_size
 
 _CODE_VERSION = "1"  # the algorithms' own version is in every hash
 
@@ -53,7 +54,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         description=_DESCRIPTION,
     )
     def gpt(
-        context: dg.AssetExecutionContext, cache_root: CacheRoot, progress_sink: dg.ResourceParam[ProgressSink]
+        context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot], progress_sink: dg.ResourceParam[ProgressSink]
     ) -> dg.MaterializeResult:
         from niels_cache_assets.blends.prebuild import plan_of, prebuild  # torch
 
@@ -61,19 +62,22 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
         with readable_failures():
             outcome = prebuild(plan_of(registry, name, root=cache_root.path), root=cache_root.path, progress=reporter.indexing)
-        rows = [{"index": index.label, "samples": index.samples, "bytes": index.bytes, "hash": index.hash} for index in outcome.indices]
+        rows = [
+            {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
+            for index in outcome.indices
+        ]
+        samples = outcome.indices[-1].samples
         metadata: Metadata = {
-            STATE: outcome.state,
-            "cache_hit": outcome.state == "cache_hit",
-            "seconds": round(outcome.seconds, 2),
-            "dagster/uri": outcome.indices[-1].directory.parent.as_uri(),
-            "dagster/row_count": outcome.indices[-1].samples,
-            "samples": outcome.indices[-1].samples,
-            "bytes": sum(index.bytes for index in outcome.indices),
+            **state_of(outcome),
+            "contents": f"{file_size(sum(index.bytes for index in outcome.indices))}: {counted(samples, 'sample')}",
+            "samples": samples,
+            "dagster/row_count": samples,
+            "indices": table(rows, index="string", samples="int", size="string", hash="string"),
+            "settings": json_entry(registry.blend[name].model_dump(mode="json")),
             "hash": outcome.hash,
-            "indices": table(rows, index="string", samples="int", bytes="int", hash="string"),
-            "settings": dg.MetadataValue.json(registry.blend[name].model_dump(mode="json")),
+            "dagster/uri": outcome.indices[-1].directory.parent.as_uri(),
         }
+        reporter.tell(metadata)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.hash))
 
     return [gpt]

@@ -25,7 +25,8 @@ _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards
 
 `pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
 (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
-Plots and checks are with `meta_json`.
+[Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every
+output, first in the metadata of a partition.
 
 ```python
 {code}
@@ -34,16 +35,15 @@ Plots and checks are with `meta_json`.
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
 
 `pretrain/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same
-bytes. Its checks read the whole cache again.
+bytes. [Its checks](/assets/pretrain/meta_json?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
 
 ```python
-from niels_cache_runtime import read_meta
-read_meta("cache/pretrain/<data set>/meta.json")["train_tokens"]
+{code}
 ```"""
 
 
-def _described(split: Split) -> str:
-    return _SHARDS.format(split=split, code=loader_code(f'"cache/pretrain/<data set>/{split}"', "pretrain", T=1024, B=8))
+def _described(split: Split, text: str = _SHARDS) -> str:
+    return text.format(split=split, code=loader_code(f'"cache/pretrain/<data set>/{split}"', "pretrain", T=1024, B=8))
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
@@ -51,14 +51,14 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.multi_asset(
         name=STREAM_OPS["pretrain"],
-        specs=family_specs("pretrain", train=_described("train"), val=_described("val"), meta=_META, above=above),
+        specs=family_specs("pretrain", train=_described("train"), val=_described("val"), meta=_described("train", _META), above=above),
         partitions_def=partitions(registry, "pretrain"),
         description="Stream one data set through the tokenizer into train and val shards, in one pass.",
     )
     def stream_pretrain_dataset(
         context: dg.AssetExecutionContext,
         config: PretrainConfig,
-        cache_root: CacheRoot,
+        cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> Iterator[dg.MaterializeResult]:
         yield from stream_dataset(

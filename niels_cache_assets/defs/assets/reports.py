@@ -14,7 +14,7 @@ from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KE
 from niels_cache_assets.defs.metadata import Metadata
 from niels_cache_assets.defs.pictures import picture
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.tables import table
+from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
@@ -23,7 +23,7 @@ from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.reports.page import page_path, render_page, write_page
-from niels_cache_assets.wording import file_size
+from niels_cache_assets.wording import counted, file_size, share_of
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
@@ -75,7 +75,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
         ],
         description=_MIXTURE,
     )
-    def mixture(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+    def mixture(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
         with readable_failures():
             mixtures = all_mixtures(registry, root=cache_root.path)
         said = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
@@ -110,26 +110,29 @@ def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
             "mixture": each.name,
             "data_set": source.name,
             "weight": source.weight,
-            "configured": source.configured,
+            "configured": share_of(source.configured),
             "tokens": source.tokens,
-            "available": source.available,
+            "available": share_of(source.available),
             "tokens_read": source.tokens_read,
-            "read": source.actual,
-            "epochs": source.epochs,
+            "read": share_of(source.actual),
+            "epochs": round(source.epochs, 2),
             "too_often": source.repeats_from is not None,
         }
         for each in mixtures
         for source in each.sources
     ]
-    return {
-        "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
-        "shares": table(
-            rows, mixture="string", data_set="string", weight="float", configured="float", tokens="int", available="float",
-            tokens_read="int", read="float", epochs="float", too_often="bool",
-        ),
-        "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
-        "warnings": sum(len(each.warnings) for each in mixtures),
-    }  # fmt: skip
+    return without_empty(
+        {
+            "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
+            "contents": ", ".join(f"{each.name}: {counted(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
+            "shares": table(
+                rows, mixture="string", data_set="string", weight="float", configured="string", tokens="int", available="string",
+                tokens_read="int", read="string", epochs="float", too_often="bool",
+            ),
+            "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
+            "warnings": sum(len(each.warnings) for each in mixtures),
+        }
+    )  # fmt: skip
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:
@@ -143,7 +146,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
-    def cache(context: dg.AssetExecutionContext, cache_root: CacheRoot) -> dg.MaterializeResult:
+    def cache(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
         root, now = cache_root.path, time.time()
         with readable_failures():
             items = find_items(registry, root=root)
@@ -154,16 +157,13 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         metadata: Metadata = {
             "report": dg.MetadataValue.md(cache_markdown(report, now=now)),
             "page": dg.MetadataValue.path(str(path)),
-            "dagster/uri": path.as_uri(),
-            "folders": len(report.items),
-            "complete": report.complete,
-            "not_complete": len(report.wanted) - report.complete,
-            "notices": len(report.notices),
+            "contents": f"{report.complete} of {counted(len(report.wanted), 'folder')} complete, {file_size(report.bytes)}; "
+            f"{counted(len(report.notices), 'notice')}",
+            "checks": ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none has run",
             "bytes": report.bytes,
-            "size": file_size(report.bytes),
             "train_tokens": report.total("train_tokens", "pretrain"),
             "train_examples": report.total("train_examples", "sft"),
-            **{f"checks_{outcome}": count for outcome, count in sorted(report.outcomes.items())},
+            "dagster/uri": path.as_uri(),
         }
         contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
         version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})

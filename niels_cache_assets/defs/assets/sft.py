@@ -17,7 +17,9 @@ _PAIR = """The {split} split of a data set of conversations: tokens and the star
 
 `sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
-over tokens and offsets. Plots and checks are with `meta_json`.
+over tokens and offsets.
+[Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every output,
+first in the metadata of a partition.
 
 ```python
 {code}
@@ -26,16 +28,15 @@ over tokens and offsets. Plots and checks are with `meta_json`.
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
 
 `sft/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same bytes.
-Its checks read the whole cache again.
+[Its checks](/assets/sft/meta_json?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
 
 ```python
-from niels_cache_runtime import read_meta
-read_meta("cache/sft/<data set>/meta.json")["train_examples"]
+{code}
 ```"""
 
 
-def _described(split: Split) -> str:
-    return _PAIR.format(split=split, code=loader_code(f'"cache/sft/<data set>/{split}"', "sft", T=1024, B=8))
+def _described(split: Split, text: str = _PAIR) -> str:
+    return text.format(split=split, code=loader_code(f'"cache/sft/<data set>/{split}"', "sft", T=1024, B=8))
 
 
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
@@ -43,14 +44,14 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.multi_asset(
         name=STREAM_OPS["sft"],
-        specs=family_specs("sft", train=_described("train"), val=_described("val"), meta=_META, above=above),
+        specs=family_specs("sft", train=_described("train"), val=_described("val"), meta=_described("train", _META), above=above),
         partitions_def=partitions(registry, "sft"),
         description="Stream one data set through the tokenizer into train and val pairs, in one pass.",
     )
     def stream_sft_dataset(
         context: dg.AssetExecutionContext,
         config: SftConfig,
-        cache_root: CacheRoot,
+        cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> Iterator[dg.MaterializeResult]:
         yield from stream_dataset(

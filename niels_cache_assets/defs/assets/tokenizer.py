@@ -43,7 +43,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     def tokenizer(
         context: dg.AssetExecutionContext,
         config: TokenizerConfig,
-        cache_root: CacheRoot,
+        cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
@@ -53,6 +53,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
             build = partial(build_tokenizer, registry, root=cache_root.path, force=config.force, log=reporter.log)
             outcome = in_turn(tokenizer_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
         metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
+        reporter.tell(metadata)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["sha256"]))
 
     return tokenizer

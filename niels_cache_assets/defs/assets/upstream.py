@@ -59,12 +59,25 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
     """Record in a step that its partition was read at `revision`, unless that is known, so that its results are compared with it.
 
-    Dagster looks up what a step reads when it starts, and is made to look again: else the results would be unsynced at once.
+    Dagster looks up what a step reads when it starts, and is made to look again: else the results would be unsynced at once. What was read
+    is also recorded as a materialization, by which alone the UI counts the partitions that are there. A step's provenance points at the
+    newest one, so there is a new one for each version that is read, whoever has observed it.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
         context.log_event(seen)
-        context.get_step_execution_context().wipe_input_asset_version_info(seen.asset_key)
+    elif _last_read(context.instance, seen) == version_of(seen):
+        return
+    context.log_event(dg.AssetMaterialization(seen.asset_key, partition=name, metadata=seen.metadata, tags=seen.tags))
+    context.get_step_execution_context().wipe_input_asset_version_info(seen.asset_key)
+
+
+def _last_read(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> str | None:
+    """The version of upstream that a build of this partition has recorded last."""
+    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)])
+    records = instance.fetch_materializations(wanted, limit=1).records
+    event = records[0].asset_materialization if records else None
+    return None if event is None else (event.tags or {}).get(_DATA_VERSION_TAG)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
