@@ -297,7 +297,7 @@ def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
-    abandoned = Path("cache/index/.0123456789abcdef.partial")
+    abandoned = Path("cache/index/.0123456789abcdef0123456789abcdef.partial")
     abandoned.mkdir(parents=True)
     assert prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache")).state == "built"
     assert list(Path("cache/index").glob(".*.partial")) == []
