@@ -7,7 +7,7 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver  # what the UI's "unsynced" is made of
 from dagster._core.loader import LoadingContextForTest
 
-from niels_cache_assets.defs.assets.upstream import observe_revision
+from niels_cache_assets.defs.assets.upstream import built_versions, observe_revision, version_of
 from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB, UPSTREAM_KEYS
 from niels_cache_assets.defs.metadata import state_in
 from niels_cache_assets.defs.sync_checks import IN_SYNC
@@ -131,6 +131,21 @@ def test_a_cache_hit_clears_a_stale_partition(project: Project) -> None:
     observe(project, "notes")
     project.build("notes")
     assert status(project, "notes") == "FRESH"
+
+
+def test_a_cache_hit_clears_a_stale_partition_also_when_another_was_built_meanwhile(project: Project) -> None:
+    """A step's provenance points at the newest materialization of upstream, whichever partition that is of."""
+    project.build("notes")
+    project.write_notes(sentences(61))
+    observe(project, "notes")
+    project.build("books")
+    project.write_notes(sentences(60))
+    observe(project, "notes")
+    project.build("notes")
+    assert status(project, "notes") == "FRESH"
+    assert built_versions(project.instance, project.registry, "notes") == {
+        version_of(observe_revision(project.registry, "notes", root=project.root))
+    }
 
 
 def test_the_job_observes_every_data_set_and_passes_over_what_cannot_be_asked(project: Project) -> None:

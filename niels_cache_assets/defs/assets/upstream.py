@@ -21,6 +21,7 @@ _DATA_VERSION_TAG = "dagster/data_version"
 _POINTER_TAG = "dagster/input_event_pointer/"  # and the key of an asset that was read: its newest event then, of any partition
 REVISION = "revision"  # in the metadata of an observation: what meta.json of a cache calls dataset_revision
 _DIGITS = 12
+_OBSERVATIONS = 1000  # of one data set that are looked through, the newest
 
 _DESCRIPTION = """What the {family} data sets are made of: a Hugging Face data set, a folder of notes, files.
 
@@ -61,23 +62,28 @@ def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry,
 
     Dagster looks up what a step reads when it starts, and is made to look again: else the results would be unsynced at once. What was read
     is also recorded as a materialization, by which alone the UI counts the partitions that are there. A step's provenance points at the
-    newest one, so there is a new one for each version that is read, whoever has observed it.
+    newest one, of any partition. So there is a new one if another version was read last, or observed since.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
         context.log_event(seen)
-    elif _last_read(context.instance, seen) == version_of(seen):
+    elif _was_read_last(context.instance, seen):
         return
     context.log_event(dg.AssetMaterialization(seen.asset_key, partition=name, metadata=seen.metadata, tags=seen.tags))
     context.get_step_execution_context().wipe_input_asset_version_info(seen.asset_key)
 
 
-def _last_read(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> str | None:
-    """The version of upstream that a build of this partition has recorded last."""
-    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)])
+def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
+    """Whether a build of this partition has recorded this version last, and nobody has observed another since."""
+    partition = [str(seen.partition)]
+    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition)
     records = instance.fetch_materializations(wanted, limit=1).records
     event = records[0].asset_materialization if records else None
-    return None if event is None else (event.tags or {}).get(_DATA_VERSION_TAG)
+    if event is None or (event.tags or {}).get(_DATA_VERSION_TAG) != version_of(seen):
+        return False
+    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=partition, after_storage_id=records[0].storage_id)
+    since = instance.fetch_observations(wanted, limit=_OBSERVATIONS).records
+    return all(each.asset_observation is not None and version_of(each.asset_observation) == version_of(seen) for each in since)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
