@@ -130,6 +130,8 @@ def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -
             {"train_tokens": 0},
             "run configuration: [run] train_tokens = 0: must be more than 0; write, for example, train_tokens = 1000",
         ),
+        ({"shuffle_buffer": -1}, "run configuration: [run] shuffle_buffer = -1: "),  # only for a budget it is as the file says
+        ({"val_frac": -1.0}, "run configuration: [run] val_frac = -1.0: "),
     ],
 )
 def test_a_wrong_setting_fails_the_run_in_one_line(project: Project, config: Mapping[str, Any], message: str) -> None:

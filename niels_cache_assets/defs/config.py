@@ -8,6 +8,7 @@ from pydantic import Field
 from niels_cache_assets import defaults
 
 AS_CONFIGURED = -1  # a default that the launchpad shows; one of None it leaves out
+_BUDGETS = ("train_tokens", "val_tokens")
 _REGISTRY = "Empty: the value of niels_cache.toml or the profile"
 _BUDGET = f"{AS_CONFIGURED}: as niels_cache.toml or the profile says"
 
@@ -32,7 +33,8 @@ class _FamilyConfig(_BuildConfig):
 
     def run_settings(self) -> dict[str, Any]:
         """What this run asks for beside the registry."""
-        return {key: value for key, value in self.model_dump(exclude={"force", "wait"}).items() if value not in (None, AS_CONFIGURED)}
+        given = self.model_dump(exclude={"force", "wait"})
+        return {key: value for key, value in given.items() if value is not None and not (key in _BUDGETS and value == AS_CONFIGURED)}
 
 
 class PretrainConfig(_FamilyConfig):
