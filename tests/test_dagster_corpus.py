@@ -10,6 +10,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
+from niels_cache_assets.defs.corpus_metadata import _example
 from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
 from niels_cache_assets.defs.metadata import state_in
@@ -129,6 +130,13 @@ def test_runs_record_figures_examples_and_pictures(project: Project) -> None:
         f"![{name}](data:image/png;" for name in ("funnel", "reasons", "lengths", "duplicates")
     ]
     assert len(report["plots"]) < 200_000, "it is kept in Dagster's database"
+
+
+def test_the_name_and_the_title_of_a_rejected_document_are_no_markup() -> None:
+    row = {"reason": "too_short", "value": 2.0, "title": "![x](/graphql?query=1)\n# <b>", "file": "a*b*.md", "row": 3, "excerpt": "``` end"}
+    shown = _example(row)
+    assert shown.splitlines()[0] == (r"**too_short** (measured: 2), a\*b\*\.md\:3 \!\[x\]\(/graphql?query=1\) \# \<b\>")
+    assert shown.splitlines()[2] == "````text"
 
 
 def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:

@@ -20,6 +20,7 @@ from niels_cache_assets.defs.excerpt import COLUMNS, behind_a_click, fenced
 from niels_cache_assets.defs.metadata import STATE, Metadata, files_list, json_entry, state_of
 from niels_cache_assets.defs.pictures import pictures
 from niels_cache_assets.defs.tables import table, without_empty
+from niels_cache_assets.reports.markdown import plain
 from niels_cache_assets.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 
 EXAMPLES_PER_REASON = 5
@@ -172,9 +173,9 @@ def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:
 
 def _example(row: Mapping[str, Any]) -> str:
     measured = "" if row["value"] is None else f" (measured: {row['value']:.4g})"
-    title = f" {row['title']}" if row["title"] else ""
+    place = plain(f"{row['file']}:{row['row']} {row['title'] or ''}")  # of documents, which may hold Markdown
     excerpt = " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split())
-    return f"**{row['reason']}**{measured}, {row['file']}:{row['row']}{title}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
+    return f"**{row['reason']}**{measured}, {place}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
 
 
 def _first_document(outcome: CorpusOutcome) -> Metadata:
