@@ -128,6 +128,13 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(proje
     assert (results["index/mix"].state, results["index/mix"].message) == ("skipped", "notes could not be built")
 
 
+def test_a_blend_with_a_member_that_is_switched_off_is_skipped_and_says_so(project: Project, in_memory: None) -> None:
+    project.configure(extra=BLEND.replace("[blend.mix]", "enabled = false\n[blend.mix]"))
+    for only in (None, ["mix"]):
+        results, _ = launch(project, only=only)
+        assert (results["index/mix"].state, results["index/mix"].message) == ("skipped", "books could not be built")
+
+
 def test_reports_are_there_after_a_build_and_are_written_again_when_something_was_built(
     project: Project, instance: dg.DagsterInstance
 ) -> None:

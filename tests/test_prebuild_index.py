@@ -344,4 +344,7 @@ def test_an_index_that_was_built_ahead_is_marked_in_the_dagster_home_if_there_is
     with ensure_instance(home) as instance:
         assert main(["prebuild-index", "mix"]) == 0
         assert instance.get_materialized_partitions(INDEX) == {"mix"}
+    text = Path("niels_cache.toml").read_text()
+    Path("niels_cache.toml").write_text(text.replace("[pretrain.books]", "[pretrain.books]\nenabled = false"))
+    assert main(["prebuild-index", "mix"]) == 0, "the cache is there; Dagster has no partition of such a blend"
     assert "WARNING" not in capsys.readouterr().err

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
         outcome = prebuild(plan, root=root, progress=progress)
-        if arguments.name is not None:
+        if arguments.name in registry.blend_keys():  # else the UI has no such partition
             _record(registry, arguments.name, root)
     if arguments.json:
         indices = [{**asdict(index), "hash": index.hash} for index in outcome.indices]

@@ -158,7 +158,8 @@ def launch_builds(
                 results.append(launcher.skip(name, family, reasons[name]))
             else:
                 results.append(launcher.build(name, family, force=force))
-        kept = {result.name: result for result in results if result.state in ("failed", "skipped")}
+        kept = {result.name for result in results if result.state in ("failed", "skipped")}
+        kept |= registry.pretrain.keys() - set(registry.partition_keys("pretrain"))  # switched off, or without a setting
         for name in _chosen_blends(registry, only):
             lacking = [member for member in registry.blend[name].weights if member in kept]
             if lacking:
@@ -179,7 +180,7 @@ def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> No
 
 
 def _chosen_blends(registry: Registry, only: Sequence[str] | None) -> list[str]:
-    return [name for name in registry.blend_keys() if only is None or name in only]
+    return [name for name in registry.blend if only is None or name in only]
 
 
 def _chosen(registry: Registry, only: Sequence[str] | None) -> list[str]:
