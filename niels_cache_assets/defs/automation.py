@@ -34,7 +34,7 @@ class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):
 class _UpstreamChanged(dg.AutomationCondition[dg.AssetKey]):
     """True for partitions whose upstream was observed at another version since the last tick.
 
-    Dagster's own condition on what is above looks at materializations, and upstream is only observed.
+    Dagster's own condition on what is above looks at materializations, and what is seen by a look at upstream is an observation.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -66,7 +66,7 @@ def automated(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
             refuse_choice(registry.origin, "[dagster] automatic_sft names an unknown SFT data set", name, registry.sft)
     conditions = dg.AutomationCondition
     changed = conditions.any_deps_updated().replace("newly_updated", conditions.data_version_changed()) | _UpstreamChanged(registry)
-    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # it is only observed, never made
+    missing = conditions.any_deps_missing().ignore(dg.AssetSelection.assets(UPSTREAM_KEYS["sft"]))  # nobody but a build marks it
     eager = conditions.eager().replace("any_deps_updated", changed).replace("any_deps_missing", missing)
     condition = eager & ~conditions.missing() & conditions.all_deps_blocking_checks_passed()
     if registry.dagster.automatic_sft is not None:

@@ -47,10 +47,10 @@ class _Unconfigured(dg.ResourceDefinition):
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
-    """A resource that is this value. Asking for it begins a step, before its op does: every op here asks for the cache root."""
+    """A resource that is this value. The cache root, which every op here asks for, also begins the step, before its op does."""
 
     def provide(context: dg.InitResourceContext) -> object:
-        if context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
+        if isinstance(value, CacheRoot) and context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
             begin_step(context.instance, context.run.run_id)
         return value
 

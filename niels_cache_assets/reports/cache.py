@@ -111,7 +111,7 @@ class Item:
 
     @property
     def balance(self) -> str | None:
-        """`40 documents are kept and 20 were dropped: 60 in all`. None where nothing is counted so."""
+        """`40 documents kept and 20 dropped: 60 in all`. None where nothing is counted so."""
         unit = "examples" if self.state.kind == "sft" else "documents"
         kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
         if kept is None:
