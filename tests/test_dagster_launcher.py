@@ -11,6 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
 from niels_cache_assets.defs import abandoned
 from niels_cache_assets.defs.instance import ensure_instance
@@ -148,6 +149,22 @@ def test_reports_are_there_after_a_build_and_are_written_again_when_something_wa
     assert written() == [1, 1], "nothing was built"
     launch(project, only=["notes"], force=True)
     assert written() == [2, 2]
+
+
+def test_a_failed_run_is_not_tried_again_by_the_daemon(project: Project) -> None:
+    """It would build with the settings and the cache root of the UI's code server."""
+    home = Path(os.environ["DAGSTER_HOME"])
+    with ensure_instance():
+        pass
+    with open(home / "dagster.yaml", "a") as config:
+        config.write("run_retries:\n  enabled: true\n  max_retries: 3\n")
+    (project.folder / "notes.jsonl").write_text("{")
+    results, _ = launch(project, only=["notes"])
+    assert results["notes"].state == "failed"
+    with ensure_instance() as instance:
+        failed = instance.get_runs(filters=dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+        assert [run.job_name for run in failed] == ["build_pretrain"]
+        assert [run for run in failed if auto_reexecution_should_retry_run(instance, run, None)] == []
 
 
 def test_a_report_that_cannot_be_written_fails_no_build(project: Project, monkeypatch: pytest.MonkeyPatch, in_memory: None) -> None:

@@ -16,6 +16,7 @@ from dagster._core.definitions.job_base import InMemoryJob  # how Dagster's own 
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.execute_in_process import merge_run_tags
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # by these the UI finds the runs of a job
+from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.blends.prebuild import index_folder
 from niels_cache_assets.corpus.identity import needs_tokenizer
@@ -65,6 +66,8 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 _INSTANCE_OVERRIDES = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
 }
+# A retry of the daemon would build with the code server's settings and cache root, which need not be those of this program.
+_NO_RETRY = {MAX_RETRIES_TAG: "0"}
 _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION), repository_name="__repository__")
 
 
@@ -321,7 +324,7 @@ class _Launcher:
             job_def=in_process,
             run_id=run_id,
             run_config=run_config,
-            tags=merge_run_tags(job, partition, None, None, self._instance, run_config),
+            tags=merge_run_tags(job, partition, _NO_RETRY, None, self._instance, run_config),
             remote_job_origin=_REPOSITORY.get_job_origin(job.name),
         )
         return execute_run(InMemoryJob(in_process), run, self._instance)
