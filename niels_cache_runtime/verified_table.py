@@ -27,7 +27,7 @@ class Result(NamedTuple):
     result: str
 
     def cells(self) -> tuple[str, ...]:
-        return escaped(self.name), self.family, f"{self.files:,}", f"{self.bytes:,}", self.result
+        return escaped(self.name), escaped(self.family), f"{self.files:,}", f"{self.bytes:,}", self.result
 
 
 def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Sequence[Finding], *, quick: bool) -> list[Result]:

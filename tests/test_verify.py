@@ -640,6 +640,15 @@ def test_names_that_no_terminal_should_get_are_shown_as_escapes(tmp_path: Path, 
     assert all(line.isprintable() for line in lines)
 
 
+def test_the_name_of_the_folder_around_one_data_set_is_shown_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    around = tmp_path / os.fsdecode(b"odd\xff\x1b[31m")
+    write_pretrain(around / "notes")
+    main([str(around / "notes")])
+    table = capsys.readouterr().out.splitlines()[-2]
+    assert "odd\\udcff\\x1b[31m" in table
+    assert "\x1b" not in table
+
+
 def test_a_file_that_becomes_a_pipe_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_pretrain(tmp_path / "data")
 
