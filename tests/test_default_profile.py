@@ -33,9 +33,9 @@ def test_build_all_builds_the_default_profile_and_then_finds_only_hits(hub: Loop
     results = build_all(hub, folder)
     root = folder / "cache"
     states = {name: result["state"] for name, result in results.items()}
-    assert states == {**dict.fromkeys(BUILT, "built"), "roam": "skipped", "gutenberg": "disabled", "wikipedia": "disabled"}
+    assert states == {**dict.fromkeys(BUILT, "built"), "roam": "skipped"}
     assert "needs path" in results["roam"]["message"]
-    assert {path.name for path in find_folders(root)} == {*BUILT, "gutenberg", "wikipedia"}
+    assert {path.name for path in find_folders(root)} == BUILT
     assert verify_cache(root) == []
     built = metas(root)
     assert {name for name, meta in built.items() if meta["built"]} == BUILT

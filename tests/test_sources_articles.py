@@ -251,4 +251,3 @@ def test_a_book_without_markers_is_kept_whole(tmp_path: Path) -> None:
     books, context = read(Gutenberg(path=str(tmp_path)))
     assert [(book.file, book.title, book.text) for book in books] == [("framed.txt", "Oak Trees", BODY), ("plain.txt", None, BODY)]
     assert context.report.dropped == {"empty": 1}
-    assert not Gutenberg().enabled
