@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -104,6 +105,32 @@ def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(proj
     assert files_of("my_text") == [f"vol.{number}.txt" for number in range(5)]
 
 
+def test_links_that_lead_to_one_another_do_not_multiply_what_is_looked_at(project: Path) -> None:
+    """`**` follows each of them again in each of them: with two there are 2^40 ways."""
+    for name in ("a", "b"):
+        (project / "my books" / name).mkdir()
+        (project / "my books" / name / f"{name}.txt").write_text("a book")
+        (project / "my books" / name / "up").symlink_to("..")
+    assert main(["init", "my books"]) == exit_codes.DONE
+    assert files_of("my_text") == ["a/a.txt", "b/b.txt", *(f"vol.{number}.txt" for number in range(5))]
+
+
+def test_a_linked_folder_is_read_as_one_that_may_grow(project: Path) -> None:
+    (project / "elsewhere").mkdir()
+    (project / "elsewhere/a.txt").write_text("a")
+    (project / "my books/linked").symlink_to(project / "elsewhere")
+    assert main(["init", "my books"]) == exit_codes.DONE
+    assert tomllib.loads((project / "niels_cache.toml").read_text())["pretrain"]["my_text"]["files"] == ["my books/**/*.txt"]
+
+
+def test_a_file_without_rows_is_of_the_kind_of_the_others(project: Path) -> None:
+    (project / "parts").mkdir()
+    for number in range(7):
+        (project / "parts" / f"part-{number}.jsonl").write_bytes(rows({"body": "some text"}) if number == 6 else b"")
+    assert main(["init", "parts"]) == exit_codes.DONE
+    assert len(files_of("my_text")) == 7
+
+
 def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for stream in ("stdin", "stdout"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
@@ -136,6 +163,11 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
         (["numbers.jsonl"], "no field holds text (fields: a)"),
         (["empty.jsonl"], "empty.jsonl: holds no row"),
         (["--roam", "hollow"], "[pretrain.roam] path = "),
+        (["lost.txt"], "lost.txt: leads to no file"),
+        (["lost.json"], "lost.json: leads to no file"),
+        (["*.txt"], "*.txt: leads to no file"),
+        (["piped"], "p.json: not a regular file"),
+        (["titles.json"], "is one JSON value, and one object a line is read"),
         (["--tokenizer", "my books", "rows.jsonl"], "my books: is a folder; --tokenizer takes files"),
         (["--hub", "c4"], "write OWNER/NAME"),
         (["--profile", "quick"], "error: --profile: no profile 'quick'; did you mean 'quickstart'?"),
@@ -153,6 +185,11 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     (project / "numbers.jsonl").write_text('{"a": 1}')
     (project / "empty.jsonl").write_text("")
     (project / "hollow").mkdir()
+    (project / "piped").mkdir()
+    os.mkfifo(project / "piped/p.json")
+    for name in ("lost.txt", "lost.json"):
+        (project / name).symlink_to("nowhere")
+    (project / "titles.json").write_text('[{"title": "a", "text": "not of Roam"}]')
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
     assert expected in capsys.readouterr().err

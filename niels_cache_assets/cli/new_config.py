@@ -147,7 +147,7 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     total = 0
     for pattern in patterns:
         found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        files = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path])]
+        files = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
         total += sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
     return total
 

@@ -1,6 +1,7 @@
 """What files and folders hold, told by looking into them: a kind of source and its keys for each, for `init`.
 
-Costs the first rows of a few files of each kind. What cannot become a data set is refused with what to do.
+Costs the first rows of a few files of each kind; of all of them, where these few are not alike. What cannot become a data set is refused
+with what to do.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from niels_cache_assets.cli.cleaning import files_in, kind_of, sources_of
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.compressed import COMPRESSIONS
-from niels_cache_assets.sources.files import SourceFile
-from niels_cache_assets.sources.rows import PEEK_ROWS, file_rows
+from niels_cache_assets.sources.files import SourceFile, reading
+from niels_cache_assets.sources.rows import file_rows, first_rows
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import Family
@@ -74,30 +74,35 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
     if not os.path.isdir(path):
         files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
         sources = sources_of(files or [path])  # that they are there, and that their names say what they are
+        if not files:  # a link that leads nowhere, or a glob of folders
+            raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
         return _sorted_by_kind(patterns, family, option)
     files = files_in(path)
     if family != "sft" and all(file.lower().endswith(".md") for file in files):
         return {Kind("pretrain", "markdown_folder"): [path]}
-    exports = [file for file in files if file.lower().endswith(".json") and _is_roam_export(file)]
-    if exports and family != "sft" and all(file in exports or file.lower().endswith(".md") for file in files):
+    others = [file for file in files if not file.lower().endswith(".md")]
+    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # ends at the first other
         return {Kind("pretrain", "roam"): [path]}
     return _sorted_by_kind(_patterns(path, files), family, option)
 
 
 def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
-    """By kind: patterns all of whose files are of it, else the files themselves."""
+    """By kind: patterns all of whose files are of it, else the files themselves. Files without a row belong to any."""
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)
-        looked_at = files[::step]
-        seen = {file: _kind_inside(file, family, option) for file in looked_at}
-        if len(set(seen.values())) > 1:
+        seen = {file: _kind_inside(file, family, option) for file in files[::step]}
+        if len({*seen.values()} - {None}) != 1:
             seen = {file: seen.get(file) or _kind_inside(file, family, option) for file in files}
-            for file, kind in seen.items():
-                kinds.setdefault(kind, []).append(glob.escape(file))
-        else:
-            kinds.setdefault(seen[looked_at[0]], []).append(pattern)
+        found = {file: kind for file, kind in seen.items() if kind is not None}
+        if not found:
+            raise NielsCacheError(f"{files[0]}: holds no row; leave it out")
+        if len({*found.values()}) == 1:
+            kinds.setdefault(next(iter(found.values())), []).append(pattern)
+            continue
+        for file, kind in found.items():
+            kinds.setdefault(kind, []).append(glob.escape(file))
     return kinds
 
 
@@ -109,7 +114,7 @@ def _by_name(path: str, family: Family | None) -> Kind:
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
     """One for all files below a folder that end alike, so that what is put there later is read, too.
 
-    Where links make other files of that than walking does, which enters every real folder once: one for each folder.
+    Where links lead to a folder twice, which `**` follows again and again: one for each folder.
     """
     found: dict[str, list[str]] = {}
     by_ending: dict[str, list[str]] = {}
@@ -118,17 +123,28 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
         if ending.lower() in COMPRESSIONS:
             ending = os.path.splitext(stem)[1] + ending
         by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
+    is_tree = _is_entered_once(folder)
     for ending, alike in by_ending.items():
-        pattern = os.path.join(glob.escape(folder), "**", f"*{ending}")
-        if len(glob.glob(pattern, recursive=True)) == len(alike):
-            found[pattern] = alike
-        else:
-            for file in alike:
-                found.setdefault(os.path.join(glob.escape(os.path.dirname(file)), f"*{ending}"), []).append(file)
+        for file in alike:
+            below = os.path.join(glob.escape(folder), "**") if is_tree else glob.escape(os.path.dirname(file))
+            found.setdefault(os.path.join(below, f"*{ending}"), []).append(file)
     return found
 
 
-def _kind_inside(path: str, family: Family | None, option: str) -> Kind:
+def _is_entered_once(folder: str) -> bool:
+    """Whether no link leads to a folder that is there, or linked, already. Ends at the first that does."""
+    seen = set()
+    for here, subfolders, _ in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:
+            return False
+        seen.add(real)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+    return True
+
+
+def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
+    """None of a file of rows that has none."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = kind_of(path)
@@ -141,6 +157,8 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind:
     if path.lower().endswith(".json") and _is_roam_export(path) and family != "sft":
         return Kind("pretrain", "roam")
     rows = _first_rows(path)
+    if not rows:
+        return None
     chats = None if family == "pretrain" else _chats(rows)
     if chats is not None:
         return chats
@@ -161,31 +179,31 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind:
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
     try:
-        rows = [row for _, row in islice(file_rows(SourceFile(path, path)), PEEK_ROWS)]
+        return [row for _, row in first_rows(file_rows(SourceFile(path, path)))]
     except NielsCacheError as error:
         if path.lower().endswith(".json") and _whole_json(path) is not None:
             target = f"{path.removesuffix('.json')}.jsonl"
             raise NielsCacheError(f"{path}: is one JSON value, and one object a line is read; jq -c '.[]' {path} > {target}") from error
         raise
-    if not rows:
-        raise NielsCacheError(f"{path}: holds no row; leave it out")
-    return rows
 
 
 def _whole_json(path: str) -> Any:
-    """The value that a file holds as a whole; None if it is too large, or holds none."""
-    if os.path.getsize(path) > _MOST_JSON:
+    """The value that a file holds as a whole; None if it is too large, holds none, or is no regular file."""
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
+        with reading(SourceFile(path, path)), open(path, encoding="utf-8") as file:
             return json.load(file)
     except (ValueError, RecursionError):
         return None
 
 
 def _is_roam_export(path: str) -> bool:
+    """A list of pages with titles, of which one has blocks: other lists may have titles, and their text in fields that Roam has not."""
     pages = _whole_json(path)
-    return isinstance(pages, list) and bool(pages) and all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages)
+    if not isinstance(pages, list) or not all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages):
+        return False
+    return any(isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:

@@ -7,7 +7,7 @@ input order is kept, a shuffle is the builder's. Data sets of the Hugging Face h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import IO, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -22,8 +22,6 @@ from niels_cache_assets.sources.files import SourceFile, files_digest, find_file
 from niels_cache_assets.sources.limits import refuse_length
 from niels_cache_assets.sources.parquet_files import is_string_type, is_text_type, open_parquet
 from niels_cache_assets.sources.places import FilePass, FilePosition
-
-_PEEK_CHARACTERS = 1 << 24
 
 
 class FileSource(DecodesText, PretrainSource):
@@ -53,7 +51,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         context = StreamContext(seed=0)
-        head = [*_first_rows(self._rows(FilePass(self.readable_files(), context), context))]
+        head = [*rows.first_rows(self._rows(FilePass(self.readable_files(), context), context))]
         if not head:
             return
         fields = _fields(head)
@@ -72,7 +70,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         head: list[tuple[str, int, dict[str, Any]]] = []
         fields: dict[str, bool] = {}
         if "text_field" not in files.state:  # it was chosen by the first rows of the first pass
-            head = [*_first_rows(stream)]
+            head = [*rows.first_rows(stream)]
             if not head:
                 return
             fields = _fields(head)
@@ -99,16 +97,6 @@ class Jsonl(KeepsDamaged, RowFileSource):
         for file in files.files():
             for row, values in rows.json_rows(file, files.position, **how):
                 yield file.name, row, values
-
-
-def _first_rows(stream: Iterator[tuple[str, int, dict[str, Any]]]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """A hundred rows, or those with the first few megabytes of text: they are all in memory."""
-    characters = 0
-    for name, row, values in islice(stream, rows.PEEK_ROWS):
-        yield name, row, values
-        characters += sum(len(value) for value in values.values() if isinstance(value, str))
-        if characters >= _PEEK_CHARACTERS:
-            return
 
 
 def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compression_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.sources.base import StreamContext
 
+Row = TypeVar("Row", bound=tuple[Any, ...])  # of it, in its file or files; its values come last
+
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
@@ -32,6 +35,7 @@ _BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others 
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _SHOWN_KEY = 80
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
+_PEEK_CHARACTERS = 1 << 24
 
 
 def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = None) -> Iterator[list[Document]]:
@@ -53,6 +57,16 @@ def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = 
         if places is not None:
             places.report_place()
         yield batch
+
+
+def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
+    """A hundred rows, or those with the first few megabytes of text: they are all in memory. The values are the last of each."""
+    characters = 0
+    for row in islice(stream, PEEK_ROWS):
+        yield row
+        characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
+        if characters >= _PEEK_CHARACTERS:
+            return
 
 
 def row_id(value: Any, file: str, row: int) -> str:
