@@ -296,6 +296,34 @@ def test_all_that_can_be_known_is_said_at_once_before_a_tokenizer_is_trained(
     assert [finding["found"].partition("]")[0] for finding in findings if finding["what"] == "data"] == [f"[{table}" for table in EXPECTED]
 
 
+ANSWERED = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+TOOL = {"messages": [{"role": "tool", "content": "a"}]}
+PAIR = {"instruction": "a", "output": "b"}
+PAIRS = 'source = "chat_jsonl"\ninstruction_field = "instruction"\noutput_field = "output"\nsystem_field = "system"'
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "expected"),
+    [
+        ('[pretrain.a]\nsource = "jsonl"', [{"text": 5}] * 200 + [{"text": "a"}], None),
+        ('[sft.a]\nsource = "chat_jsonl"', [TOOL] * 200 + [ANSWERED], None),
+        ('[sft.a]\nsource = "chat_jsonl"', [{"other": 1}] * 200 + [ANSWERED], None),
+        (f"[sft.a]\n{PAIRS}", [PAIR] * 200 + [{**PAIR, "system": "s"}], None),
+        (f"[sft.a]\n{PAIRS}", [PAIR] * 10_001, None),  # the rest of the rows is not read
+        (f"[sft.a]\n{PAIRS}", [PAIR] * 200, "no field 'system' in the first rows; set system_field to one of: instruction, output"),
+        ('[sft.a]\nsource = "chat_jsonl"', [TOOL] * 10_001, "in each of the first 10,000 rows"),
+    ],
+    ids=["text", "roles", "field", "optional", "unknown", "no optional field", "no role"],
+)
+def test_rows_that_a_build_only_counts_do_not_hold_it_up_because_they_come_first(
+    table: str, rows: list[object], expected: str | None
+) -> None:
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = [problem.message for problem in input_problems(configured(f'{table}\nfiles = ["a.jsonl"]\n'))]
+    assert len(problems) == (0 if expected is None else 1)
+    assert not expected or expected in problems[0]
+
+
 @pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "chat_jsonl"])
 def test_a_pipe_is_refused_and_not_waited_for(kind: str) -> None:
     os.mkfifo("pipe")

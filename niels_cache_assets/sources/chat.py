@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
@@ -20,12 +19,13 @@ from niels_cache_assets.sources.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.places import FilePass, FilePosition
-from niels_cache_assets.sources.rows import PEEK_ROWS, HeldText, file_rows, kind_of, row_id
+from niels_cache_assets.sources.rows import HeldText, file_rows, kind_of, row_id, rows_of_proof
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 _BATCH_CONVERSATIONS = 256
 _FIELDS_NAMED = 50
+_OPTIONAL = ("input_field", "system_field")
 _OF_FORM = {  # what makes every row the same kind of wrong
     "malformed_messages": "the messages are no list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
@@ -102,19 +102,24 @@ class ChatJsonl(DecodesText, SftSource):
         return find_files(self.files, self.endings)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Of the first rows one must have the fields, and be of the form."""
+        """Each field must be in one of the first rows, and one of them be of the form; an optional field may come in any row."""
         files = self.readable_files()
-        head = [*islice((row for file in files for _, row in self._rows(file)), PEEK_ROWS)]
-        if not head:
-            return
-        for key, name in self._configured().items():
-            if not any(name in values for values in head):
-                fields = ", ".join([*head[0]][:_FIELDS_NAMED])
-                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {fields}")
-        found = Counter(self._problem(values) for values in head)
-        (problem, count), *_ = found.most_common()
-        if problem in _OF_FORM and count == len(head):
-            raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {counted(count, 'row')}; {_FORMS}")
+        stream = (row for file in files for row in self._rows(file))
+        unseen, fields = self._configured(), list[str]()
+        problems: Counter[str | None] = Counter()
+        for _, values in rows_of_proof(stream):
+            fields = fields or [*values][:_FIELDS_NAMED]
+            unseen = {key: name for key, name in unseen.items() if name not in values}
+            problems[self._problem(values)] += 1
+            if not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys()):
+                return
+        ends_here = next(stream, None) is None
+        for key, name in unseen.items():
+            if problems and (ends_here or key not in _OPTIONAL):
+                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
+        for problem, count in problems.items():
+            if problem in _OF_FORM and len(problems) == 1:
+                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {counted(count, 'row')}; {_FORMS}")
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         messages = self.messages_of(values)
@@ -194,7 +199,7 @@ class ChatJsonl(DecodesText, SftSource):
 def _is_right(key: str, value: Any) -> bool:
     """Return whether that key's field holds what it must in a row; what is optional may be missing."""
     if value is None:
-        return key in ("input_field", "system_field")
+        return key in _OPTIONAL
     return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
 
 

@@ -51,13 +51,15 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         context = StreamContext(seed=0)
-        head = [*rows.first_rows(self._rows(FilePass(self.readable_files(), context), context))]
+        stream = self._rows(FilePass(self.readable_files(), context), context)
+        head = [*rows.first_rows(stream)]
         if not head:
             return
         fields = _fields(head)
         held = rows.HeldText(rows.choose_text_field(self.text_field, fields, head[0][0]))
-        for name, row, values in head:
-            held.problem(values.get(held.field), name, row)
+        for name, row, values in chain(head, rows.rows_of_proof(stream)):
+            if held.problem(values.get(held.field), name, row) in (None, "empty"):
+                return
         rows.require_text(held, fields)
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:

@@ -35,7 +35,9 @@ _BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others 
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _SHOWN_KEY = 80
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
+PROOF_ROWS = 10_000
 _PEEK_CHARACTERS = 1 << 24
+_PROOF_CHARACTERS = 1 << 25
 
 
 def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = None) -> Iterator[list[Document]]:
@@ -67,6 +69,26 @@ def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
         characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
         if characters >= _PEEK_CHARACTERS:
             return
+
+
+def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
+    """Enough rows to refuse a data set for what none of them has: ten thousand, or those with tens of megabytes of text.
+
+    The reader stops at the first row that has it. The values are the last of each.
+    """
+    characters = 0
+    for row in islice(stream, PROOF_ROWS):
+        yield row
+        characters += _characters(row[-1])
+        if characters >= _PROOF_CHARACTERS:
+            return
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_characters, inner))
 
 
 def row_id(value: Any, file: str, row: int) -> str:
