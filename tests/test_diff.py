@@ -1,5 +1,6 @@
 """`niels-cache diff`: two builds are equal or not, and what it names is what was changed, wherever in the files that is."""
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -243,6 +244,19 @@ def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
     named = {tuple(listed.lineage)[1:4] for listed in found.first["a"]}
     assert named <= {row[:3] for row in whole[0] - whole[1]}
     assert bool(named) is bool(whole[0] - whole[1])
+
+
+def test_a_full_disk_for_what_is_compared_is_said_with_what_to_do(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_notes(b, tokenizer, rows_of(TEXTS[1:]))
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(documents_module, "_write", full)
+    assert main(["diff", str(a), str(b)]) == 2
+    assert "cannot be written: No space left on device; set TMPDIR to a folder with more room" in capsys.readouterr().err
 
 
 def test_a_difference_is_found_in_any_block_and_across_shards(

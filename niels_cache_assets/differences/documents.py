@@ -5,7 +5,8 @@
 2. Each part alone: sort its digests, count each on every side and in every split.
 
 Cost: one pass over the lineage of both, and 34 temporary bytes for each row of a batch that is not the same. Memory: one part, about two
-million rows. A document that is there twice on one side and once on the other counts once.
+million rows, or more if both have over a thousand million in all. A document that is there twice on one side and once on the other counts
+once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -36,6 +37,7 @@ SIDES: tuple[Side, Side] = ("a", "b")
 _COLUMNS = ("source_id", "file", "row", "tokens")
 _ROWS_AT_ONCE = 65_536
 _ROWS_OF_A_PART = 2_000_000
+_MOST_PARTS = 512  # each is an open file
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("tokens", "<i8"), ("ordinal", "<i8"), ("side", "u1"), ("split", "u1")])
 
 LineagePaths = dict[Split, Path]
@@ -74,12 +76,17 @@ def compare_documents(
     Raises NielsCacheError for a file that is missing, unreadable or lacks a column.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
-    parts = 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART
+    parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
     found = _Found(shown)
     with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
         files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
-        for split in SPLITS:
-            _spread(a[split], b[split], SPLITS.index(split), files, progress)
+        try:
+            for split in SPLITS:
+                _spread(a[split], b[split], SPLITS.index(split), files, progress)
+            for file in files:
+                file.flush()
+        except OSError as error:
+            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more room") from error
         for file in files:
             file.seek(0)
             found.add(np.frombuffer(file.read(), dtype=_ROW))
@@ -202,7 +209,7 @@ class _Found:
             self.counts[what] += int(counts.sum())
             chosen = rows[(counts > 0)[number] & (rows["side"] == side)]
             places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
-            self._first[what] = heapq.nsmallest(self._shown, [*self._first[what], *places])
+            self._first[what] = heapq.nsmallest(self._shown, chain(self._first[what], places))
 
     def first(self, what: str) -> list[tuple[int, int]]:
         return self._first[what][: self.counts[what]]
