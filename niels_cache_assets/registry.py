@@ -46,6 +46,7 @@ _ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # of a table, told at once
 _SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
+_ONE_KEY = frozenset({"files", "path"})  # each stands for the other in a kind that has one of them
 _NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
 
 Tables = dict[str, Any]
@@ -99,8 +100,9 @@ class _Origin:
 
     def of(self, label: str, key: str) -> str:
         """What to blame for a key; without one, for keys of that table that do not go together."""
+        keys = _ONE_KEY if key in _ONE_KEY else (key,)
         for said, option in self.options.items():
-            if said in (label, f"{label}.{key}") or (not key and said.startswith(f"{label}.")):
+            if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
                 return option
         return self.where
 
@@ -330,7 +332,7 @@ def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
     """A table with other keys. Where its data lies has two names, and the later one wins."""
-    gone = {"path", "files"} - new.keys() if new.keys() & {"path", "files"} else set()
+    gone = _ONE_KEY - new.keys() if new.keys() & _ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 
@@ -400,7 +402,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
-        for member in getattr(source, "members", {}):
+        for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():
                 registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
     return registry

@@ -173,6 +173,11 @@ def test_what_refers_to_a_data_set_of_the_catalog_does_not_add_it(tables: str) -
         configured(NOTES + tables)
 
 
+def test_a_mixture_that_is_switched_off_asks_for_no_member() -> None:
+    mix = '[pretrain.mix]\nsource = "interleave"\nenabled = false\nmembers = { notes = 1, wikitext = 1 }\n'
+    assert configured(NOTES + mix).switched_off() == ["mix"]
+
+
 def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
     with pytest.raises(NielsCacheError, match=r"no data set 'wikitxt'; 'wikitext' is in the catalog"):
         configured(NOTES).source("wikitxt")
@@ -414,6 +419,9 @@ def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path
     configured('[pretrain.rows]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
     registry = load_registry(overrides={"pretrain": {"rows": {"path": "b.jsonl"}}})
     assert registry.pretrain["rows"].files == [str(tmp_path / "b.jsonl")]  # type: ignore[attr-defined]
+    option = {"pretrain.rows.path": "command line: --set"}
+    with pytest.raises(NielsCacheError, match="command line: --set:"):
+        load_registry(overrides={"pretrain": {"rows": {"path": 5}}}, options=option)
 
 
 def test_the_launcher_leaves_out_what_is_switched_off_and_says_so_where_it_is_named() -> None:
