@@ -178,6 +178,11 @@ def test_a_mixture_that_is_switched_off_asks_for_no_member() -> None:
     assert configured(NOTES + mix).switched_off() == ["mix"]
 
 
+def test_a_table_of_the_catalog_can_be_appended_to_any_file(capsys: pytest.CaptureFixture[str]) -> None:
+    table = said(capsys, "catalog", "wikitext", code=exit_codes.DONE)[0]
+    assert names(configured(NOTES.rstrip("\n") + table)) == ["notes", "wikitext"]
+
+
 def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
     with pytest.raises(NielsCacheError, match=r"no data set 'wikitxt'; 'wikitext' is in the catalog"):
         configured(NOTES).source("wikitxt")

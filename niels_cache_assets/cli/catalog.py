@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]})
         return DONE
     if arguments.names:
-        print("\n\n".join(tables.values()))
+        print("\n" + "\n\n".join(tables.values()))  # the file that it is appended to may not end with a newline
         return DONE
     table = new_table("data set", "family", "what it is", "download", "licence", "from", shrinking="what it is")
     for name in tables:
