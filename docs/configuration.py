@@ -40,7 +40,7 @@ The file is found in the working directory, or where `NIELS_CACHE_CONFIG` or `--
 * **The tokenizer** stays as it was trained when data sets come and go; `status` says what it was trained on. `niels-cache build-all --only tokenizer --force` trains another one, which builds every cache again.
 * **Before a tokenizer is trained** all data sets are looked at: paths, columns and their types, forms of conversations, names of the hub. What is wrong is said of all of them at once.
 * `NIELS_CACHE_ROOT` or `--cache-dir` move the caches.
-* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are. `files` and `path` are one key with two names (`gutenberg` alone has both); a folder in `files` stands for the files below it that end as the source reads them.
+* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are. `files` and `path` are one key with two names (`gutenberg` alone has both); a folder in `files` of `text`, `jsonl`, `parquet` and `chat_jsonl` stands for the files below it that end as these do.
 * Names become directories: letters, digits, `_`, `-`, `.`, no leading dot.
 
 Splits, first match wins: a document that carries upstream's split keeps it; token budgets (`val_tokens`, then `train_tokens`) cut a stream; otherwise a seeded `val_frac` of the documents goes to val
