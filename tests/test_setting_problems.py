@@ -100,8 +100,8 @@ def test_types_of_every_kind_are_told_apart(table: dict[str, Any], said: str) ->
     ("text", "said"),
     [
         (
-            '[pretrain.books]\nsource = "text"\nfiles = "books/*.txt"',
-            'files = "books/*.txt": must be a list of texts; write files = ["books/*.txt"]',
+            '[tokenizer]\ntrain_on = "books"',
+            'train_on = "books": must be a list of texts; write train_on = ["books"]',
         ),
         ('[pretrain.books]\nsource = "text"', "[pretrain.books] needs the key 'files'; add files = [\"...\"]"),
         ('[pretrain.fineweb_edu]\ntrain_tokens = "1_000"', "must be a whole number, without quotation marks; write train_tokens = 1000"),
