@@ -179,7 +179,7 @@ def test_a_path_still_opens_and_shows_its_real_name(swapped: SmallProject, capsy
     rewrite_meta(folder, dataset_name=None)
     assert run(swapped, capsys, "show", str(folder))[1].startswith("letters  (pretrain, ")
     code, _, errors = run(swapped, capsys, "show", str(swapped.root))
-    assert (code, "is a cache root; give the name of a data set" in errors) == (2, True)
+    assert (code, f"is a cache root; type niels-cache list --cache-dir {swapped.root}" in errors) == (2, True)
 
 
 def test_a_saved_state_traces_no_data_set_that_took_the_place(
