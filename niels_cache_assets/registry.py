@@ -140,10 +140,17 @@ class Registry:
     def without_file(self) -> str:
         """What to say where `is_fallback`."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
-        return (
-            f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); "
-            "write a file of your own: niels-cache init"
-        )
+        above = _file_above()
+        mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
+        return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {mend}: niels-cache init"
+
+    @property
+    def elsewhere(self) -> str:
+        """What to add to the message for an unknown name where `is_fallback`: the file that has it may lie in another folder."""
+        if not self.is_fallback:
+            return ""
+        named = f"--config {_file_above() or 'FILE'}"
+        return f"; there is no {CONFIG_NAME} here: work in the folder that has yours, or name it with {named}"
 
     def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
         return self.pretrain if family == "pretrain" else self.sft
@@ -189,7 +196,8 @@ class Registry:
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
         """Raise the message for a name that is not configured: what to add if the catalog has it, else the nearest of `choices`."""
         names = [*self.pretrain, *self.sft]
-        _refuse_data_set(where, problem, given, names if choices is None else choices, names=names, origin=self.origin)
+        choices = names if choices is None else choices
+        _refuse_data_set(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
@@ -251,11 +259,17 @@ def is_valid_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
 
 
-def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
-    """Raise the message for a name that is not among the valid ones, with the nearest."""
+def _file_above() -> str | None:
+    """The nearest configuration file in a folder above the working directory, as a shell takes it."""
+    found = (folder / CONFIG_NAME for folder in Path.cwd().parents if (folder / CONFIG_NAME).is_file())
+    return next((shlex.quote(str(path)) for path in found), None)
+
+
+def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
+    """Raise the message for a name that is not among the valid ones, with the nearest. `elsewhere`: what to add where none is near."""
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}"
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
     raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
 
 
@@ -267,6 +281,7 @@ def _refuse_data_set(
     *,
     names: Iterable[str],
     origin: str,
+    elsewhere: str = "",
     families: Iterable[Family] = FAMILIES,
 ) -> NoReturn:
     """`names`: all that are configured. `families`: those that would do."""
@@ -274,7 +289,7 @@ def _refuse_data_set(
     addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
     near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
     if given in names or not near or difflib.get_close_matches(given, choices, n=1):
-        refuse_choice(where, problem, given, choices)
+        refuse_choice(where, problem, given, choices, elsewhere)
     shown = "it" if near[0] == given else repr(near[0])
     add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
     raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
@@ -308,7 +323,9 @@ def _read_toml(path: Path, remedy: str) -> Tables:
         return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
-    except ValueError as error:  # of TOML, and of UTF-8
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
+    except ValueError as error:
         raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
@@ -319,6 +336,10 @@ def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
     merged = dict(below)
     for section, tables in above.items():
         if section not in _SECTIONS:
+            if isinstance(tables, Mapping):
+                for family in FAMILIES:
+                    if tables.get("source") in _SOURCES[family]:
+                        raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
             refuse_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
             raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
@@ -366,7 +387,11 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
                 )
             if name == "tokenizer":
                 raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
-            if not isinstance(table, dict) or not isinstance(table.get("source"), str):
+            if not isinstance(table, dict):
+                raise NielsCacheError(
+                    f"{where}: [{family}] {name} = {as_toml(table)}: is no data set; each has a table with its own name: [{family}.NAME]"
+                )
+            if not isinstance(table.get("source"), str):
                 raise NielsCacheError(
                     f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}{_catalog_hint(name)}"
                 )

@@ -44,8 +44,10 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
         processor.id_to_piece(list(range(processor.get_piece_size())))
     except UnicodeDecodeError as error:
         raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
-    except (OSError, RuntimeError) as error:
-        raise NielsCacheError(f"{path}: not a SentencePiece model ({(str(error).splitlines() or ['damaged'])[0]})") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote") from error
     return processor, hashlib.sha256(content).hexdigest()
 
 

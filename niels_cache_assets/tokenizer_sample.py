@@ -73,8 +73,9 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
                     continue
-            elif not written and (reason := nothing_is_text(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)):
-                no_text.append(f"{name}{reason}")
+            elif not written:
+                reason = nothing_is_text(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
+                no_text.append(f"{name}{reason or ': no text was found in it'}")
             used[name] = written
             read_as[name] = lines.read_as
     if not sum(used.values()):

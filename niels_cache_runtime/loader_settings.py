@@ -65,6 +65,7 @@ class LoaderSettings:
         **given: Any,
     ) -> "LoaderSettings":
         """Raises NielsCacheError for a setting out of range or unknown."""
+        _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
         given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
@@ -121,6 +122,18 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
         raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
+
+
+def _refuse_fraction(B: Any, world_size: Any) -> None:
+    """Raise what to type instead of B as a float, which is what a global batch divided by the ranks gives."""
+    if not isinstance(B, float) or not 1 <= B < 1 << 31:
+        return
+    if B.is_integer():
+        raise NielsCacheError(f"B={B!r}: must be a whole number, not a float; write B={int(B)}")
+    rows = B * (as_int(world_size) or 1)
+    if round(rows) > 0 and abs(rows - round(rows)) < 1e-6 * rows:
+        cannot = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
+        raise NielsCacheError(f"B={B!r}: {cannot}: write B={int(B)} or B={int(B) + 1}")
 
 
 def check_count(name: str, value: Any) -> int:

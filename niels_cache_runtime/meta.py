@@ -10,11 +10,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.foreign_meta import check_foreign, is_foreign, warn_unverifiable
-from niels_cache_runtime.formats import SCHEMA_VERSION
+from niels_cache_runtime.formats import FAMILIES, SCHEMA_VERSION, tokenizer_dir
 from niels_cache_runtime.hostile_paths import read_regular
 
 Meta = dict[str, Any]
@@ -88,13 +89,18 @@ def read_meta(path: str) -> Meta:
     return meta
 
 
+def _how_to_build(folder: Path) -> str:
+    is_named = folder == tokenizer_dir(folder.parent) or folder.parent.name in FAMILIES
+    return f"build it first: niels-cache build-all --only {folder.name}" if is_named else "build this data set first"
+
+
 def load_meta(path: str) -> Meta:
     """Do as `read_meta`, without its warning: for code that says itself that nothing can be verified."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
         meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
     except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+        raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     except NielsCacheError:

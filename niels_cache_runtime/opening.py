@@ -68,12 +68,18 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
             found[ends_path.name] = ends_path.stat().st_size
         check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
     elif not shards:
-        splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
-        hint = f"give the folder of a split: {folder / splits[0]}" if splits else f"expected {shard_name(0)} and so on"
+        split = next((path.parent for below in ("", "*/", "pretrain/*/") for path in _splits_in(folder, below)), None)
+        hint = f"give the folder of a split: {split}" if split else f"expected {shard_name(0)} and so on"
         raise NielsCacheError(f"{folder}: no shards here; {hint}")
     token_count = int(tokens.shard_lengths.sum())
     ends = map_doc_ends(ends_path, token_count=token_count) if with_doc_ends and ends_path.exists() else None
     return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
+
+
+def _splits_in(folder: Path, below: str) -> list[Path]:
+    """First shards of the splits of data sets in a folder: `below` is a glob of where these lie in it."""
+    found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:

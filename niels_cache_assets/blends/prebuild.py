@@ -106,7 +106,7 @@ def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
     Raises NielsCacheError with the nearest name for an unknown one, and if the folder of a member holds another data set.
     """
     if name not in registry.blend:
-        refuse_choice(registry.origin, "no blend", name, registry.blend)
+        refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
     settings = registry.blend[name]
     folders = [dataset_dir(root, "pretrain", member) for member in settings.weights]
     for folder in folders:

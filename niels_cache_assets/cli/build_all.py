@@ -48,6 +48,9 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
     names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
     for name in only or ():
         if name not in names:
+            parts = name.split(",")
+            if len(parts) > 1 and set(parts) <= set(names):
+                raise NielsCacheError(f"{WHERE}: --only: {name!r}; names have spaces between them: --only {' '.join(parts)}")
             registry.refuse_data_set(f"{WHERE}: --only", "no data set", name, names)
         if name in registry.switched_off():
             table = f"{registry.family_of(name)}.{name}"

@@ -35,7 +35,7 @@ from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.sources.compressed import COMPRESSIONS
-from niels_cache_assets.sources.files import walk_folder
+from niels_cache_assets.sources.files import near_path, walk_folder
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
@@ -86,7 +86,8 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     by_kind: dict[str, list[str]] = {}
     for path in paths:
         if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
-            raise NielsCacheError(f"{path}: no such file or folder")
+            near = near_path(path)
+            raise NielsCacheError(f"{path}: no such file or folder; " + (f"did you mean {near!r}?" if near else "check the path"))
         for file in files_in(path) if os.path.isdir(path) else [path]:
             kind = kind_of(file)
             if kind is None:

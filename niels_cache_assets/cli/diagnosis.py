@@ -154,6 +154,11 @@ def _cache_directory(root: Path) -> Iterator[Finding]:
     """Written to where it is, or would be made."""
     folder = _existing(root)
     name = str(root.absolute())
+    file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
+    if not file.is_dir():
+        mend = "move it away, or choose another place with --cache-dir or [build] cache_dir"
+        yield Finding(what="cache directory", state="problem", found=f"{file} is a file", mend=mend)
+        return
     try:
         with tempfile.TemporaryDirectory(prefix=".niels_cache_doctor_", dir=folder) as probe:
             locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))

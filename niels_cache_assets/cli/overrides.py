@@ -234,7 +234,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
         if known is not None and target[1] not in known and target[:2] not in new:
             where = f"{WHERE}: --set {'.'.join(target)}"
             if target[0] == "blend":
-                refuse_choice(where, "no blend", target[1], known)
+                refuse_choice(where, "no blend", target[1], known, registry.elsewhere)
             registry.refuse_data_set(where, "no data set", target[1], known)
     return list(parsed.items())
 

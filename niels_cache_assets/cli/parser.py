@@ -112,10 +112,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
-            hint = _meant_as_root(arguments, unknown[0])
+            hint = _meant_as_only(arguments, unknown[0]) or _meant_as_root(arguments, unknown[0])
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
+
+
+def _meant_as_only(arguments: argparse.Namespace, given: str) -> str:
+    """How to name a data set to the one command that builds all of them unless it is told."""
+    if arguments.command != "build-all" or os.path.isdir(given):
+        return ""
+    return f"; to build that alone, type {PROGRAM} build-all --only {shlex.quote(given)}"
 
 
 def _meant_as_root(arguments: argparse.Namespace, given: str) -> str:

@@ -35,6 +35,7 @@ MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that hold marks already (`carried`)
 MARK = re.compile("[\udc01-\udcff]")
 
+_SET_ENCODING = 'set the key encoding to what the files are in, such as encoding = "latin-1"'
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before that of UTF-16, which it begins with
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -334,7 +335,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
         told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_worst(facts[REPLACED])})")
     if NOT_TEXT in facts:
         told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_worst(facts[NOT_TEXT])})")
-    return f"{'; '.join(told)}; set the key encoding to what the files are in, or take them out" if told else None
+    return f"{'; '.join(told)}; {_SET_ENCODING}, or take them out" if told else None
 
 
 def _worst(counted: dict[str, Any]) -> str:
@@ -348,7 +349,7 @@ def nothing_is_text(facts: dict[str, Any]) -> str:
     """What to add to the message of a build of which nothing is left; nothing where documents were not dropped as no text."""
     if NOT_TEXT not in facts:
         return ""
-    return f"; not text: {_worst(facts[NOT_TEXT])}; set the key encoding to what the files are in, or take out what is no text"
+    return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or take out what is no text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:

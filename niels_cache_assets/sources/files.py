@@ -7,6 +7,7 @@ inside a file is not known here.
 
 from __future__ import annotations
 
+import difflib
 import glob
 import hashlib
 import io
@@ -25,6 +26,8 @@ from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_assets.sources.network import endless_redirect, first_line, install, is_of_network, shown
 from niels_cache_runtime.errors import NielsCacheError
+
+_MOST_NAMES = 10_000  # of a folder, among which a misspelt one is looked for
 
 
 class SourceFile(NamedTuple):
@@ -55,7 +58,9 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
         path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
             where = shown(pattern) if "://" in pattern else pattern
-            raise NielsCacheError(f"files: {where!r} matches no file; check the path (relative paths start at the configuration file)")
+            near = None if "://" in pattern else near_path(pattern)
+            mend = f"did you mean {near!r}?" if near else "check the path"
+            raise NielsCacheError(f"files: {where!r} matches no file; {mend} (relative paths start at the configuration file)")
         twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
         if twice is not None:  # addresses that differ in their queries
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
@@ -64,6 +69,27 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     root = posixpath.commonpath(roots)
     named = sorted((posixpath.relpath(path, root), url) for path, url in found.items())
     return [SourceFile(url, writable(name)) for name, url in named]
+
+
+def near_path(path: str) -> str | None:
+    """The path up to its first name that is not there, with the nearest name that is; None where all is there or nothing is near.
+
+    Of a glob, the names before its first wildcard.
+    """
+    folder = Path()
+    for part in Path(path).parts:
+        if glob.has_magic(part):
+            return None
+        if not os.path.lexists((folder / part).expanduser()):
+            try:
+                with os.scandir(folder.expanduser()) as entries:
+                    names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+            except OSError:
+                return None
+            near = difflib.get_close_matches(part, names, n=1)
+            return str(folder / near[0]) if near else None
+        folder /= part
+    return None
 
 
 def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.compressed import DamagedFile, OnDamage, compression_of
@@ -205,10 +206,20 @@ def json_rows(
             except RecursionError as error:
                 raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
             except ValueError as error:
+                if index == 0 and line.lstrip(_BLANKS).startswith("["):
+                    _refuse_array(file, error)
                 raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
             if not isinstance(row, dict):
+                if index == 0 and isinstance(row, list) and all(isinstance(item, dict) for item in row):
+                    _refuse_array(file)
                 raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
             yield index, row if marked is None else DamagedRow.of_json(row, marked)
+
+
+def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
+    """Raise how lines are made of a file that is one list of objects."""
+    name = shlex.quote(file.name)
+    raise NielsCacheError(f"{file.name}: is one JSON array; write an object a line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
