@@ -200,7 +200,9 @@ def test_names_of_only_with_commas_are_told_apart(capsys: pytest.CaptureFixture[
 
 def test_a_val_budget_above_the_source_is_called_as_the_file_calls_it(tiny_model: Path) -> None:
     tokenizer = SentencePieceTokenizer(str(tiny_model))
-    with pytest.raises(NielsCacheError, match=r"all of them for val \(val_tokens = 1,000,000\), so train has none; lower val_tokens, or"):
+    with pytest.raises(
+        NielsCacheError, match=r"all of them for val \(max_val_tokens=1,000,000, in a file val_tokens\), so train has none; lower it"
+    ):
         build_pretrain_cache(
             ["some text"], "cache/mine", tokenizer=tokenizer, max_train_tokens=10, max_val_tokens=1_000_000, shard_bytes=1024, seed=0,
             shuffle_buffer=None,

@@ -147,7 +147,7 @@ def build_pretrain_cache(
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:
     if val_tokens:
         return (
-            f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (val_tokens = {max_val_tokens:,}), "
-            "so train has none; lower val_tokens, or give val_frac in its place"
+            f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (max_val_tokens={max_val_tokens:,}, "
+            "in a file val_tokens), so train has none; lower it, or give val_frac in its place"
         )
     return f"{out_dir}: the source gave no usable document{dropped_note(counts, hints)}; nothing was written"
