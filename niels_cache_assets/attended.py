@@ -28,7 +28,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background of a shell inherits that it is ignored
     threading.Thread(target=watch, name="attended", daemon=True).start()
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # while it is still loading; its traceback would say nothing
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
