@@ -331,3 +331,11 @@ def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path)
         (project / "a.txt").write_bytes(b"a" * size)
         assert main(["init", "--force", "a.txt"]) == exit_codes.DONE
         assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+
+
+def test_the_column_that_was_chosen_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "web.jsonl").write_text('{"id": "7", "Abstract Body": "some text that is longer than the id"}\n')
+    assert main(["init", "web.jsonl", "chats.jsonl"]) == exit_codes.DONE
+    printed = capsys.readouterr().out
+    assert "  [pretrain.my_text] jsonl: web.jsonl, text in 'Abstract Body'\n" in printed
+    assert "  [sft.chats] chat_jsonl: chats.jsonl\n" in printed, "nothing is added where nothing had to be chosen"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.new_config import Wishes, render
+from niels_cache_assets.cli.new_config import Wishes, form_of, render
 from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
 from niels_cache_assets.registry import CONFIG_NAME, Registry, load_registry
 from niels_cache_assets.shipped import ABOUT, catalog
@@ -104,12 +104,13 @@ def _names(question: str) -> list[str]:
 
 
 def _in_words(source: Source) -> str:
-    """`parquet: data/**/*.parquet`."""
+    """`parquet: data/**/*.parquet, text in 'body'`."""
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:
         return source.source
-    places = where if isinstance(where, list) else [where]
-    return f"{source.source}: {', '.join(os.path.relpath(place) if os.path.isabs(place) else place for place in places)}"
+    places = [os.path.relpath(place) if os.path.isabs(place) else place for place in (where if isinstance(where, list) else [where])]
+    form = form_of(source.model_dump(exclude_unset=True))
+    return f"{source.source}: {', '.join([*places, form] if form else places)}"
 
 
 def _paths(question: str) -> list[str]:

@@ -212,7 +212,7 @@ def _wanted_name(kind: Kind, *, alone: bool) -> str:
 def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str:
     kind, keys = proposal.kind, dict(proposal.kind.keys)
     places = [_path(path, wishes) for path in proposal.places]
-    form = next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
+    form = form_of(keys)
     lines = [
         f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
         f"source = {as_toml(kind.source)}",
@@ -221,6 +221,11 @@ def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
     ]
     return "\n".join(lines)
+
+
+def form_of(keys: Mapping[str, Any]) -> str:
+    """Say which fields of a row are read: `text in 'body'`. Empty if none of these keys is set."""
+    return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 
 def _name(wanted: str, taken: set[str]) -> str:
