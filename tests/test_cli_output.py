@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from niels_cache_assets.cli import completion, exit_codes, main
 from niels_cache_assets.cli.completion_options import SHELLS
-from niels_cache_assets.cli.console import diagnostics, output, speaking
+from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
 from niels_cache_assets.cli.parser import build_parsers
 from niels_cache_assets.cli.progress import build_listener
 
@@ -101,6 +102,26 @@ def test_a_terminal_has_colours_unless_no_color_is_set(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", terminal)
     output().print("failed", style="red")
     assert ("\x1b[31m" in terminal.getvalue()) == is_coloured
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_on_a_narrow_terminal_loses_nothing(width: int) -> None:
+    label, sha256 = "characters per token of my_text", "0123456789abcdef" * 4
+    table = new_table("setting", "A", "B", "size", right=frozenset({"size"}), shrinking=["A", "B"])
+    table.add_row(label, sha256, f"{sha256}.parquet", "1,234")
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table)
+    printed = captured.get()
+    assert max(map(len, printed.splitlines())) <= width
+    assert "…" not in printed
+    header, _, *rows = printed.splitlines()
+    assert len(rows) > 1, "too wide for one line"
+    assert rows[0].startswith(f"{label} ")
+    assert rows[0].endswith(" 1,234"), "what does not fold stands on one line"
+    a, b, size = (header.index(column) for column in (" A ", " B ", " size"))
+    assert "".join(row[a:b].strip() for row in rows) == sha256
+    assert "".join(row[b:size].strip() for row in rows) == f"{sha256}.parquet"
 
 
 def test_quiet_says_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.names:
         print("\n" + "\n\n".join(tables.values()))  # the file that it is appended to may not end with a newline
         return DONE
-    table = new_table("data set", "family", "what it is", "download", "licence", "from", shrinking="what it is")
+    table = new_table(
+        "data set", "family", "what it is", "download", "licence", "from", shrinking=["what it is", "download", "licence", "from"]
+    )
     for name in tables:
         table.add_row(*_entry(name).values())
     console = output()

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,16 +92,15 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
     )
 
 
-def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: str | None = None) -> Table:
-    """A table with these columns; `right` are aligned so, `shrinking` is the one that gives way first on a narrow terminal."""
+def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Collection[str] = ()) -> Table:
+    """A table with these columns. `right` are aligned so. On a narrow terminal `shrinking` fold; the others keep all."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        gives_way = column == shrinking
+        gives_way = column in shrinking
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(
-            column, justify=justify, no_wrap=not gives_way, overflow="ellipsis", min_width=_SHRUNK_WIDTH if gives_way else None
-        )
+        overflow: Literal["fold", "ellipsis"] = "fold" if gives_way else "ellipsis"
+        table.add_column(column, justify=justify, no_wrap=not gives_way, overflow=overflow, min_width=_SHRUNK_WIDTH if gives_way else None)
     return table

@@ -200,7 +200,7 @@ def _print(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[IndexOut
         print_json({"state": state, "for": f"megatron-core {VERSION}", "seconds": seconds, "flag": flag, "parts": parts})
         return
     console = output()
-    table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking="index of")
+    table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking=["index of"])
     for plan, outcome in zip(plans, outcomes, strict=True):
         for index in outcome.indices:
             table.add_row(plan.part, index.label, f"{index.samples:,}", file_size(index.bytes), f"{index.hash}-*")

@@ -29,7 +29,7 @@ from niels_cache_runtime.formats import META_NAME, SPLITS, Split
 from niels_cache_runtime.meta import read_meta
 
 DIFFERENT = FAILED
-_LONGEST_VALUE = 60
+_LONGEST_VALUE = 80  # a sha256 with its name is 71
 _KINDS = {"a": "only in A", "b": "only in B", "moved": "in another split", "resized": "with another number of tokens"}
 _UNRECORDED = (
     "the fingerprints differ, and no setting that meta.json records does: another setting, another version of the code, "
@@ -103,7 +103,7 @@ def _print(console: Console, found: DatasetDifferences) -> None:
 def _print_values(console: Console, title: str, values: Sequence[Differing]) -> None:
     if not values:
         return
-    table = new_table(title, "A", "B")
+    table = new_table(title, "A", "B", shrinking=["A", "B"])
     for each in values:
         table.add_row(each.label, _shown(each.a), _shown(each.b))
     console.print()

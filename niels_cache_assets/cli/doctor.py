@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"findings": [asdict(finding) for finding in findings]})
         return FAILED if problems else DONE
     console = output()
-    table = new_table("", "what", "found", shrinking="found")
+    table = new_table("", "what", "found", shrinking=["found"])
     table.columns[2].overflow = "fold"
     for finding in findings:
         table.add_row(Text(finding.state, style=_STYLES[finding.state]), finding.what, finding.found)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"root": str(root), "data_sets": rows, "blends": blends})
         return DONE
     right = ("corpus", "train", "val") if corpora else ("train", "val")
-    table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking="source")
+    table = new_table("data set", "family", "source", "state", *right, right=frozenset(right), shrinking=["source"])
     noted: list[str] = []
     for place in places.values():
         state = judged[place.name].advice.partition(" (")[0] if judged[place.name].state == "not configured" else judged[place.name].state

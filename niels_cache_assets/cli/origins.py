@@ -195,7 +195,7 @@ def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text
     """One line for each segment, with its excerpt where they are given."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
     right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, "text", right=right, shrinking="text") if excerpts else new_table(*columns, right=right)
+    table = new_table(*columns, *(["text"] if excerpts else []), right=right, shrinking=["source id", "file", "shard", "text"])
     for segment, excerpt in zip_longest(segments, excerpts):
         table.add_row(*_cells(segment, cache), *([excerpt] if excerpts else []))
     return table

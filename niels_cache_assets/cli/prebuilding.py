@@ -129,7 +129,7 @@ def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnAr
 
 def _print(outcome: IndexOutcome, plan: BlendPlan) -> None:
     console = output()
-    table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking="index of")
+    table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking=["index of"])
     for index in outcome.indices:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     console.print(table)

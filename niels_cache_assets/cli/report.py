@@ -42,7 +42,7 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         "content sha256",
         "seconds",
         right=frozenset({"train", "val", "size", "seconds"}),
-        shrinking="content sha256",
+        shrinking=["content sha256"],
     )
     for result in results:
         state = Text(result.state.replace("_", " "), style=STYLES[result.state])

@@ -198,7 +198,7 @@ def _print_dropped(console: Console, dropped: Mapping[str, int]) -> None:
 
 
 def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:
-    table = new_table("key", "value")
+    table = new_table("key", "value", shrinking=["value"])
     for key, value in meta.items():
         if key not in without and value not in ({}, None):
             table.add_row(key, _cell(value))
@@ -209,7 +209,7 @@ def _print_files(console: Console, meta: Meta) -> None:
     files: dict[str, dict[str, Any]] = meta.get("files", {})
     if not files:
         return
-    table = new_table("file", "size", "sha256", right=frozenset({"size"}))
+    table = new_table("file", "size", "sha256", right=frozenset({"size"}), shrinking=["file", "sha256"])
     for path, entry in files.items():
         table.add_row(path, file_size(entry["bytes"]), entry["sha256"])
     _section(console, f"{counted(len(files), 'file')}, {file_size(total_bytes(files))}", table)

@@ -159,7 +159,7 @@ def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
 
 def _print(rows: list[Row], root: Path, more: str) -> None:
     """`more`: what to say of those that are left out."""
-    table = new_table("data set", "kind", "status", "why, and what to do", shrinking="why, and what to do")
+    table = new_table("data set", "kind", "status", "why, and what to do", shrinking=["why, and what to do"])
     for row in rows:
         style = "cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow")
         table.add_row(row.judged.name, "" if row.judged.kind == "tokenizer" else row.judged.kind, Text(row.words, style=style), row.reason)

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(str(finding), soft_wrap=True)
     for note in said:
         console.print(f"note: {note}", style="dim", soft_wrap=True)
-    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking="data set")
+    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
         table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
