@@ -42,6 +42,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "make cache": "installs; CI runs it, and tests/test_cli.py what it calls",
         "make test": "this is it",
         "make ui": "a server; tests/ui",
+        "niels-cache init PATH": "whatever the reader has; tests/test_cli_init.py, and the tutorial",
+        "niels-cache build-all": "what init wrote, in the tutorial",
+        "niels-cache sample my_text": "the same",
     },
     "docs/cleaning.md": {
         "dagster asset materialize": "tests/test_dagster_corpus.py runs these assets",
