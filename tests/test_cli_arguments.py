@@ -432,6 +432,19 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     assert "T=256" in text
 
 
+@pytest.mark.parametrize(("home", "named"), [(".dagster", False), ("elsewhere", True)])
+def test_the_next_step_names_the_home_only_where_it_is_not_the_usual_one(
+    home: str, named: bool, launcher: FakeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / home))  # as the launcher sets it
+    launcher.results = [result("wikitext")]
+    build(launcher)
+    text = capsys.readouterr().out
+    assert " ui  # lineage" in text
+    assert (f"DAGSTER_HOME={tmp_path / home} " in text) == named
+
+
 def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     launcher.results = [result("wikitext"), result("roam", "failed", message="no such folder", meta=None, directory=None)]
     assert main(["build-all", "--json"]) == exit_codes.FAILED

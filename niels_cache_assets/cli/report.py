@@ -132,11 +132,12 @@ def _ui_command(arguments: argparse.Namespace) -> str:
     """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
+    home = os.environ.get(HOME_VARIABLE)  # the launcher has set it to the home it used
     variables = {
         PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it where nothing else is configured
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
-        HOME_VARIABLE: None if in_clone else os.environ.get(HOME_VARIABLE),  # the launcher has set it to the home it used
+        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # the usual home is found without it
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
     return environment + ("make ui" if in_clone else f"{_program()} ui")
