@@ -28,7 +28,7 @@ from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.mixtures import MAX_SOURCES, mixture_plot
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.reports import words
-from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.cache import CacheReport, Item, cache_report, find_items
 from niels_cache_assets.reports.drawings import NONE, Drawings, draw_report
 from niels_cache_assets.reports.history import Check, History, Recorded, Upstream
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
@@ -280,6 +280,24 @@ def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(projec
     assert words.upstream(letters, recorded, NOW).endswith("60 minutes ago: now at abc")
     assert words.revision_age(letters, Recorded(), NOW) == "-"
     assert words.upstream(letters, Recorded(), NOW) == "its age is not recorded"
+
+
+def test_what_needs_attention_is_looked_for_once_however_many_items_there_are(
+    project: SmallProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 500 data sets it was once for each of them, in a page that every build writes."""
+    report = reported(project)
+    report = replace(report, items=tuple(item for _ in range(10) for item in report.items))
+    looked_at: list[str] = []
+    look = CacheReport._of_item
+
+    def counting(self: CacheReport, item: Item, *, has_corpus: bool) -> list[str]:
+        looked_at.append(item.name)
+        return look(self, item, has_corpus=has_corpus)
+
+    monkeypatch.setattr(CacheReport, "_of_item", counting)
+    render_page(report, NONE, now=NOW)
+    assert sorted(looked_at) == sorted(item.name for item in report.items)
 
 
 def test_a_source_that_ended_before_its_budget_needs_attention_once(project: SmallProject) -> None:

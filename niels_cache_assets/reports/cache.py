@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -175,18 +176,25 @@ class CacheReport:
     def outcomes(self) -> Counter[str]:
         return Counter(check.outcome for check in self.checks)
 
-    @property
+    @cached_property
     def notices(self) -> list[Notice]:
         """What is not as it should be: the worst is not first, but what is built first is."""
         found = []
+        names = {item.name for item in self.items}
         for item in self.items:
-            found += [Notice(name=item.name, text=text) for text in self._of_item(item)]
+            found += [Notice(name=item.name, text=text) for text in self._of_item(item, has_corpus=f"corpus/{item.name}" in names)]
         for mixture in self.mixtures:
             texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
             found += [Notice(name=mixture.name, text=text) for text in texts]
         return found
 
-    def _of_item(self, item: Item) -> list[str]:
+    @cached_property
+    def noticed(self) -> frozenset[str]:
+        """The names of all notices."""
+        return frozenset(notice.name for notice in self.notices)
+
+    def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
+        """`has_corpus`: then that is what is of a revision."""
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
         texts += [
@@ -195,7 +203,6 @@ class CacheReport:
         short = shortfall(item.meta) if item.is_wanted else None
         texts += [short] if short is not None and all(check.said != short for check in recorded.checks) else []  # of before the check was
         newest = recorded.upstream.newest
-        has_corpus = any(other.name == f"corpus/{item.name}" for other in self.items)  # then that is what is of a revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built of revision {item.revision}; upstream was last observed at {newest}")
         if not has_corpus and (warning := decoding_warning(item.meta)):

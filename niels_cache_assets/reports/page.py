@@ -60,7 +60,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 def _is_open(report: CacheReport, item: Item) -> bool:
     """Few are unfolded, of many those that need attention."""
-    return len(report.items) <= _FEW or any(notice.name == item.name for notice in report.notices)
+    return len(report.items) <= _FEW or item.name in report.noticed
 
 
 def write_page(path: Path, page: str) -> None:
