@@ -250,6 +250,15 @@ def test_the_picture_of_the_longest_possible_words_is_small() -> None:
     assert all(len(png) < MAX_PNG_BYTES for png in drawn.values())
 
 
+def test_the_picture_of_the_ratios_of_many_sources_is_no_higher_than_a_screen() -> None:
+    sources = {f"set_{number}": 3 + number / 100 for number in range(500)}
+    drawn = tokenizer_plots(piece_bytes=[b"a"], characters_per_token=sources, words={})["characters per token"]
+    few = tokenizer_plots(piece_bytes=[b"a"], characters_per_token=dict(list(sources.items())[:20]), words={})["characters per token"]
+    heights = [struct.unpack(">II", png[16:24])[1] for png in (drawn, few)]
+    assert heights[0] == heights[1] <= 1_500
+    assert len(drawn) < MAX_PNG_BYTES
+
+
 def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
     first = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])

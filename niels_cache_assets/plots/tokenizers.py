@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from niels_cache_assets.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
 
+MAX_SOURCES = 20  # bars that can be read
 LONGEST_PIECE = 16  # characters; longer pieces count as that long
 _TINTS = ("#a9c6e6", "#eeb896")  # of blue and orange, taking turns
 
@@ -48,11 +49,12 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
 
 
 def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
-    """One bar per source; the tokenizer fits a short one worse."""
-    rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))
+    """One bar per source; the tokenizer fits a short one worse. Of many those that it fits worst."""
+    rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
+    of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
     figure = new_figure(1.1 + 0.34 * len(rows))
     axes = figure.subplots()
-    set_title(axes, "characters per token, by source (newlines count, EOT does not)")
+    set_title(axes, f"characters per token, by source{of} (newlines count, EOT does not)")
     values = [value for _, value in rows]
     axes.barh(range(len(rows)), values, height=BAR, color=BLUE)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
