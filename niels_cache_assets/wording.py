@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 UNKNOWN = "-"
 SHORT_SHA256 = 12  # digits that tell builds apart
+_MOST_NAMES = 10  # in one line; a table has all
 
 
 def counted(number: int, unit: str) -> str:
     """`1 token`, `12,345 tokens`."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b, c`; of many the first, and how many more there are."""
+    shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def file_size(number: int) -> str:

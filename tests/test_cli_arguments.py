@@ -267,6 +267,10 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--cache-dir", "bad.toml"], "choose another --cache-dir"),
         (["build-all", "--cache-dir", "bad.toml/below"], "choose another --cache-dir"),
         (["list", "extra"], "unexpected argument 'extra'"),
+        (
+            ["build-all", "notes", "my books"],
+            "unexpected argument 'notes'; to choose data sets, type niels-cache build-all --only notes 'my books'",
+        ),
         (["list", "--cache-dir", "bad.toml"], "bad.toml: is no folder; choose another --cache-dir"),
         (["ui", "--port", "0", "--profile", "quick"], "error: --profile: no profile 'quick'"),
         (["show"], "NAME"),
@@ -384,6 +388,20 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert "fineweb_edu failed: the hub cannot be reached" in lines
     assert "roam skipped: needs a path" in lines
     assert any("sample wikitext" in line for line in lines)
+
+
+def test_what_is_said_of_many_data_sets_alike_is_one_line(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    def skipped(count: int) -> list[SimpleNamespace]:
+        return [result(f"set_{i}", "skipped", message="there is no tokenizer", meta=None, directory=None) for i in range(count)]
+
+    launcher.results = [*skipped(500), result("other", "failed", message="no", meta=None, directory=None)]
+    assert main(["build-all"]) == 1
+    output = capsys.readouterr().out
+    first = ", ".join(f"set_{i}" for i in range(9))
+    assert output.splitlines()[-2:] == [f"{first} and 491 more skipped: there is no tokenizer", "other failed: no"]
+    launcher.results = skipped(2)
+    main(["build-all"])
+    assert capsys.readouterr().out.splitlines()[-1] == "set_0, set_1 skipped: there is no tokenizer"
 
 
 def test_the_table_says_what_is_in_corpora_duplicates_and_reports(

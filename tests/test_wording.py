@@ -3,12 +3,19 @@
 import pytest
 
 from niels_cache_assets.contents import contents, counts_of
-from niels_cache_assets.wording import abbreviated, counted, duration, file_size, share_of
+from niels_cache_assets.wording import abbreviated, counted, duration, file_size, listed, share_of
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (1_234, "1,234 tokens")])
 def test_a_count_has_its_unit_and_groups_of_digits(number: int, text: str) -> None:
     assert counted(number, "token") == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "0"), (3, "0, 1, 2"), (10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), (1_500, "0, 1, 2, 3, 4, 5, 6, 7, 8 and 1,491 more")]
+)
+def test_of_many_names_the_first_are_told(count: int, text: str) -> None:
+    assert listed([str(number) for number in range(count)]) == text
 
 
 @pytest.mark.parametrize(

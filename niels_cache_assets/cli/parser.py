@@ -112,23 +112,22 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
-            hint = _meant_as_only(arguments, unknown[0]) or _meant_as_root(arguments, unknown[0])
+            hint = _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown)
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
-
-
-def _meant_as_only(arguments: argparse.Namespace, given: str) -> str:
-    """How to name a data set to the one command that builds all of them unless it is told."""
-    if arguments.command != "build-all" or os.path.isdir(given):
-        return ""
-    return f"; to build that alone, type {PROGRAM} build-all --only {shlex.quote(given)}"
 
 
 def _meant_as_root(arguments: argparse.Namespace, given: str) -> str:
     """How to name a folder of caches, which is no argument of its own."""
     takes_root = hasattr(arguments, "cache_dir") and os.path.isdir(given)
     return f"; for the caches in this folder, type {PROGRAM} {arguments.command} --cache-dir {shlex.quote(given)}" if takes_root else ""
+
+
+def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
+    """How to choose data sets, of a command that takes all by itself."""
+    names = " ".join(shlex.quote(name) for name in given)
+    return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:

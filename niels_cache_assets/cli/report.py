@@ -20,7 +20,7 @@ from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table
 from niels_cache_assets.contents import all_counts, content_hash, contents, total_bytes
 from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_assets.training_code import training_code
-from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size
+from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.formats import FAMILIES
 from niels_cache_runtime.meta import Meta
 
@@ -32,7 +32,7 @@ HOME_VARIABLE = "DAGSTER_HOME"
 
 
 def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
-    """The table, then one line for every data set with something to say."""
+    """The table, then one line for each thing to say, with the data sets that it is said of."""
     table = new_table(
         "data set",
         "state",
@@ -58,9 +58,12 @@ def print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     noted = [result for result in results if result.message]
     if noted:
         console.print()
+    alike: dict[tuple[str, str | None], list[str]] = {}
     for result in noted:
-        console.print(Text(f"{result.name} {result.state.replace('_', ' ')}", style=STYLES[result.state]), end="")
-        console.print(f": {result.message}", soft_wrap=True)
+        alike.setdefault((result.state, result.message), []).append(result.name)
+    for (said, message), names in alike.items():
+        console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=STYLES[said]), end="", soft_wrap=True)
+        console.print(f": {message}", soft_wrap=True)
 
 
 def _sha256(meta: Meta) -> str | None:
