@@ -1,5 +1,6 @@
 """What the checks find, how grave it is, and that each runs alone."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -147,6 +148,17 @@ def test_caches_in_sync_says_how_each_data_set_stands(project: Project) -> None:
     assert states(project) == {"notes": "in sync", "books": "other settings", "later": "not configured"}
     (project.root / "pretrain/notes" / META_NAME).write_text("{")
     assert states(project)["notes"] == "unreadable"
+
+
+def test_what_was_never_built_is_not_called_otherwise_configured(project: Project) -> None:
+    first = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
+    assert first.description == "not built yet: books"
+    assert [row["data_set"] for row in rows(metadata_of(first)["states"])] == ["books", "notes"], "what needs something comes first"
+    project.build("books")
+    project.configure(extra="val_frac = 0.5\n")
+    shutil.rmtree(project.root / "pretrain/notes")
+    check = execute_checks(project, [IN_SYNC], partition=None)[IN_SYNC]
+    assert check.description == "not as configured: books; not built yet: notes"
 
 
 def test_executed_alone_it_reads_every_file_and_in_a_build_it_does_not(project: Project) -> None:

@@ -20,7 +20,7 @@ from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import without_empty
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.wording import UNKNOWN, counted, file_size
+from niels_cache_assets.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
 from niels_cache_runtime.meta import Meta, read_meta
@@ -43,6 +43,8 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         moved = _moved(context.instance, registry, judged, root=cache_root.path)
         states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
         behind = [state.name for state in states if state.needs_build]
+        missing = [state.name for state in states if state.condition == "missing"]
+        changed = [name for name in behind if name not in set(missing)]
         alone = PARTITION_TAG not in context.run.tags
         there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
         readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
@@ -54,10 +56,13 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             for name in readable
         }
         damaged = [name for name, found in findings.items() if found]
-        rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in states]
+        needing = {*damaged, *behind}
+        in_order = sorted(states, key=lambda state: state.name not in needing)  # of hundreds nobody looks for the one
+        rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
-        said = [f"{what}: {', '.join(names)}" for what, names in (("damaged", damaged), ("not as configured", behind)) if names]
-        read = f"every file of {counted(len(findings), 'data set')}" if alone else "no file; Execute, alone, reads every one"
+        kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
+        said = [f"{what}: {listed(names)}" for what, names in kinds if names]
+        read = f"every file of {counted(len(findings), 'data set')}" if alone else "no file in a build; the button Execute reads every one"
         return dg.AssetCheckResult(
             passed=not said,
             severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
