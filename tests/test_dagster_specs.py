@@ -129,6 +129,7 @@ def test_the_first_line_of_a_description_stands_alone(defs: dg.Definitions) -> N
         assert first.endswith((".", ")."))
         assert blank == ""
         assert len(first) < 150
+        assert "`" not in first, "the catalog shows it as it is written"
 
 
 def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.Definitions, tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ import pyarrow.parquet as pq
 pq.read_table("cache/duplicates/<data set>.parquet").to_pylist()[:5]
 ```"""
 
-_KEPT = """What goes on to the tokenizer: the documents of `corpus/<data set>` without those on its drop list. Nothing is stored here.
+_KEPT = """What goes on to the tokenizer: the documents of its corpus without those on its drop list. Nothing is stored here.
 
-The data version is that of the documents, the drop list and the rule that splits them: a cache below is stale when these change, and
-not when duplicates were found elsewhere.
+The data version is that of the documents (`corpus/<data set>`), the drop list and the rule that splits them: a cache below is stale
+when these change, and not when duplicates were found elsewhere.
 
 ```python
 from pathlib import Path

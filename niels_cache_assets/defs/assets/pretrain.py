@@ -21,7 +21,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.training_code import loader_code
 from niels_cache_runtime.formats import Split
 
-_SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards of `shard_bytes`, every document followed by one EOT.
+_SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards, every document followed by one EOT.
 
 `pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
 (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.

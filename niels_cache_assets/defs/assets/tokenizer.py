@@ -17,13 +17,13 @@ from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer,
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import tokenizer_dir
 
-_DESCRIPTION = """The SentencePiece model of all caches below the root: imported (`[tokenizer] model`), or trained on the data sets.
+_DESCRIPTION = """The SentencePiece model of all caches below the root: imported, or trained on the data sets.
 
-`tokenizer/spm.model` and `tokenizer/meta.json`. The data version is the model's sha256: training again to the same bytes makes nothing
-stale, another model makes every cache stale. A trained one is kept until its settings change, or `force`: no arrow leads here from
-upstream, or one more note would make every cache stale. Of a data set with `prepare` it is trained on the prepared documents of train,
-where these are made before (`corpus/documents`, `corpus/duplicates`); `trained_on` says what was read of each data set, and what could not
-be.
+`tokenizer/spm.model` and `tokenizer/meta.json`; `model` in `[tokenizer]` names one to import. The data version is the model's sha256:
+training again to the same bytes makes nothing stale, another model makes every cache stale. A trained one is kept until its settings
+change, or `force`: no arrow leads here from upstream, or one more note would make every cache stale. Of a data set with `prepare` it is
+trained on the prepared documents of train, where these are made before (`corpus/documents`, `corpus/duplicates`); `trained_on` says what
+was read of each data set, and what could not be.
 
 ```python
 from niels_cache_assets.tokenization import SentencePieceTokenizer
