@@ -146,7 +146,7 @@ def test_a_line_that_is_wrong_otherwise_is_no_array() -> None:
 
 def test_a_name_after_build_all_becomes_only(capsys: pytest.CaptureFixture[str]) -> None:
     errors = refused(capsys, "build-all", "my text", "notes")
-    assert errors.endswith("unexpected argument 'my text'; to choose data sets, type niels-cache build-all --only 'my text'\n")
+    assert errors.endswith("unexpected argument 'my text'; to choose data sets, type niels-cache build-all --only 'my text' notes\n")
 
 
 @pytest.mark.parametrize(("given", "split"), [("cache", "cache/pretrain/notes/train"), ("cache/pretrain", "cache/pretrain/notes/train")])

@@ -261,6 +261,7 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.C
 
 def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prebuilding, "_LONG", 60)
+    others = set(multiprocessing.active_children())  # of tests before this one, whose loaders may still be closing
     told = []
 
     def interrupt_at_the_blend(array: str, done: int, total: int) -> None:
@@ -270,7 +271,7 @@ def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Pa
 
     with pytest.raises(KeyboardInterrupt):
         prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache"), progress=interrupt_at_the_blend)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
     assert set(told) == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
 
 
