@@ -37,8 +37,8 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 test: $(STAMP)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
-torture: $(STAMP)  ## the long fault tests: hundreds of kills, faults and flips (three hours of two cores)
-	@$(BIN)/python -m pytest -q -m torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+torture: $(STAMP)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
+	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 olmo: $(OLMO)/.installed  ## OLMo-core beside .venv, for the tests that read an export with it (they skip without)
 

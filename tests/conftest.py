@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from tests import depth  # noqa: F401  (it sets the profile of Hypothesis)
 from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub
 from tests.tiny import train_tiny_tokenizer
+
+pytest_plugins = ["tests.left_out"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
 

@@ -285,7 +285,7 @@ def test_a_cache_swapped_while_open_keeps_serving_the_old_files(tmp_path: Path, 
     assert first_tokens(loader) == expected
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_cuda_batches_equal_those_of_the_cpu(notes: str, web: str, prefetch: int) -> None:
     settings = {"T": T, "B": 16, "seed": 0, "weights": {"notes": 1, "web": 2}, "epochs": 2, "mask_cross_document_targets": True}

@@ -5,7 +5,10 @@ import errno
 import gzip
 import lzma
 import os
+import pwd
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -251,12 +254,26 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, kind: type[Jsonl | P
         read(kind(files=files))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    files = one_file(tmp_path, "a.txt", b"secret")
-    os.chmod(files[0], 0)
-    with pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read"):
-        read(Text(files=files))
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root reads everything, and so becomes nobody for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_an_unreadable_file_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to other users
+        os.chmod(folder, 0o755)
+        files = one_file(Path(folder), "a.txt", b"secret")
+        os.chmod(files[0], 0)
+        with as_another_user(), pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read \(Permission denied\)"):
+            read(Text(files=files))
 
 
 def test_a_file_that_vanishes_after_it_was_found_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""Python programs in processes of their own, without the seconds that importing torch and Dagster takes.
+
+`run` and `Program` stand for `subprocess.run([sys.executable, ...])` and its `Popen`. A program is a fork of a server that has the heavy
+imports; each process of pytest has one. The fork returns from the server's loop, and so the interpreter ends it as any other program.
+
+A test that is about the start of the interpreter starts a real one: what is imported, hash seeds, locales, options before `-m`.
+Nothing that keeps a part of the environment when it is imported is in `_PRELOADED`, above all not huggingface_hub and datasets.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+_PRELOADED = (
+    "aiohttp",
+    "dagster",
+    "dill",
+    "fsspec",
+    "multiprocess",
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "pydantic",
+    "rich.progress",
+    "sentencepiece",
+    "sqlalchemy",
+    "torch",
+)
+_REPOSITORY = Path(__file__).parent.parent
+_STREAMS = (0, 1, 2)
+
+
+class Program:
+    """A running program. `arguments` follow `python`: `-m` and a module, `-c` and code, or a script.
+
+    `env` is the whole environment, else that of this process. `streams` are the descriptors of stdin, stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        streams: Sequence[int] = _STREAMS,
+    ) -> None:
+        self.args = [os.fspath(argument) for argument in arguments]
+        self.returncode: int | None = None
+        request = {"arguments": self.args, "cwd": os.fspath(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
+        self._told = socket.socket(socket.AF_UNIX)
+        self._told.connect(_server())
+        socket.send_fds(self._told, [b"3"], list(streams))
+        self._told.sendall(json.dumps(request).encode())
+        self._told.shutdown(socket.SHUT_WR)
+        self._answers = self._told.makefile()
+        self.pid = int(self._answers.readline())
+
+    def poll(self) -> int | None:
+        """The exit code, less the signal's number after one, or None while it runs."""
+        if self.returncode is None and wait([self._told], 0):
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not wait([self._told], timeout):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(self._answers.readline())
+            self._answers.close()
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run(
+    *arguments: str | os.PathLike[str],
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str = "",
+    timeout: float = 120,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """What a program wrote, and its exit code. Errors are those of `subprocess.run`; after `timeout` seconds it is killed."""
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(input.encode())
+        stdin.seek(0)
+        program = Program(*arguments, cwd=cwd, env=env, streams=(stdin.fileno(), stdout.fileno(), stderr.fileno()))
+        try:
+            program.wait(timeout)
+        finally:
+            program.kill()
+        output, errors = (Path(f"/proc/self/fd/{stream.fileno()}").read_text(encoding="utf-8") for stream in (stdout, stderr))
+    done = subprocess.CompletedProcess(program.args, program.returncode or 0, output, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@cache
+def _server() -> str:
+    """Where this process's server listens. It ends when its standard input does, with the process that started it."""
+    address = f"{tempfile.mkdtemp(prefix='programs-')}/socket"
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tests.programs", address], cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == b"listening\n"
+    _server_process.append(started)
+    return address
+
+
+_server_process: list["subprocess.Popen[bytes]"] = []  # kept, so that its standard input stays open
+
+
+def _serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork once for each request and tell its exit code. Returns in the forks alone, with the request."""
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready = wait([listener, woken, 0])
+        if 0 in ready:
+            os._exit(0)
+        if woken in ready:
+            os.read(woken, 4096)
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    with running.pop(pid) as asker, contextlib.suppress(OSError):
+                        asker.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        if listener in ready:
+            asker, _ = listener.accept()
+            _, streams, _, _ = socket.recv_fds(asker, 1, len(_STREAMS))
+            with asker.makefile("rb") as asked:
+                request: dict[str, Any] = json.load(asked)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for number, stream in zip(_STREAMS, streams, strict=True):
+                    os.dup2(stream, number)
+                for opened in (woken, wakes, *streams):
+                    os.close(opened)
+                for other in (listener, asker, *running.values()):
+                    other.close()
+                return request
+            running[pid] = asker
+            asker.sendall(b"%d\n" % pid)
+            for stream in streams:
+                os.close(stream)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Run what was asked for, as the interpreter would."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    added = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in added if path]
+    first, *rest = request["arguments"]
+    if first == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        sys.argv = [first, *rest]
+        runpy.run_path(first, run_name="__main__")
+
+
+def _main(address: str) -> None:
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        os.write(1, b"listening\n")
+        request = _serve(listener)
+    _become(request)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
