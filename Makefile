@@ -20,6 +20,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
 WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 
+# Compiled modules are kept, also where an image asks Python not to: a run of the tests starts more than a hundred interpreters.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help cache ui test torture olmo lint format bench pictures
 
