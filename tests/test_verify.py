@@ -34,6 +34,10 @@ from tests.hand_made import (
     write_sft,
     write_tokens,
 )
+from tests.messages import missing
+from tests.saying import Saying
+
+CHANGED, MISSING, UNLISTED = Saying("sha256", "meta.json"), Saying("missing", "meta.json"), Saying("not listed", "meta.json")
 
 
 def problems(folder: Path) -> list[tuple[str, str]]:
@@ -57,7 +61,7 @@ def test_names_select_data_sets_and_unfinished_builds_are_ignored(tmp_path: Path
     assert verify_cache(root, names=["chats", "tokenizer"]) == []
     for name in ("notes", "pretrain/notes"):
         assert verify_cache(root, names=[name])
-    with pytest.raises(NielsCacheError, match="holds no sft/notes; it has tokenizer, pretrain/notes"):
+    with pytest.raises(NielsCacheError, match=r"sft/notes.* tokenizer, pretrain/notes"):
         verify_cache(root, names=["sft/notes"])
 
 
@@ -76,30 +80,30 @@ def damage_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "damage", "expected"),
     [
-        ("pretrain/notes/train/shard_00001.bin", damage_byte, "its sha256 is not the one in meta.json"),
-        ("pretrain/notes/train/shard_00001.bin", Path.unlink, "missing, though meta.json lists it"),
-        ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"123"), "3 bytes is no whole number of uint16 tokens"),
-        ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"1"), "1 bytes is no whole number of uint16 tokens"),
-        ("pretrain/notes/train/extra.bin", Path.touch, "not listed in meta.json"),
-        ("pretrain/notes/val_doc_ends.npy", damage_byte, "its sha256 is not the one in meta.json"),
-        ("pretrain/notes/val_doc_ends.npy", lambda path: path.write_bytes(b""), "has 0 bytes, meta.json says 136"),
-        ("pretrain/notes/meta.json", lambda path: path.write_bytes(path.read_bytes()[:80]), "not valid JSON"),
-        ("pretrain/notes/meta.json", Path.unlink, "no such file"),
-        ("sft/chats/meta.json", lambda path: path.write_text("[1]"), "not a niels-cache meta.json"),
-        ("sft/chats/train_tokens.bin", damage_byte, "its sha256 is not the one in meta.json"),
-        ("sft/chats/train_idx.npy", lambda path: path.write_text("hello"), "not a readable .npy file"),
-        ("sft/chats/val_tokens.bin", Path.unlink, "missing, though meta.json lists it"),
-        ("tokenizer/spm.model", lambda path: path.write_text("another"), "has 7 bytes, meta.json says 11"),
-        ("tokenizer/spm.model", damage_byte, "its sha256 is not the one in meta.json"),
-        ("tokenizer/spm.model", Path.unlink, "missing, though meta.json lists it"),
+        ("pretrain/notes/train/shard_00001.bin", damage_byte, CHANGED),
+        ("pretrain/notes/train/shard_00001.bin", Path.unlink, MISSING),
+        ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"123"), Saying("3 bytes", "uint16")),
+        ("pretrain/notes/train/shard_00002.bin", lambda path: path.write_bytes(b"1"), Saying("1 bytes", "uint16")),
+        ("pretrain/notes/train/extra.bin", Path.touch, UNLISTED),
+        ("pretrain/notes/val_doc_ends.npy", damage_byte, CHANGED),
+        ("pretrain/notes/val_doc_ends.npy", lambda path: path.write_bytes(b""), Saying("has 0 bytes", "says 136")),
+        ("pretrain/notes/meta.json", lambda path: path.write_bytes(path.read_bytes()[:80]), Saying("JSON")),
+        ("pretrain/notes/meta.json", Path.unlink, Saying("no such file")),
+        ("sft/chats/meta.json", lambda path: path.write_text("[1]"), Saying("not a niels-cache meta.json")),
+        ("sft/chats/train_tokens.bin", damage_byte, CHANGED),
+        ("sft/chats/train_idx.npy", lambda path: path.write_text("hello"), Saying(".npy")),
+        ("sft/chats/val_tokens.bin", Path.unlink, MISSING),
+        ("tokenizer/spm.model", lambda path: path.write_text("another"), Saying("has 7 bytes", "says 11")),
+        ("tokenizer/spm.model", damage_byte, CHANGED),
+        ("tokenizer/spm.model", Path.unlink, MISSING),
     ],
 )
-def test_damage_on_disk_is_a_finding_in_that_file(tmp_path: Path, path: str, damage: Callable[[Path], object], expected: str) -> None:
+def test_damage_on_disk_is_a_finding_in_that_file(tmp_path: Path, path: str, damage: Callable[[Path], object], expected: Saying) -> None:
     root = write_cache(tmp_path / "cache")
     damage(root / path)
     findings = verify_cache(root)
     hits = [finding for finding in findings if finding.path and Path(finding.folder) / finding.path == root / path]
-    assert any(expected in finding.problem for finding in hits), findings
+    assert expected in [finding.problem for finding in hits], findings
     assert not any("cannot be checked" in finding.problem for finding in findings)
     assert all("\n" not in str(finding) for finding in findings)
 
@@ -129,35 +133,37 @@ def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: P
 
     assert found(nothing) == []
     assert found(nothing, vocab_size=33) == [
-        ("val/shard_00000.bin", "holds id 41, the vocabulary has 33"),
+        ("val/shard_00000.bin", Saying("id 41", "has 33")),
     ]
-    assert found(nothing, train_tokens=21) == [("meta.json", "train_tokens is 21, the files hold 20")]
+    assert found(nothing, train_tokens=21) == [("meta.json", Saying("train_tokens is 21", "hold 20"))]
     assert found(nothing, documents={"train": 5, "val": 1}) == [
-        ("train_doc_ends.npy", "lists 4 documents, meta.json says 5"),
-        ("train/", "holds 4 EOT tokens for 5 documents"),
+        ("train_doc_ends.npy", Saying("4 documents", "says 5")),
+        ("train/", Saying("4 EOT", "5 documents")),
     ]
     assert found(nothing, shard_bytes=14) == [
-        ("train/shard_00000.bin", "has 16 bytes; all shards but the last have shard_bytes=14"),
-        ("train/shard_00001.bin", "has 16 bytes; all shards but the last have shard_bytes=14"),
+        ("train/shard_00000.bin", Saying("16 bytes", "shard_bytes=14")),
+        ("train/shard_00001.bin", Saying("16 bytes", "shard_bytes=14")),
     ]
-    assert found(nothing, kind="other") == [("meta.json", "kind is 'other', expected tokenizer, pretrain, sft, corpus, duplicates, index")]
-    assert found(nothing, vocab_size="many") == [("meta.json", "vocab_size is 'many', expected a whole number")]
-    assert found(nothing, content_sha256="0") == [("meta.json", "content_sha256 does not follow from `files`")]
-    assert found(nothing, documents=7)[0][1].startswith("cannot be checked: AttributeError")
+    assert found(nothing, kind="other") == [
+        ("meta.json", Saying("'other'", "tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"))
+    ]
+    assert found(nothing, vocab_size="many") == [("meta.json", Saying("vocab_size", "'many'"))]
+    assert found(nothing, content_sha256="0") == [("meta.json", Saying("content_sha256", "`files`"))]
+    assert found(nothing, documents=7)[0][1] == Saying("AttributeError")
 
     def save_ends(*ends: int) -> Callable[[Path], None]:
         return lambda folder: np.save(folder / "train_doc_ends.npy", np.array(ends, dtype=np.uint64))
 
-    assert found(save_ends(5, 8, 16, 20)) == [("train_doc_ends.npy", "1 documents do not end with EOT")]
-    assert found(save_ends(5, 7, 16, 19))[0][1].startswith("the last document ends at 19, the split has 20 tokens")
-    assert found(save_ends(5, 16, 7, 20))[0][1].startswith("not strictly increasing: entry 2 is 7 after 16")
-    assert found(save_ends(0, 7, 16, 20))[0][1].startswith("the first document is empty")
-    assert found(lambda folder: np.save(folder / "train_doc_ends.npy", np.array([20])))[0][1].startswith("holds int64")
+    assert found(save_ends(5, 8, 16, 20)) == [("train_doc_ends.npy", Saying("1 documents", "EOT"))]
+    assert found(save_ends(5, 7, 16, 19))[0][1] == Saying("ends at 19", "20 tokens")
+    assert found(save_ends(5, 16, 7, 20))[0][1] == Saying("increasing", "entry 2", "7 after 16")
+    assert found(save_ends(0, 7, 16, 20))[0][1] == Saying("first document", "empty")
+    assert found(lambda folder: np.save(folder / "train_doc_ends.npy", np.array([20])))[0][1] == Saying("int64")
     assert found(lambda folder: write_tokens(folder / "train" / "shard_00000.bin", [10, 11, EOT, 13, EOT, 14, EOT, 20])) == [
-        ("train/", "holds 5 EOT tokens for 4 documents")
+        ("train/", Saying("5 EOT", "4 documents"))
     ]
     assert found(lambda folder: write_tokens(folder / "train" / "shard_00001.bin", [20, ASST, USR, 20, ASST, 20, 20, EOT])) == [
-        ("train/shard_00001.bin", "holds 3 role sentinels, which belong into SFT data only")
+        ("train/shard_00001.bin", Saying("3 role sentinels", "SFT"))
     ]
     assert found(nothing, special_token_ids={"eot": EOT, "sys": None}) == []
     without_eot = {"append_eot": False}
@@ -176,10 +182,10 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, 
     good = [[USR, 10, EOT, ASST, 11, EOT], [USR, 12, EOT, ASST, 13, EOT]]
     assert found(good) == []
     assert found([]) == []
-    no_role = "1 examples do not begin with a role sentinel"
-    inside = "1 role sentinels stand inside a message, neither first in an example nor after EOT"
-    after_eot = "1 EOT tokens are followed by neither a role sentinel nor the end of the example"
-    unanswered = "1 examples have no assistant message"
+    no_role = Saying("1 examples", "begin", "role sentinel")
+    inside = Saying("1 role sentinels", "inside")
+    after_eot = Saying("1 EOT", "followed")
+    unanswered = Saying("1 examples", "assistant")
     for second, expected in [
         ([9, *good[1]], [no_role, inside]),
         ([9, 9, EOT, ASST, 13, EOT], [no_role]),
@@ -194,17 +200,17 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, 
             for size in (2, 6, 1 << 22):
                 monkeypatch.setattr(reading, "BLOCK_BYTES", size)
                 assert found(examples) == [("train_tokens.bin", problem) for problem in expected]
-    assert found([good[0][:-1], good[1][:-1]]) == [("train_tokens.bin", "2 examples do not end with EOT")]
-    assert found(good, vocab_size=12) == [("train_tokens.bin", "holds id 13, the vocabulary has 12")]
-    assert found(good, train_examples=3) == [("meta.json", "train_examples is 3, the files hold 2")]
-    assert found(good, val_tokens=3) == [("meta.json", "val_tokens is 3, the files hold 0")]
-    assert found(good, special_token_ids={"eot": EOT})[0] == ("meta.json", "sys is None, expected a whole number")
+    assert found([good[0][:-1], good[1][:-1]]) == [("train_tokens.bin", Saying("2 examples", "end", "EOT"))]
+    assert found(good, vocab_size=12) == [("train_tokens.bin", Saying("id 13", "has 12"))]
+    assert found(good, train_examples=3) == [("meta.json", Saying("train_examples is 3", "hold 2"))]
+    assert found(good, val_tokens=3) == [("meta.json", Saying("val_tokens is 3", "hold 0"))]
+    assert found(good, special_token_ids={"eot": EOT})[0] == ("meta.json", Saying("sys is None"))
 
     folder = write_sft(tmp_path / "moved")  # the second example's offset now points into its first message, or to its second
     np.save(folder / "train_idx.npy", np.array([0, 8], dtype=IDX_DTYPE))
     write_meta_of(folder, kind="sft", train_examples=2, val_examples=0)
     assert ("train_tokens.bin", no_role) in problems(folder)
-    assert ("train_tokens.bin", "1 examples do not end with EOT") in problems(folder)
+    assert ("train_tokens.bin", Saying("1 examples", "end", "EOT")) in problems(folder)
     np.save(folder / "train_idx.npy", np.array([0, 10], dtype=IDX_DTYPE))
     write_meta_of(folder, kind="sft", train_examples=2, val_examples=0)
     assert problems(folder) == []
@@ -224,18 +230,18 @@ def test_sft_invariants_are_checked_even_where_all_hashes_agree(tmp_path: Path, 
 def test_what_meta_says_of_tokens_is_checked(tmp_path: Path, write: Callable[..., Path]) -> None:
     folder = write(tmp_path / "data")
     for fields, expected in [
-        ({"token_dtype": "uint32-le"}, "token_dtype is 'uint32-le', expected 'uint16-le'"),
-        ({"token_dtype": None}, "token_dtype is None, expected 'uint16-le'"),
-        ({"special_token_ids": {**IDS, "sys": 50}}, "the sys id is 50, the vocabulary has 50"),
-        ({"special_token_ids": {**IDS, "sys": -1}}, "the sys id is -1, the vocabulary has 50"),
-        ({"special_token_ids": {**IDS, "sys": USR}}, "special tokens share an id: asst 3, eot 4, sys 2, usr 2"),
+        ({"token_dtype": "uint32-le"}, Saying("token_dtype", "'uint32-le'", "'uint16-le'")),
+        ({"token_dtype": None}, Saying("token_dtype", "None", "'uint16-le'")),
+        ({"special_token_ids": {**IDS, "sys": 50}}, Saying("sys id is 50", "has 50")),
+        ({"special_token_ids": {**IDS, "sys": -1}}, Saying("sys id is -1", "has 50")),
+        ({"special_token_ids": {**IDS, "sys": USR}}, Saying("asst 3, eot 4, sys 2, usr 2")),
     ]:
         rewrite_meta(folder, **{"token_dtype": "uint16-le", "special_token_ids": IDS, **fields})
         assert ("meta.json", expected) in problems(folder)
     if write is write_pretrain:
         for value in (None, 1, "true"):
             folder = write(tmp_path / str(value), append_eot=value)
-            assert problems(folder) == [("meta.json", f"append_eot is {value!r}, expected true or false")]
+            assert problems(folder) == [("meta.json", Saying("append_eot", repr(value)))]
 
 
 def test_files_of_a_data_set_that_was_never_built_are_findings(tmp_path: Path) -> None:
@@ -243,7 +249,7 @@ def test_files_of_a_data_set_that_was_never_built_are_findings(tmp_path: Path) -
     write_tokens(root / "pretrain" / "off" / "train" / "shard_00000.bin", [1])
     rewrite_meta(root / "sft" / "chats", built=False)
     found = [(finding.path, finding.problem) for finding in verify_cache(root)]
-    assert {problem for _, problem in found} == {'lies here though meta.json says "built": false'}
+    assert all(problem == Saying('"built": false') for _, problem in found)
     names = ["train/shard_00000.bin", "train_idx.npy", "train_tokens.bin", "val_idx.npy", "val_tokens.bin"]
     assert [path for path, _ in found] == names
 
@@ -254,11 +260,11 @@ def test_a_cache_root_without_its_tokenizer_and_a_data_set_in_the_wrong_folder_a
     root = write_cache(tmp_path / "cache")
     (root / "sft" / "chats").rename(root / "pretrain" / "chats")
     (finding,) = verify_cache(root)
-    assert str(finding) == f"{root / 'pretrain' / 'chats' / 'meta.json'}: kind is 'sft', it lies in pretrain/"
+    assert str(finding) == Saying(f"{root / 'pretrain' / 'chats' / 'meta.json'}: ", "'sft'", "pretrain/")
     (root / "pretrain" / "chats").rename(root / "sft" / "chats")
     (root / "tokenizer").rename(tmp_path / "elsewhere")
     (finding,) = verify_cache(root, names=["chats"])
-    assert str(finding).startswith(f"{root / 'tokenizer' / 'meta.json'}: missing, though the meta.json of chats records a tokenizer")
+    assert str(finding) == Saying(f"{root / 'tokenizer' / 'meta.json'}: missing", "meta.json of chats")
     assert main([str(root)]) == 1
     assert capsys.readouterr().out.count(str(root)) == 1, "one finding"
     for folder in (root / "pretrain" / "notes", root / "sft" / "chats"):
@@ -275,7 +281,8 @@ def test_blocks_that_end_inside_documents_and_examples_change_nothing(tmp_path: 
     (damaged / "pretrain" / "notes" / "train" / "shard_00001.bin").write_bytes(content)
     rehash(damaged / "pretrain" / "notes")
     whole = [finding.problem for finding in verify_cache(damaged)]
-    assert {"1 examples do not end with EOT", "holds 5 EOT tokens for 4 documents"} <= set(whole)
+    assert Saying("1 examples", "end", "EOT") in whole
+    assert Saying("5 EOT", "4 documents") in whole
     for size in (2, 4, 6):
         monkeypatch.setattr(reading, "BLOCK_BYTES", size)
         assert verify_cache(root) == []
@@ -285,7 +292,7 @@ def test_blocks_that_end_inside_documents_and_examples_change_nothing(tmp_path: 
 def test_a_data_set_of_another_tokenizer_is_a_finding(tmp_path: Path) -> None:
     root = write_cache(tmp_path / "cache")
     rewrite_meta(root / "sft" / "chats", tokenizer_sha256="f" * 64)
-    assert ["built with tokenizer ffffffffffff" in finding.problem for finding in verify_cache(root)] == [True]
+    assert [finding.problem for finding in verify_cache(root)] == [Saying("tokenizer ffffffffffff")]
     assert len(verify_dataset(root / "sft" / "chats")) == 1
     rewrite_meta(root / "sft" / "chats", tokenizer_sha256=None)
     assert verify_cache(root) == []
@@ -314,7 +321,7 @@ def test_the_command_exits_0_with_a_summary_1_with_findings_and_2_for_a_wrong_pa
     damage_byte(root / "pretrain" / "notes" / "val" / "shard_00000.bin")
     assert main([str(root), "notes"]) == 1
     out, err = capsys.readouterr()
-    assert "val/shard_00000.bin: its sha256 is not the one in meta.json" in out
+    assert missing(out, "val/shard_00000.bin: ", "sha256") == []
     assert out.splitlines()[-2].endswith("  1 finding")
     assert out.endswith(": 1 finding\n")
     assert err == ""
@@ -367,9 +374,9 @@ def test_sizes_alone_are_compared_when_asked_and_no_file_is_read(tmp_path: Path,
     (root / "sft" / "chats" / "more").touch()
     found = [str(finding).removeprefix(f"{root}/") for finding in verify_cache(root, quick=True)]
     assert found == [
-        "pretrain/notes/val_doc_ends.npy: has 0 bytes, meta.json says 136",
-        "sft/chats/train_idx.npy: missing, though meta.json lists it",
-        "sft/chats/more: not listed in meta.json",
+        Saying("pretrain/notes/val_doc_ends.npy: ", "has 0 bytes", "says 136"),
+        Saying("sft/chats/train_idx.npy: missing"),
+        Saying("sft/chats/more: not listed"),
     ]
     assert main([str(root), "--quick"]) == 1
 
@@ -381,10 +388,10 @@ def test_every_finding_is_reported_and_what_follows_from_damage_is_none(tmp_path
     (folder / "val" / "shard_00001.bin").touch()
     rewrite_meta(folder, val_tokens=4)
     assert problems(folder) == [
-        ("meta.json", "val_tokens is 4, the files hold 3"),
-        ("train/shard_00001.bin", "missing, though meta.json lists it"),
-        ("val/shard_00001.bin", "not listed in meta.json"),
-        ("train/shard_00000.bin", "its sha256 is not the one in meta.json"),
+        ("meta.json", Saying("val_tokens is 4", "hold 3")),
+        ("train/shard_00001.bin", MISSING),
+        ("val/shard_00001.bin", UNLISTED),
+        ("train/shard_00000.bin", CHANGED),
     ]
 
 
@@ -394,15 +401,14 @@ def test_swapped_shards_and_a_shard_of_another_build_are_found_where_they_are(tm
     first.rename(tmp_path / "aside")
     second.rename(first)
     (tmp_path / "aside").rename(second)
-    wrong = "its sha256 is not the one in meta.json"
-    assert problems(folder) == [("train/shard_00000.bin", wrong), ("train/shard_00001.bin", wrong)]
+    assert problems(folder) == [("train/shard_00000.bin", CHANGED), ("train/shard_00001.bin", CHANGED)]
 
     other = write_pretrain(tmp_path / "other", vocab_size=49)
     write_tokens(other / "train" / "shard_00000.bin", [10, 11, 12, 12, EOT, 14, EOT, 20])
     rehash(other)
     assert verify_dataset(other) == []
     shutil.copy(other / "train" / "shard_00000.bin", first)
-    assert ("train/shard_00000.bin", wrong) in problems(folder)
+    assert ("train/shard_00000.bin", CHANGED) in problems(folder)
 
 
 def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> None:
@@ -410,8 +416,8 @@ def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> 
     path = folder / "meta.json"
     written = path.read_text()
     for old, new, expected in [
-        ('"train_tokens": 20', '"train_tokens": 21', "its content does not match its meta_sha256"),
-        ('"train_tokens": 20', '"train_tokens":  20', "is not as it was written"),
+        ('"train_tokens": 20', '"train_tokens": 21', "meta_sha256"),
+        ('"train_tokens": 20', '"train_tokens":  20', "as it was written"),
         ("{", '{"train_tokens": 20,', "key twice"),
     ]:
         assert old in written
@@ -431,10 +437,11 @@ def test_links_are_findings_and_nothing_is_read_through_them(tmp_path: Path) -> 
     (folder / "train_doc_ends.npy").symlink_to(elsewhere / "ends")
     os.mkfifo(folder / "pipe")
     found = dict(problems(folder))
-    link = "is a link, which is not followed; put the file itself there"
-    assert found["val"] == found["train_doc_ends.npy"] == link
-    assert found["pipe"] == "is no regular file"
-    assert found["val/shard_00000.bin"] == "missing, though meta.json lists it"
+    link = Saying("is a link")
+    assert found["val"] == link
+    assert found["train_doc_ends.npy"] == link
+    assert found["pipe"] == Saying("regular file")
+    assert found["val/shard_00000.bin"] == MISSING
 
     chats = root / "sft" / "chats"
     (chats / "meta.json").rename(elsewhere / "meta.json")
@@ -459,9 +466,9 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     (root / "reports").mkdir()
     assert main([str(root)]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
-        f"note: {root}/pretrain/linked: is a link; what is verified is {elsewhere}/large",
-        f"note: {root}/reports: not verified; reports are made from the other folders, and can be made again",
-        f"note: {root}: no part of the cache, and not looked at: README.md",
+        Saying(f"note: {root}/pretrain/linked: ", "link", f"{elsewhere}/large"),
+        Saying(f"note: {root}/reports: not verified"),
+        Saying(f"note: {root}: no part", ": README.md"),
     ]
 
     (root / "pretrain" / "shard_00000.bin").write_bytes(b"ab")
@@ -471,9 +478,9 @@ def test_what_lies_beside_data_sets_and_is_none_is_a_finding_and_what_harms_noth
     (root / "index").write_text("no folder")
     (root / "duplicates").symlink_to(tmp_path / "nowhere")
     found = {Path(finding.folder, finding.path).relative_to(root).as_posix(): finding.problem for finding in verify_cache(root)}
-    link, no_folder = "is a link to no data set, which is not followed", "is no folder, and only those of data sets belong here"
+    link, no_folder = Saying("is a link", "no data set"), Saying("is no folder")
     expected = {"pretrain/shard_00000.bin": no_folder, "corpus/out": link, "index": no_folder, "duplicates": link}
-    assert {path: problem.partition(";")[0] for path, problem in found.items() if path in expected} == expected
+    assert {path: problem for path, problem in found.items() if path in expected} == expected
     assert found.keys() - expected.keys() == {"sft/old/meta.json"}, "nothing is read through a link"
     assert main([str(root)]) == 1
     assert verify_cache(root, names=["notes"]) == [], "of the data set that was asked for there is nothing to say"
@@ -489,10 +496,9 @@ def test_what_was_not_looked_at_in_a_data_set_is_a_note_and_no_finding(tmp_path:
     (notes / "train" / ".checkpoints" / "inside").touch()
     (notes / "val" / "old" / "older").mkdir(parents=True)
     (chats / "train").mkdir()
-    advice = "remove what you do not need"
     said = [
-        f"note: {notes}: no part of the data set, and not looked at: .DS_Store, train/.checkpoints, val/old/older/ (empty); {advice}",
-        f"note: {chats}: no part of the data set, and not looked at: train/ (empty); {advice}",
+        Saying(f"note: {notes}: no part", ": .DS_Store, train/.checkpoints, val/old/older/ (empty); remove"),
+        Saying(f"note: {chats}: no part", ": train/ (empty); remove"),
     ]
     assert main([str(root)]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == said
@@ -503,7 +509,7 @@ def test_what_was_not_looked_at_in_a_data_set_is_a_note_and_no_finding(tmp_path:
         (chats / f".{number:02}").touch()
     (chats / ".00\x1b[31m").touch()
     assert main([str(chats), "--quick"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith(f": .00, .00\\x1b[31m, .01, .02, .03, .04, .05, .06 and 14 more; {advice}")
+    assert capsys.readouterr().out.splitlines()[0] == Saying(": .00, .00\\x1b[31m, .01, .02, .03, .04, .05, .06 and 14 more; ")
 
 
 def test_what_a_builder_does_not_leave_under_its_names_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,15 +526,14 @@ def test_what_a_builder_does_not_leave_under_its_names_is_a_note(tmp_path: Path,
     (root / ".duplicates.partial").touch()
     (root / "pretrain" / ".DS_Store").touch()
     (root / ".dagster").mkdir()
-    stray = "is not what a build leaves under this name, and not looked at; remove it"
     assert main([str(root)]) == 0
     assert [line.removeprefix(f"note: {root}") for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")] == [
-        f"/.duplicates.partial: {stray}",
-        "/pretrain/.DS_Store: no part of the cache, and not looked at",
-        f"/pretrain/.off.lock: {stray}",
-        f"/pretrain/.off.partial: {stray}",
-        f"/sft/.chats.partial: {stray}",
-        ": no part of the cache, and not looked at: .dagster",
+        Saying("/.duplicates.partial: ", "remove it"),
+        Saying("/pretrain/.DS_Store: no part"),
+        Saying("/pretrain/.off.lock: ", "remove it"),
+        Saying("/pretrain/.off.partial: ", "remove it"),
+        Saying("/sft/.chats.partial: ", "remove it"),
+        Saying(": no part", ": .dagster"),
     ]
 
 
@@ -544,11 +549,12 @@ def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> N
     folder = write_pretrain(tmp_path / "data")
     secret = tmp_path / "secret.bin"
     secret.write_bytes(b"ab")
+    files = read_meta(str(folder / "meta.json"))["files"]
     for name in ("../secret.bin", str(secret), "train/../../secret.bin"):
-        rewrite_meta(folder, files={**read_meta(str(folder / "meta.json"))["files"], name: {"bytes": 2, "sha256": "0"}})
+        rewrite_meta(folder, files={**files, name: {"bytes": 2, "sha256": "0"}})
         ((path, problem),) = problems(folder)
         assert path == "meta.json"
-        assert "does not stay in its folder" in problem
+        assert problem == Saying(name, "folder")
 
 
 def test_corpora_drop_lists_and_indices_are_verified_by_their_files(tmp_path: Path) -> None:
@@ -562,11 +568,11 @@ def test_corpora_drop_lists_and_indices_are_verified_by_their_files(tmp_path: Pa
     for place in ("corpus/notes", "duplicates", "index/0123"):
         damage_byte(root / place / "part.parquet")
         (finding,) = verify_cache(root)
-        assert str(finding) == f"{root / place / 'part.parquet'}: its sha256 is not the one in meta.json"
+        assert str(finding) == Saying(f"{root / place / 'part.parquet'}: ", "sha256")
         damage_byte(root / place / "part.parquet")
     (root / "duplicates").rename(root / "corpus" / "duplicates")
     (finding,) = verify_cache(root)
-    assert finding.problem == "kind is 'duplicates', it lies in corpus/"
+    assert finding.problem == Saying("'duplicates'", "corpus/")
 
 
 def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_path: Path) -> None:
@@ -621,11 +627,11 @@ def test_a_rebuild_during_verify_is_no_damage(tmp_path: Path, monkeypatch: pytes
     assert (verify_cache(root), rebuilds) == ([], 1)
     damage_byte(folder / "train" / "shard_00001.bin")
     damage_byte(other / "train" / "shard_00001.bin")
-    assert [finding.problem for finding in verify_cache(root)] == ["its sha256 is not the one in meta.json"]
+    assert [finding.problem for finding in verify_cache(root)] == [CHANGED]
     rebuilds = 0
     monkeypatch.setattr(verify, "hash_files", functools.partial(exchanging, times=100))
     (finding,) = verify_cache(root)
-    assert finding.problem == "was rebuilt 5 times while it was verified; verify it again when the build is done"
+    assert finding.problem == Saying("rebuilt 5 times", "verify it again")
     assert rebuilds == 5
 
 
@@ -636,7 +642,7 @@ def test_names_that_no_terminal_should_get_are_shown_as_escapes(tmp_path: Path, 
     assert main([str(folder)]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
     shown = ["\\udcff.bin", "\\x1b[31mred.bin", "two\\nlines.bin"]
-    assert sorted(lines) == sorted(f"{folder}/{name}: not listed in meta.json" for name in shown)
+    assert sorted(lines) == [Saying(f"{folder}/{name}: not listed") for name in sorted(shown)]
     assert all(line.isprintable() for line in lines)
 
 
@@ -658,7 +664,7 @@ def test_a_file_that_becomes_a_pipe_is_a_finding(tmp_path: Path, monkeypatch: py
         return reading.hash_files(*args, **keys)
 
     monkeypatch.setattr(verify, "hash_files", with_a_pipe)
-    assert ("train/shard_00001.bin", "is no regular file; remove it, or put the file there that belongs there") in problems(folder)
+    assert ("train/shard_00001.bin", Saying("regular file", "remove it")) in problems(folder)
 
 
 def test_a_disk_that_fails_while_it_is_read_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -672,7 +678,9 @@ def test_a_disk_that_fails_while_it_is_read_is_a_finding(tmp_path: Path, monkeyp
             return int(original(path, *args))
 
         monkeypatch.setattr(os, "open", fail)
-        assert set(problems(folder)) == {(broken, "cannot be read: Input/output error")}
+        found = problems(folder)
+        assert found == [(broken, Saying("Input/output error"))] * len(found)
+        assert found
         monkeypatch.setattr(os, "open", original)
 
 
@@ -699,11 +707,11 @@ def test_an_edited_meta_hides_no_damage_that_its_content_sha256_shows(tmp_path: 
     (folder / "extra.txt").touch()
     found = problems(folder)
     assert found[1:] == [
-        ("train/shard_00001.bin", "missing, though meta.json lists it"),
-        ("extra.txt", "not listed in meta.json"),
-        ("train/shard_00000.bin", "its sha256 is not the one in meta.json"),
+        ("train/shard_00001.bin", MISSING),
+        ("extra.txt", UNLISTED),
+        ("train/shard_00000.bin", CHANGED),
     ]
-    assert found[0][1].endswith("(of its files only those that content_sha256 vouches for could be compared)")
+    assert found[0][1] == Saying("content_sha256", "compared")
 
 
 def test_a_file_is_not_blamed_for_a_damaged_entry_of_meta(tmp_path: Path) -> None:
@@ -713,7 +721,7 @@ def test_a_file_is_not_blamed_for_a_damaged_entry_of_meta(tmp_path: Path) -> Non
     meta.write_text(meta.read_text().replace(sha256, sha256[:-1] + ("0" if sha256[-1] != "0" else "1")))
     [(path, problem)] = problems(folder)
     assert path == "meta.json"
-    assert problem.endswith("(none of its files could be compared)")
+    assert problem == Saying("none", "compared")
 
 
 def test_a_folder_of_data_sets_that_cannot_be_listed_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -726,4 +734,4 @@ def test_a_folder_of_data_sets_that_cannot_be_listed_is_a_finding(tmp_path: Path
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", refused)
-    assert [str(finding) for finding in verify_cache(root)] == [f"{root}/sft: cannot be listed: Permission denied"]
+    assert [str(finding) for finding in verify_cache(root)] == [Saying(f"{root}/sft: ", "Permission denied")]

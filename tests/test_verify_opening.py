@@ -64,14 +64,14 @@ def test_changed_content_is_refused_where_hashes_are_asked_for(tmp_path: Path, o
         change(root / path)
         open_it(root)
         open_it(root, verify="size")
-        with pytest.raises(NielsCacheError, match=f"{Path(path).name}: its sha256 is not the one in meta.json"):
+        with pytest.raises(NielsCacheError, match=f"{Path(path).name}: .*sha256"):
             open_it(root, verify="sha256")
         (root / path).write_bytes(kept)
-    with pytest.raises(NielsCacheError, match="verify='md5': must be one of size, sha256"):
+    with pytest.raises(NielsCacheError, match=r"verify='md5': .* size, sha256"):
         open_it(root, verify="md5")
     for family in ("pretrain/notes", "sft/chats"):
         (root / family / META_NAME).unlink()
-    with pytest.raises(NielsCacheError, match=r"meta\.json: no such file, so nothing says"):
+    with pytest.raises(NielsCacheError, match=r"meta\.json: no such"):
         open_it(root, verify="sha256")
 
 
