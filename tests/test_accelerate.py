@@ -1,7 +1,6 @@
 """Training under Accelerate: `prepare` takes a TokenLoader as it is; a DataLoader of one, which would deal it out again, is refused."""
 
 import os
-import socket
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
+from tests import ranks
 from tests.docs_reader import REPOSITORY, blocks_of
 from tests.hand_made import write_stream
 from tests.test_examples_runtime import quickstart  # noqa: F401  the fixture
@@ -123,9 +123,7 @@ def as_dict(batch: Batch) -> dict[str, torch.Tensor]:
     return {"x": batch.x, "y": batch.y}
 
 
-SHARED_AGAIN = (
-    "rank=accelerator.process_index, world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
-)
+SHARED_AGAIN = "rank=accelerator.process_index, world_size=accelerator.num_processes, device=accelerator.device"
 
 
 @pytest.mark.parametrize("dispatch", [None, True, False])
@@ -140,10 +138,7 @@ def test_a_prepared_data_loader_is_refused(folder: str, dispatch: bool | None, s
 
 def test_every_rank_takes_its_part_and_resumes_on_it(folder: str, tmp_path: Path) -> None:
     """Two processes of gloo, the state saved by process 0. DataLoaders, prepared, are refused on both."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-    torch.multiprocessing.start_processes(_rank, args=(folder, str(tmp_path), port), nprocs=2, start_method="spawn")
+    ranks.run(train_on_a_rank, folder=folder, root=str(tmp_path))
     alone = rows(islice(loader_of(folder, B=8), STEPS))
     for workers in (0, 1):
         whole, before, after = ([torch.load(tmp_path / f"{part}_{workers}_{rank}.pt") for rank in range(2)] for part in PARTS)
@@ -156,10 +151,8 @@ def test_every_rank_takes_its_part_and_resumes_on_it(folder: str, tmp_path: Path
 PARTS: dict[str, dict[str, Any]] = {"whole": {}, "before": {"stop_at": STOP}, "after": {"resume": True}}
 
 
-def _rank(rank: int, folder: str, root: str, port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    accelerator = accelerate.Accelerator(cpu=True)
+def train_on_a_rank(folder: str, root: str) -> None:
+    accelerator, rank = accelerate.Accelerator(cpu=True), int(os.environ["RANK"])
     assert (accelerator.process_index, accelerator.num_processes) == (rank, 2)
     loader = loader_of(folder, rank=rank, world_size=2)
     with pytest.raises(NielsCacheError, match=SHARED_AGAIN):

@@ -2,7 +2,8 @@
 
 import pickle
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,15 @@ def rows(batches: Iterable[Batch]) -> list[list[int]]:
     return [batch.x[:, 0].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize(("count", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
+@contextmanager
+def refused(match: str) -> Iterator[None]:
+    """Refused while workers run. The error keeps nothing of the loader, or they, caught in a cycle, take five seconds each to end."""
+    with pytest.raises(NielsCacheError, match=match) as caught:
+        yield
+    traceback.clear_frames(caught.tb)
+
+
+@pytest.mark.parametrize(("count", "context"), [(3, "fork"), (1, "spawn")])
 def test_workers_give_the_same_batches_in_the_same_order(notes: str, count: int, context: str) -> None:
     expected = list(loader(notes, prefetch=1))
     found = list(workers(loader(notes, prefetch=1), count, multiprocessing_context=context))
@@ -111,10 +120,9 @@ def test_a_state_of_other_workers_is_refused_with_both_numbers(notes: str, count
     state = state_after_a_batch(notes, 2, epochs=epochs)
     other = StatefulDataLoader(loader(notes, epochs=epochs), batch_size=None, num_workers=count)
     other.load_state_dict(state)
-    wanted = f"saved with num_workers=2, loaded with num_workers={count}; resume with num_workers=2, or"
-    with pytest.raises(NielsCacheError, match=wanted) as refused:
+    wanted = f"saved with num_workers=2, loaded with num_workers={count}; resume with num_workers=2"
+    with refused(wanted):
         iter(other)
-    traceback.clear_frames(refused.tb)  # or the workers, caught in a cycle with the error, take five seconds each to end
 
 
 @pytest.mark.parametrize(("saved", "loaded", "missing"), [(2, 0, "_num_yielded"), (0, 2, "_snapshot")])
@@ -122,7 +130,7 @@ def test_between_workers_and_none_torchdata_refuses_before_it_asks_the_loader(no
     """As docs/runtime.md says. If this fails, torchdata has changed, and a message of ours may be possible."""
     other = StatefulDataLoader(loader(notes), batch_size=None, num_workers=loaded)
     other.load_state_dict(state_after_a_batch(notes, saved))
-    with pytest.raises(AssertionError, match=f"State doesn't contain key '{missing}'"):
+    with pytest.raises(AssertionError, match=missing):
         iter(other)
 
 
@@ -188,14 +196,14 @@ def test_a_workers_state_is_refused_with_another_batch_size(notes: str) -> None:
         next(iterator)
     other = StatefulDataLoader(loader(notes, B=4), batch_size=None, num_workers=1)
     other.load_state_dict(one.state_dict())
-    with pytest.raises(NielsCacheError, match="goes on with its own B=8"):
+    with refused("own B=8"):
         list(other)
 
 
 def test_an_endless_loader_is_not_read_twice_by_persistent_workers(notes: str) -> None:
     batches = workers(loader(notes, epochs=None), 1, persistent_workers=True, multiprocessing_context="fork")
     assert len(list(islice(batches, 3))) == 3
-    with pytest.raises(NielsCacheError, match="keep one iterator"):
+    with refused("keep one iterator"):
         list(islice(batches, 3))
 
 
