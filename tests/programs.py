@@ -8,6 +8,7 @@ Nothing that keeps a part of the environment when it is imported is in `_PRELOAD
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -198,6 +199,7 @@ def _become(request: dict[str, Any]) -> None:
 def _main(address: str) -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
+    gc.freeze()  # or every fork looks through all of that for garbage when it ends, for a second
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
