@@ -1,21 +1,29 @@
 """benchmarks/loader.py runs without arguments but time: here with small sizes, and without other projects' loaders."""
 
-import os
 import re
+import runpy
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import programs
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "loader.py"
 
 
-def test_a_quick_run_prints_every_row_of_the_table() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "NIELS_CACHE_REAL_DATA"}
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--no-peers"], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+def run_program(command: list[str], **settings: Any) -> "subprocess.CompletedProcess[str]":
+    return programs.run(*command[1:], check=settings["check"])
+
+
+def test_a_quick_run_prints_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("NIELS_CACHE_REAL_DATA", raising=False)
+    monkeypatch.syspath_prepend(BENCHMARK.parent)
+    monkeypatch.setattr(subprocess, "run", run_program)  # where it opens a cache in a process of its own, three times
+    monkeypatch.setattr("sys.argv", [str(BENCHMARK), "--quick", "--no-peers"])
+    runpy.run_path(str(BENCHMARK))["main"]()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert rows[0] == ["what", "measured", "wanted", "ratio"]
     whats = "\n".join(row[0] for row in rows)
     for part in (

@@ -1,10 +1,9 @@
 """The runtime's examples run as they stand: training resumes exactly, blends keep their shares, pictures are up to date."""
 
+import os
 import re
 import runpy
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,9 @@ import pytest
 import torch
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.sources import stdlib_docs
 from niels_cache_assets.tokenization import SentencePieceTokenizer
+from tests import programs
 from tests.test_cache_determinism import conversations
 from tests.tiny import sentences
 
@@ -29,7 +30,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePiec
     (root / "tokenizer").mkdir(parents=True)
     (root / "tokenizer" / "spm.model").write_bytes(Path(tokenizer.model_path).read_bytes())
     build_pretrain_cache(
-        sentences(2_500),
+        sentences(1_500),
         str(root / "pretrain" / "python_docs"),
         tokenizer=tokenizer,
         max_train_tokens=30_000,
@@ -42,30 +43,43 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePiec
     return folder
 
 
-def command(checkpoint: str, *arguments: str) -> list[str]:
-    return [sys.executable, str(TRAIN_TINY), "-T", "64", "-B", "4", "--log-every", "1", "--checkpoint", checkpoint, *arguments]
-
-
-def train(cwd: Path, checkpoint: str, *arguments: str) -> str:
-    done = subprocess.run(command(checkpoint, *arguments), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def command() -> list[str]:
+    """What the name of a checkpoint follows."""
+    return [str(TRAIN_TINY), "-T", "64", "-B", "4", "--log-every", "1", "--checkpoint"]
 
 
 def train_until_interrupted(cwd: Path, checkpoint: str) -> str:
     """Ctrl-C once the third step is printed."""
     printed = ""
-    with subprocess.Popen(command(checkpoint), cwd=cwd, stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
-        for line in training.stdout:
+    reads, writes = os.pipe()
+    training = programs.Program(*command(), checkpoint, cwd=cwd, streams=(0, writes, 2))
+    os.close(writes)
+    with open(reads, encoding="utf-8") as lines:
+        for line in lines:
             printed += line
             if line.startswith("step     3"):
                 training.send_signal(signal.SIGINT)
-                break
-        printed += training.stdout.read()
-    assert training.returncode == 0
+    assert training.wait() == 0
     assert "stopped after step" in printed
     return printed
+
+
+TWICE = """
+import runpy, sys
+main = runpy.run_path(sys.argv[1])["main"]
+*arguments, steps = sys.argv[2:]
+main([*arguments, "interrupted.pt", "--resume", "--steps", steps])
+main([*arguments, "straight.pt", "--steps", steps])
+"""
+
+
+def resume_and_train_anew(cwd: Path, *, steps: int) -> tuple[str, str]:
+    """Both in one program, which takes seconds to import what an optimizer needs."""
+    done = programs.run("-c", TWICE, *command(), str(steps), cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    resumed, end, anew = done.stdout.partition("interrupted.pt; go on with --resume")
+    assert end
+    return resumed, anew
 
 
 def loss_lines(printed: str) -> list[str]:
@@ -76,8 +90,7 @@ def loss_lines(printed: str) -> list[str]:
 def test_training_that_is_interrupted_and_resumed_has_the_losses_of_training_that_is_not(quickstart: Path) -> None:
     before = train_until_interrupted(quickstart, "interrupted.pt")
     steps = len(loss_lines(before)) + 4  # it may have got a little further than the step at which it was told to stop
-    after = train(quickstart, "interrupted.pt", "--resume", "--steps", str(steps))
-    straight = train(quickstart, "straight.pt", "--steps", str(steps))
+    after, straight = resume_and_train_anew(quickstart, steps=steps)
     assert len(loss_lines(straight)) == steps >= 7
     assert loss_lines(before) + loss_lines(after) == loss_lines(straight)
     first, second = (torch.load(quickstart / f"{name}.pt", weights_only=True) for name in ("straight", "interrupted"))
@@ -98,6 +111,10 @@ def test_examples_without_caches_say_what_to_run(script: Path, tmp_path: Path, m
 def test_a_blend_of_four_caches_has_the_shares_it_was_given(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    files = stdlib_docs.stdlib_files()
+    read = [file for file in files if file.name.startswith("c")]  # python_source holds these; parsing all takes seconds
+    assert 30 < len(read) < len(files)
+    monkeypatch.setattr(stdlib_docs, "stdlib_files", lambda: read)
     monkeypatch.chdir(quickstart)
     runpy.run_path(str(MIXTURE_SHARE))["main"](["-T", "64", "--out", "share.png"])
     printed = capsys.readouterr().out
