@@ -14,14 +14,17 @@ PACKAGES = REPOSITORY / ".olmo-env"
 REASON = "reads with OLMo-core, which is not installed (`make olmo`)"
 
 
-def read(request: dict[str, Any], *, folder: Path) -> Any:
-    """What tests/olmo_reader.py answers; what OLMo-core keeps goes into `folder`. Skips the test where OLMo-core is not installed."""
+def read(*requests: dict[str, Any], folder: Path) -> list[Any]:
+    """What tests/olmo_reader.py answers to each; one process reads them all. What OLMo-core keeps goes into `folder`.
+
+    Skips the test where OLMo-core is not installed.
+    """
     if not (PACKAGES / ".installed").exists():
         pytest.skip(REASON)
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "TMPDIR": str(folder), "HOME": str(folder)}
     done = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("olmo_reader.py"))],
-        input=json.dumps(request),
+        input=json.dumps(requests),
         env=environment,
         capture_output=True,
         text=True,
@@ -29,4 +32,5 @@ def read(request: dict[str, Any], *, folder: Path) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
+    return answers

@@ -1,4 +1,4 @@
-"""A process that reads an export with OLMo-core's own classes: a request comes on stdin, the answer goes to stdout, both JSON.
+"""A process that reads an export with OLMo-core's own classes: requests come on stdin, answers go to stdout, both JSON.
 
 Run by tests/olmo_core.py. Nothing of niels-cache is imported here; what is known about the export is in the lines that its command prints.
 """
@@ -59,4 +59,4 @@ def read_split(config: Any, *, sequence_length: int, work_dir: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    json.dump(answer(json.load(sys.stdin)), sys.stdout)
+    json.dump([answer(request) for request in json.load(sys.stdin)], sys.stdout)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, kernels, split_ranges
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
-from tests import megatron_core
+from tests import megatron_core, programs
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
@@ -329,10 +329,14 @@ def test_batches_are_the_samples_in_this_and_in_other_processes(prefix: Path, tm
         batch = dataset.read(range(80))
         for name, rows in batch.items():
             assert torch.equal(rows, torch.stack([sample[name] for sample in singles]))
-    loader = DataLoader(cached, batch_size=20, sampler=range(80), num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(cached, batch_size=20, sampler=range(80), num_workers=1, multiprocessing_context="fork")
     batches = list(loader)
     assert len(batches) == 4
-    assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), torch.stack([sample["tokens"] for sample in singles]))
+    tokens = torch.stack([sample["tokens"] for sample in singles])
+    assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), tokens)
+    (tmp_path / "cached").write_bytes(pickle.dumps(cached))
+    read = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read(range(80))['tokens'].tolist())"
+    assert programs.run("-c", read, tmp_path / "cached", cwd=Path(__file__).parent.parent, check=True).stdout == f"{tokens.tolist()}\n"
 
 
 def test_samples_that_are_not_there_and_bad_settings_are_refused(prefix: Path) -> None:

@@ -4,8 +4,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache, open_blend
 from niels_cache_runtime.megatron.index_cache import index_hash
-from tests import megatron_core
+from tests import megatron_core, programs
 
 SETTINGS: dict[str, Any] = {"num_samples": 50, "sequence_length": 16, "seed": 1}
 
@@ -261,10 +259,12 @@ def test_who_waits_is_told_and_gives_up_in_time_and_a_dead_builder_is_followed(t
     monkeypatch.setattr(index_cache, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(index_cache, "_POLL_SECONDS", 0.01)
     folder = str(tmp_path / "index")
-    builder = subprocess.Popen([sys.executable, "-c", BUILD_FOREVER, folder], stdout=subprocess.PIPE, text=True)
+    reads, writes = os.pipe()
+    builder = programs.Program("-c", BUILD_FOREVER, folder, streams=(0, writes, 2))
+    os.close(writes)
     try:
-        assert builder.stdout is not None
-        assert builder.stdout.readline() == "building\n"
+        with open(reads, encoding="utf-8") as printed:
+            assert printed.readline() == "building\n"
         told: list[str] = []
         with pytest.raises(NielsCacheError, match=f"process {builder.pid} on .* has been building this index for more than 0 s"):
             IndexCache(folder, wait_seconds=0.1, notify=told.append).open("test", {}, fill)
@@ -273,7 +273,5 @@ def test_who_waits_is_told_and_gives_up_in_time_and_a_dead_builder_is_followed(t
     finally:
         builder.kill()
         builder.wait()
-        assert builder.stdout is not None
-        builder.stdout.close()
     assert IndexCache(folder).open("test", {}, fill)["numbers"].tolist() == [7] * 4
     assert [path.name for path in Path(folder).iterdir() if path.name.endswith(".partial")] == []

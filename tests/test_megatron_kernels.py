@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from niels_cache_assets import megatron_kernels
 from niels_cache_runtime.megatron import kernels
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples
+from tests import programs
 
 ROOT = Path(kernels.__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_large_indices_are_the_same_bytes_compiled_by_numpy_and_where_numba_cann
     assert hashes() == compiled
     assert calls == {}
     blocked = "import sys; sys.modules['numba'] = None; from tests.test_megatron_kernels import hashes; print(*hashes(), sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = programs.run("-c", blocked, cwd=ROOT)
     assert done.stdout.splitlines() == compiled, done.stderr
 
 

@@ -40,6 +40,7 @@ num_samples = 60
 seed = 7
 """
 RUN: dict[str, Any] = {"num_samples": 60, "sequence_length": 16, "seed": 7}
+FORK = multiprocessing.get_context("fork")  # of a child; one test starts it as the command does
 OPTIONS = ("--num-samples", "60", "--sequence-length", "16", "--seed", "7")
 
 
@@ -203,6 +204,7 @@ def test_a_folder_that_cannot_be_written_is_no_wrong_use(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, long: int
 ) -> None:
     monkeypatch.setattr(prebuilding, "_LONG", long)
+    monkeypatch.setattr(prebuilding.multiprocessing, "get_context", lambda method: FORK)
     Path("cache/index").write_text("")
     assert main(["prebuild-index", "mix"]) == 1
     printed = capsys.readouterr()

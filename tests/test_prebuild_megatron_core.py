@@ -1,7 +1,9 @@
 """`niels-cache prebuild-index --for megatron-core`: its own builder then builds nothing, and gives the same samples."""
 
 import json
+import multiprocessing
 import os
+import pickle
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -513,8 +515,14 @@ def test_a_kill_at_any_step_leaves_nothing_half_that_looks_finished(monkeypatch:
 
 
 def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked, so that it starts at once; what a child of the command gets by pickle is the plan alone."""
+    plans, fork = [], multiprocessing.get_context("fork")
+    monkeypatch.setattr(prebuilding, "_is_long", lambda plan: bool(plans.append(plan)))
     assert prebuild(f"{WEIGHTS} {SETTINGS} --part train") == 0
+    assert plans
+    assert pickle.loads(pickle.dumps(plans)) == plans
     monkeypatch.setattr(prebuilding, "_is_long", lambda plan: True)
+    monkeypatch.setattr(prebuilding.multiprocessing, "get_context", lambda method: fork)
     assert prebuild(f"{WEIGHTS} {SETTINGS.replace('path cache', 'path other')} --part train") == 0
     assert files_in("other") == files_in("cache")
 
