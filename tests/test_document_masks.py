@@ -5,14 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.documents import document_mask, flex_block_mask
-
-patient = settings(max_examples=40, deadline=None)  # torch takes long at a first call
 
 
 @st.composite
@@ -35,7 +33,6 @@ def pair_by_pair(ids: torch.Tensor, *, causal: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@patient
 @given(ids=ids_of_rows())
 def test_the_dense_mask_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool) -> None:
     mask = document_mask(ids, causal=causal)
@@ -44,7 +41,6 @@ def test_the_dense_mask_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@patient
 @given(ids=ids_of_rows(), block_size=st.sampled_from([2, 4, 8, 64]))
 def test_the_block_mask_is_the_one_that_torch_finds_in_the_whole_mask(ids: torch.Tensor, causal: bool, block_size: int) -> None:
     B, T = ids.shape
@@ -60,7 +56,6 @@ def test_the_block_mask_is_the_one_that_torch_finds_in_the_whole_mask(ids: torch
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@patient
 @given(ids=ids_of_rows())
 def test_the_rule_inside_a_block_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool) -> None:
     B, T = ids.shape

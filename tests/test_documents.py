@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
@@ -39,7 +39,6 @@ def documents_of(doc_ends: np.ndarray, positions: np.ndarray, T: int) -> list[li
     return [[sum(int(end) <= p + j for end in doc_ends) for j in range(T + 1)] for p in positions.tolist()]
 
 
-@settings(deadline=None)
 @given(windows())
 def test_boundaries_are_where_counting_token_by_token_finds_them(case: tuple[np.ndarray, np.ndarray, int]) -> None:
     doc_ends, positions, T = case
@@ -51,7 +50,6 @@ def test_boundaries_are_where_counting_token_by_token_finds_them(case: tuple[np.
     assert (found.rows.dtype, found.columns.dtype, found.continues.dtype) == (np.int64, np.int64, np.bool_)
 
 
-@settings(deadline=None)
 @given(windows())
 def test_every_array_is_what_counting_token_by_token_gives(case: tuple[np.ndarray, np.ndarray, int]) -> None:
     doc_ends, positions, T = case

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.export import megatron
@@ -41,7 +41,6 @@ def test_every_format_gives_the_same_tokens_back(cache: Path, tmp_path: Path, fo
     assert not [path.name for path in (tmp_path / "out").rglob(".*")]
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
     shard_tokens=st.integers(1, 40),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -92,7 +92,6 @@ def test_long_blends_in_full_lanes_are_the_helpers(weights: list[float], advance
     assert_same(build_blending_indices(shares, size, advance=advance), helper_blend(shares, size), weights)
 
 
-@settings(max_examples=60, deadline=None)
 @given(weights=st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=6), wrong=st.integers(-3, 3))
 def test_a_wrong_guess_costs_time_not_truth(weights: list[float], wrong: int) -> None:
     shares, size = normalized(weights), 700

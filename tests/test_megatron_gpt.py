@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -102,7 +102,6 @@ def core_sample_index(
     return megatron_core.load().helpers.build_sample_idx_int32(lengths, documents, sequence_length, epochs, tokens, drop, int(extra))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=40),
     sequence_length=st.integers(1, 50),

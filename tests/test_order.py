@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
@@ -49,7 +49,6 @@ def test_the_order_is_the_one_that_saved_states_mean() -> None:
         assert Order(n, seed=seed, name=name).at(np.array(positions), epoch).tolist() == numbers
 
 
-@settings(max_examples=40)
 @given(n=st.integers(1, 5000), seed=SEEDS, epoch=EPOCHS)
 def test_every_epoch_visits_every_sample_once(n: int, seed: int, epoch: int) -> None:
     assert np.array_equal(np.sort(whole_epoch(n, seed=seed, epoch=epoch)), np.arange(n))
@@ -60,7 +59,6 @@ def test_every_epoch_of_many_samples_visits_every_sample_once(n: int) -> None:
     assert np.array_equal(np.sort(whole_epoch(n, seed=n)), np.arange(n))
 
 
-@settings(max_examples=40)
 @given(n=st.integers(1, MAX_SAMPLES), seed=SEEDS, epoch=EPOCHS, data=st.data())
 def test_positions_of_undoes_at(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
@@ -71,7 +69,6 @@ def test_positions_of_undoes_at(n: int, seed: int, epoch: int, data: st.DataObje
     assert np.array_equal(order.positions_of(numbers, epoch), positions)
 
 
-@settings(max_examples=40)
 @given(n=st.integers(1, MAX_SAMPLES), seed=SEEDS)
 def test_a_block_is_what_its_positions_give_one_by_one(n: int, seed: int) -> None:
     order = Order(n, seed=seed)
@@ -81,7 +78,6 @@ def test_a_block_is_what_its_positions_give_one_by_one(n: int, seed: int) -> Non
     assert order.at(positions[:0], 2).shape == (0,)
 
 
-@settings(max_examples=40)
 @given(n=st.integers(1, MAX_SAMPLES))
 def test_the_rectangle_holds_all_samples_and_little_more(n: int) -> None:
     a, b = _tight_rectangle(n)

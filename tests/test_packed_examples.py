@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError, kept_examples, sft_dataset
@@ -75,7 +75,6 @@ def by_hand(example: list[int], *, T: int, loss_on: str, overflow: str) -> Expec
 
 
 @given(st.integers(0, 2**32), st.integers(1, 16), st.sampled_from(LOSSES), st.sampled_from(OVERFLOWS), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_rows_agree_with_a_token_by_token_reading(
     tmp_path_factory: pytest.TempPathFactory, seed: int, T: int, loss_on: str, overflow: str, shuffle: bool
 ) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
@@ -39,7 +39,6 @@ cases = st.integers(1, 60).flatmap(
 
 
 @given(cases, st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
 def test_every_example_is_in_one_row_and_no_row_holds_more_than_its_capacity(case: tuple[int, list[int], int | None], epoch: int) -> None:
     capacity, listed, seed = case
     lengths = np.array(listed, dtype=np.int64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError, mmap, sequential
@@ -69,7 +69,6 @@ def take(loader: DatasetLoader, count: int) -> list[Batch]:
     num_processes=st.integers(1, 4),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=60, deadline=None)
 def test_ranks_together_read_the_chunks_of_every_epoch_in_order(
     lengths: list[int], batch: int, seq_len: int, num_processes: int, dtype: str
 ) -> None:
@@ -95,7 +94,6 @@ def test_ranks_together_read_the_chunks_of_every_epoch_in_order(
     first=st.integers(0, 25),
     second=st.integers(0, 25),
 )
-@settings(max_examples=30, deadline=None)
 def test_a_run_resumed_twice_reads_what_an_uninterrupted_one_reads(lengths: list[int], num_processes: int, first: int, second: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         write_files(Path(temporary), lengths, "<i4")

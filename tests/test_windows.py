@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError, mmap, opening
@@ -74,7 +74,6 @@ def test_every_window_is_a_slice_of_the_stream_wherever_shards_end(tmp_path: Pat
     assert np.array_equal(rows, expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30) | st.sampled_from([PAGE_TOKENS, PAGE_TOKENS + 1]), min_size=1, max_size=8),
     T=st.integers(1, 40),
