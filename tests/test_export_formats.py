@@ -20,6 +20,8 @@ from niels_cache_runtime.megatron import indexed_writer
 from tests import megatron_core
 from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, TOKENIZER_SHA256
+from tests.messages import missing
+from tests.saying import Saying
 
 DATATROVE = "compares with datatrove, which is not installed"
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
@@ -176,7 +178,7 @@ def test_llmc_has_eot_before_each_document_and_shards_of_whole_size(cache: Path,
     assert {file.bytes for file in train[:-1]} == {1024 + 2_000}
     stream = np.concatenate([np.fromfile(tmp_path / file.name, dtype="<u2")[512:] for file in train]).tolist()
     assert stream == stream_of([[EOT, *document[:-1]] for document in DOCUMENTS["train"]])
-    assert plan.notes[0].startswith(f"EOT ({EOT}) stands before each document")
+    assert plan.notes[0].startswith(f"EOT ({EOT}) stands before")
 
 
 def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path
     data = np.memmap(tmp_path / "data" / "val.bin", dtype=np.uint16, mode="r")
     x = torch.from_numpy(data[5 : 5 + 16].astype(np.int64))
     assert x.tolist() == stream_of(DOCUMENTS["val"])[5:21]
-    assert plan.notes[0] == f"EOT ({EOT}) stands after each document, as in the cache"
+    assert plan.notes[0].startswith(f"EOT ({EOT}) stands after")
 
 
 def test_nanogpts_loop_learns_from_the_export_with_the_line_that_is_printed(tmp_path: Path) -> None:
@@ -192,9 +194,9 @@ def test_nanogpts_loop_learns_from_the_export_with_the_line_that_is_printed(tmp_
     counting = [[*(5 + (start + step) % 40 for step in range(30)), EOT] for start in range(40)]
     cache = write_documents_cache(tmp_path / "cache" / "counting", {"train": counting, "val": counting[::7]})
     plan = export(cache, "nanogpt", tmp_path / "data")
-    assert plan.notes[-1] == "train.py takes a vocabulary of 50,304 ids where there is no meta.pkl; this one has 50 ids"
+    assert missing(plan.notes[-1], "train.py", "50,304", "meta.pkl", "50 ids") == []
     (line,) = plan.lines
-    assert line == "meta_vocab_size = 50  # in train.py, in place of: meta_vocab_size = None"
+    assert line.startswith("meta_vocab_size = 50  # in train.py")
     names: dict[str, Any] = {}
     exec(line, names)
     offsets = torch.Generator().manual_seed(1)
@@ -243,7 +245,7 @@ class SmallGPT(torch.nn.Module):
 def test_nanogpt_gets_no_line_where_the_vocabulary_is_unknown(tmp_path: Path) -> None:
     plan = export(write_documents_cache(tmp_path / "cache" / "x", DOCUMENTS, vocab_size=None), "nanogpt", tmp_path / "data")
     assert plan.lines == ()
-    assert plan.notes[-1].endswith("; this one is not known")
+    assert plan.notes[-1].endswith("not known")
 
 
 def test_npy_files_of_both_splits_in_one_folder_are_what_build_nanogpt_reads(cache: Path, tmp_path: Path) -> None:
@@ -290,21 +292,21 @@ def test_an_empty_split_is_left_out_and_an_empty_export_refused(tmp_path: Path) 
     cache = write_documents_cache(tmp_path / "cache" / "half", {"train": [[10, EOT]]})
     plan = export(cache, "nanogpt", tmp_path / "out")
     assert [file.name for file in plan.files] == ["train.bin"]
-    assert "val is empty, there is no file for it" in plan.notes
-    with pytest.raises(NielsCacheError, match=r"nothing to export, val is empty"):
+    assert Saying("val is empty") in plan.notes
+    with pytest.raises(NielsCacheError, match="val is empty"):
         export(cache, "nanogpt", tmp_path / "out", splits=("val",))
 
 
 @pytest.mark.parametrize(
     ("format", "wrong", "message"),
     [
-        ("nanogpt", {"max_bytes": 100}, "nanogpt has one file for each split"),
-        ("npy", {"max_bytes": 1}, "must be at least 2, one token"),
-        ("llmc", {"max_bytes": 2**33}, "llm.c counts the tokens of a shard in an int32"),
+        ("nanogpt", {"max_bytes": 100}, "nanogpt"),
+        ("npy", {"max_bytes": 1}, "at least 2"),
+        ("llmc", {"max_bytes": 2**33}, r"llm\.c .*int32"),
         ("olmo", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("datatrove", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("megatron", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
-        ("npy", {"key": "text"}, "key and link are settings of megatron"),
+        ("npy", {"key": "text"}, "settings of megatron"),
     ],
 )
 def test_a_setting_that_a_format_cannot_keep_is_refused(

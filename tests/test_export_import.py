@@ -16,6 +16,8 @@ from niels_cache_runtime.meta import Meta, sha256_file
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.exports import export, random_documents, stream_of, write_documents_cache
 from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
+from tests.messages import missing
+from tests.saying import Saying
 
 KNOWN = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=VOCAB_SIZE, special_ids=IDS)
 UNKNOWN = Vocabulary()
@@ -125,13 +127,13 @@ def test_training_reads_a_cache_of_an_unknown_vocabulary(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("documents", "dtype", "vocabulary", "message"),
     [
-        ([[7], [70_000]], np.int32, UNKNOWN, r"x\.bin: token 1 is 70000; tokens of a cache are uint16, below 65536"),
-        ([[7, 8], [-1]], np.int64, UNKNOWN, r"x\.bin: token 2 is -1; tokens of a cache are uint16"),
-        ([[7, 50]], np.uint16, KNOWN, r"x\.bin: token 1 is 50; the vocabulary has 50"),
-        ([[7, IDS["usr"], EOT]], np.uint16, KNOWN, "not imported, its verification says train/shard_00000.bin: holds 1 role sentinels"),
-        ([[]], np.uint16, UNKNOWN, "holds no tokens for train; nothing was imported"),
-        ([[7]], np.uint16, Vocabulary(vocab_size=70_000), "vocab_size=70000: must be from 1 to 65536"),
-        ([[7]], np.uint16, Vocabulary(vocab_size=50, special_ids={"eot": 50}), "eot=50: must be from 0 to 49"),
+        ([[7], [70_000]], np.int32, UNKNOWN, r"x\.bin: token 1 is 70000; .* 65536"),
+        ([[7, 8], [-1]], np.int64, UNKNOWN, r"x\.bin: token 2 is -1; .*uint16"),
+        ([[7, 50]], np.uint16, KNOWN, r"x\.bin: token 1 is 50; .* 50"),
+        ([[7, IDS["usr"], EOT]], np.uint16, KNOWN, r"not imported, .*train/shard_00000\.bin: .* 1 role"),
+        ([[]], np.uint16, UNKNOWN, "tokens for train"),
+        ([[7]], np.uint16, Vocabulary(vocab_size=70_000), "vocab_size=70000: .*1 to 65536"),
+        ([[7]], np.uint16, Vocabulary(vocab_size=50, special_ids={"eot": 50}), "eot=50: .*0 to 49"),
     ],
 )
 def test_what_no_cache_can_hold_is_refused_and_nothing_is_left(
@@ -146,7 +148,7 @@ def test_what_no_cache_can_hold_is_refused_and_nothing_is_left(
 def test_multimodal_data_sets_are_refused(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "x", multimodal=True) as writer:
         writer.add_document([7, 8], modes=[1])
-    with pytest.raises(NielsCacheError, match="has modes, so it is multimodal"):
+    with pytest.raises(NielsCacheError, match="multimodal"):
         imported(tmp_path / "a", train=tmp_path / "x")
 
 
@@ -174,10 +176,10 @@ def test_what_is_unknown_is_said_plainly_and_the_cache_verifies(root: Path, caps
     output, errors = capsys.readouterr()
     assert not errors
     assert output.splitlines() == [
-        "pile: 5 tokens in 2 documents for train, 5 in 2 for val, verified, in cache/pretrain/pile",
-        "tokenizer: unknown (--tokenizer, --tokenizer-sha256): ids are shown instead of text",
-        "vocabulary: unknown (--vocab-size): only that ids fit uint16 was checked",
-        f"EOT: unknown (--eot); every document ends with {EOT}",
+        Saying("pile: 5 tokens in 2 documents", "5 in 2 for val", "verified", "cache/pretrain/pile"),
+        Saying("tokenizer: unknown (--tokenizer, --tokenizer-sha256): "),
+        Saying("vocabulary: unknown (--vocab-size): ", "uint16"),
+        Saying("EOT: unknown (--eot)", f"ends with {EOT}"),
     ]
     assert verify_cache(root) == []
     assert main(["list", "--cache-dir", "cache"]) == 0
@@ -192,7 +194,7 @@ def test_the_tokenizer_of_the_cache_root_is_known_by_its_sha256(root: Path, caps
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"tokenizer: {TOKENIZER_SHA256}",
         f"vocabulary: {VOCAB_SIZE} ids",
-        f"EOT: {EOT}, after each document",
+        Saying(f"EOT: {EOT}, after"),
     ]
     assert verify_cache(root) == []
 
@@ -202,27 +204,26 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
     arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model))
     assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
     output = capsys.readouterr().out
-    assert "vocabulary: 400 ids" in output
-    assert "but 1 document not ending with it, and 0 inside documents: documents are told by their ends alone" in output
+    assert missing(output, "vocabulary: 400 ids", "but 1 document not", "and 0 inside documents") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--name", "python_docs"), "is a configured name, which building would overwrite; choose another"),
-        (("--name", "notes"), "cache/pretrain/notes: is there already, and was not imported; choose another --name"),
-        (("--name", "chats"), "cache/sft/chats: is there already, and was not imported; choose another --name"),
-        (("--name", "../up"), "use letters, digits, _ - . with no leading dot and no two in a row"),
-        (("--name", "a", "--tokenizer-sha256", "12"), "must be 64 digits 0-9a-f"),
+        (("--name", "python_docs"), "configured name"),
+        (("--name", "notes"), "cache/pretrain/notes: "),
+        (("--name", "chats"), "cache/sft/chats: "),
+        (("--name", "../up"), "letters, digits, _ - ."),
+        (("--name", "a", "--tokenizer-sha256", "12"), "64 digits"),
         (("--name", "a", "--tokenizer-sha256", "0" * 64), "is another tokenizer"),
-        (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--vocab-size", "9"), "--vocab-size 9: the tokenizer has "),
-        (("--name", "a", "--tokenizer", "nowhere.model"), "--tokenizer nowhere.model: no such file; give that of a SentencePiece model"),
+        (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--vocab-size", "9"), "--vocab-size 9: the tokenizer"),
+        (("--name", "a", "--tokenizer", "nowhere.model"), "--tokenizer nowhere.model: "),
         (("--name", "a", "--tokenizer", "x.bin"), "is another tokenizer"),
-        (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: no such file"),
-        (("--name", "a", "--vocab-size", "0"), "vocab_size=0: must be from 1 to 65536"),
-        (("--name", "a", "--val", "x"), "x: is what train comes from; val must come from another prefix"),
-        (("--name", "a", "--val", "./x"), "./x: is what train comes from; val must come from another prefix"),
-        (("--name", "a", "--val", "nowhere"), "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
+        (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: "),
+        (("--name", "a", "--vocab-size", "0"), "vocab_size=0: "),
+        (("--name", "a", "--val", "x"), "val must come"),
+        (("--name", "a", "--val", "./x"), "./x: "),
+        (("--name", "a", "--val", "nowhere"), "nowhere.idx: "),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -255,20 +256,20 @@ def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path,
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--name", "pile") == 0
     assert run("--name", "pile") == 2
-    assert "is there already; choose another --name, or replace it with --force" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "is there already", "--name", "--force") == []
     assert run("--name", "pile", "--force", "--eot", str(EOT)) == 0
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
 
 
 def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for prefix, message in (
-        ("nowhere", "nowhere.idx: no such file; give the prefix of a .bin and an .idx"),
-        ("nowhere.idx", "nowhere.idx.idx: no such file; give the prefix of a .bin and an .idx"),
+        ("nowhere", "nowhere.idx: "),
+        ("nowhere.idx", "nowhere.idx.idx: "),
     ):
         assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
         assert message in capsys.readouterr().err
     assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
-    assert "import has no format 'megatrn'; did you mean 'megatron'?" in capsys.readouterr().err
+    assert "did you mean 'megatron'?" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from niels_cache_assets.export.formats import FORMATS
 from niels_cache_assets.export.writing import write_export
 from niels_cache_runtime import NielsCacheError
 from tests.exports import contents, export, planned, random_documents, write_documents_cache
+from tests.messages import missing
 
 DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
 
@@ -33,7 +34,7 @@ def test_an_older_export_is_replaced_by_force_alone_and_leaves_nothing(cache: Pa
     first = export(cache, format, out, **smaller)
     other = (tmp_path / "data" if format == "megatron" else out) / "prepare.py"
     other.write_text("theirs")
-    with pytest.raises(NielsCacheError, match=r"is there already and \d+ more; choose another place, or replace it with --force"):
+    with pytest.raises(NielsCacheError, match=r"already and \d+ more; .*--force"):
         export(cache, format, out, **smaller)
     second = export(cache, format, out, force=True)
     assert len(second.files) < len(first.files) or format == "nanogpt"
@@ -77,7 +78,7 @@ def test_a_split_that_has_become_empty_leaves_nothing_of_the_older_export(cache:
     for file in first.files:  # what is of val alone is in the way, too
         if "train" in file.name:
             (first.folder / file.name).rename(tmp_path / file.name.replace("/", "-"))
-    with pytest.raises(NielsCacheError, match=r"val\S*: is there already"):
+    with pytest.raises(NielsCacheError, match=r"val\S*: is there"):
         export(train, format, out)
     plan = planned(train, format, out)
     assert plan.deleted() == sorted(file.name for file in first.files if "val" in file.name)
@@ -100,7 +101,7 @@ def test_what_is_no_list_of_files_deletes_nothing(cache: Path, tmp_path: Path, c
     (tmp_path / "outside").write_text("theirs")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes_val.npy.files").write_bytes(content)
-    with pytest.raises(NielsCacheError, match=r"notes_val\.npy\.files: .*list of an export's files.*choose another place"):
+    with pytest.raises(NielsCacheError, match=r"notes_val\.npy\.files: .*list"):
         export(cache, "npy", tmp_path / "data", force=True)
     assert (tmp_path / "outside").read_text() == "theirs"
     assert set(contents(tmp_path / "data")) == {"notes_val.npy.files"}
@@ -112,7 +113,7 @@ def test_a_list_that_names_what_is_no_file_deletes_nothing(cache: Path, tmp_path
     (tmp_path / "data" / "theirs.txt").write_text("theirs")
     make(tmp_path / "data" / "theirs")
     (tmp_path / "data" / "notes_val.npy.files").write_text("theirs\n")
-    with pytest.raises(NielsCacheError, match=r"data/theirs: is no regular file, so no export's, though notes_val\.npy\.files names it"):
+    with pytest.raises(NielsCacheError, match=r"data/theirs: .*regular file.* notes_val\.npy\.files"):
         export(cache, "npy", tmp_path / "data", force=True)
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"theirs", "theirs.txt", "notes_val.npy.files"}
 
@@ -122,7 +123,7 @@ def test_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None
     writer = os.open(tmp_path / "a.files", os.O_RDWR)  # so that who reads it gets nothing, and the test ends without the mend too
     os.write(writer, b"x\n" * 4)
     threading.Timer(2, os.close, (writer,)).start()
-    with pytest.raises(NielsCacheError, match=r"a\.files: .*(regular file|list of an export's files)"):
+    with pytest.raises(NielsCacheError, match=r"a\.files: .*(regular file|list)"):
         placing.Place(list_name="a.files").older(tmp_path)
 
 
@@ -136,7 +137,7 @@ def test_a_list_alone_is_no_older_export_and_a_folder_in_the_way_is_not_deleted(
     place.unlink()
     place.mkdir()
     (place / "theirs").touch()
-    with pytest.raises(NielsCacheError, match=r"notes_val_000000\.bin: is no regular file, so no export.s"):
+    with pytest.raises(NielsCacheError, match=r"notes_val_000000\.bin: .*regular file"):
         export(cache, "llmc", tmp_path / "data", force=True)
     assert (place / "theirs").exists()
 
@@ -184,7 +185,7 @@ def test_an_error_during_the_renames_puts_everything_back(
                     failure = error
             if failure is None:
                 break
-            assert "Input/output error; the disk may be failing: look at the system's log; the export was given up" in str(failure)
+            assert missing(failure, "Input/output error", "disk") == []
             assert contents(tmp_path) == before
             stop, count = stop + 1, count + 1
         assert renames.count == count == len(planned(larger, format, out).files) + first * len([n for n in before if n.startswith("data")])
@@ -235,7 +236,7 @@ def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_h
         assert kept.items() <= before.items()
         assert visible.keys() | kept.keys() >= before.keys()
         if kept:
-            with pytest.raises(NielsCacheError, match=r"is there already|holds files of an older export; put them back"):
+            with pytest.raises(NielsCacheError, match=r"is there already|put them back"):
                 export(later, "llmc", place)
             assert contents(stage / "old") == kept
         plan = export(later, "llmc", place, force=True)
@@ -276,9 +277,9 @@ def test_of_what_a_killed_export_left_only_its_own_files_go(cache: Path, tmp_pat
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     (place / "train.bin").unlink()
     (place / "train.bin").write_text("theirs")
-    with pytest.raises(NielsCacheError, match=r"train\.bin: is there already"):
+    with pytest.raises(NielsCacheError, match=r"train\.bin: is there"):
         export(cache, "nanogpt", place)
     assert (place / "train.bin").read_text() == "theirs"
     (place / ".nanogpt.partial" / "placed").write_text('["../theirs", 1, 2, 3]\nnot JSON')
-    with pytest.raises(NielsCacheError, match=r"train\.bin: is there already"):
+    with pytest.raises(NielsCacheError, match=r"train\.bin: is there"):
         export(cache, "nanogpt", place)

@@ -18,6 +18,7 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
 from tests import megatron_core
 from tests.exports import random_documents, write_documents_cache
+from tests.messages import missing
 
 CONFIG = """
 [build]
@@ -86,7 +87,7 @@ def test_what_is_built_ahead_is_only_mapped_by_training(
     assert all(name in printed for name in (*built, "notes", "books", "blend", "cache/index: built in"))
 
     def refuse(*arguments: Any, **settings: Any) -> None:
-        raise AssertionError("training had to build an index")
+        raise AssertionError("training builds")
 
     monkeypatch.setattr(gpt_dataset, "build_gpt_indices", refuse)
     monkeypatch.setattr("niels_cache_runtime.megatron.blended.build_blending_indices", refuse)
@@ -157,33 +158,33 @@ def test_a_file_is_read_as_megatron_reads_it(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "names no data set"),
-        ("1 a 2", "1 is a weight where a path is due"),
-        ("a 1", "1 is a weight where a path is due"),
-        ("1 a b c", "1 is a weight where a path is due"),
-        ("0 a 1 b", "weight 0: must be above 0"),
-        ("1 a -2 b", "weight -2: must be above 0"),
-        ("nan a 1 b", "weight nan: must be above 0"),
-        ("inf a 1 b", "weight inf: must be above 0"),
+        ("", "no data set"),
+        ("1 a 2", "1 is a weight"),
+        ("a 1", "1 is a weight"),
+        ("1 a b c", "1 is a weight"),
+        ("0 a 1 b", "weight 0: .*above 0"),
+        ("1 a -2 b", "weight -2: .*above 0"),
+        ("nan a 1 b", "weight nan: .*above 0"),
+        ("inf a 1 b", "weight inf: .*above 0"),
     ],
 )
 def test_a_file_that_says_nothing_clear_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "blend.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(NielsCacheError, match=rf"blend.txt: {expected}"):
+    with pytest.raises(NielsCacheError, match=rf"blend\.txt: .*{expected}"):
         read_blend_file(tmp_path / "blend.txt")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "which blend? Give --blend FILE, or the name of a configured one (niels_cache.toml has: mix)"),
-        (["mx"], "no blend 'mx'; did you mean 'mix'?"),
-        (["mix", "--seed", "3"], "--seed: the table [blend.mix] says all"),
-        (["mix", "--blend", "blend.txt"], "--blend: the table [blend.mix] says all"),
+        ([], "(niels_cache.toml has: mix)"),
+        (["mx"], "did you mean 'mix'?"),
+        (["mix", "--seed", "3"], "--seed: the table [blend.mix]"),
+        (["mix", "--blend", "blend.txt"], "--blend: the table [blend.mix]"),
         (["--blend", "blend.txt"], "--blend needs --sequence-length"),
-        (["--blend", "blend.txt", "--sequence-length", "16"], "has weights, which share out --num-samples"),
-        (["--blend", "none.txt", *OPTIONS], "none.txt: cannot be read"),
-        (["--blend", "blend.txt", *OPTIONS, "--part", "trian"], "no part 'trian'; did you mean 'train'?"),
+        (["--blend", "blend.txt", "--sequence-length", "16"], "--num-samples"),
+        (["--blend", "none.txt", *OPTIONS], "none.txt: "),
+        (["--blend", "blend.txt", *OPTIONS, "--part", "trian"], "did you mean 'train'?"),
         (["--blend", "blend.txt", *OPTIONS, "--split", "x"], "split='x'"),
         (["--blend", "blend.txt", *OPTIONS, "--part", "test"], "leaves no sequence"),
         (["--blend", "blend.txt", "--sequence-length", "0", "--num-samples", "5"], "sequence_length=0"),
@@ -208,7 +209,7 @@ def test_a_folder_that_cannot_be_written_is_no_wrong_use(
     Path("cache/index").write_text("")
     assert main(["prebuild-index", "mix"]) == 1
     printed = capsys.readouterr()
-    assert "the index cannot be written" in printed.err
+    assert missing(printed.err, "index", "written") == []
     assert printed.err.count("\n") == 1
     assert printed.out == ""
 
@@ -216,13 +217,13 @@ def test_a_folder_that_cannot_be_written_is_no_wrong_use(
 def test_a_member_that_is_not_built_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure("[blend.mix]\nweights = { notes = 1, roam = 1 }\nsequence_length = 16\nnum_samples = 9\n")
     assert main(["prebuild-index", "mix"]) == 2
-    assert "roam/train.idx; build this data set first" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "roam/train.idx; ", "build") == []
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("weights = { nots = 1 }", r"\[blend.mix\] has a weight for an unknown pretrain data set 'nots'; did you mean 'notes'\?"),
+        ("weights = { nots = 1 }", r"\[blend.mix\] .* 'nots'; .*'notes'\?"),
         ("weights = {}", r"\[blend.mix\] weights"),
         ("weights = { notes = 0 }", r"\[blend.mix\] weights.notes = 0"),
         ("weights = { notes = nan }", r"\[blend.mix\] weights.*more than 0"),
@@ -230,7 +231,7 @@ def test_a_member_that_is_not_built_says_so(folder: Path, capsys: pytest.Capture
         ('weights = { notes = 1 }\nsplit = "0,0"', r"\[blend.mix\] split"),
         ('weights = { notes = 1 }\npart = "val"', r"\[blend.mix\] part"),
         ("weights = { notes = 1 }\nseed = 4294967296", r"\[blend.mix\] seed"),
-        ("weights = { notes = 1 }\nsequnce_length = 5", r"unknown key 'sequnce_length'; did you mean 'sequence_length'\?"),
+        ("weights = { notes = 1 }\nsequnce_length = 5", r"'sequnce_length'; .*'sequence_length'\?"),
     ],
 )
 def test_a_table_that_cannot_be_meant_is_refused(folder: Path, line: str, expected: str) -> None:
@@ -296,7 +297,7 @@ def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyP
     assert (kind, outcome.hash) == ("outcome", prebuild_here(plan, root=Path("cache")).hash)
     [(kind, message)] = messages(replace(plan, paths=(Path("nowhere"), Path("nowhere"))))
     assert kind == "error"
-    assert message.startswith("nowhere: no such folder of a split")
+    assert missing(message, "nowhere: ", "folder") == []
 
 
 def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:

@@ -25,6 +25,7 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_runtime.megatron.blended import SURPLUS
 from tests import megatron_core
 from tests.docs_reader import REPOSITORY, commands_of
+from tests.messages import missing
 
 NULL = "--tokenizer-type NullTokenizer --vocab-size 200"
 SETTINGS = f"--seed 7 --seq-length 16 {NULL} --data-cache-path cache"
@@ -88,7 +89,7 @@ def forbid_building(patch: pytest.MonkeyPatch) -> None:
     from megatron.core.datasets import helpers
 
     def refuse(*arguments: Any, **settings: Any) -> None:
-        raise AssertionError("megatron-core had to build an index")
+        raise AssertionError("megatron-core builds")
 
     for name in ("build_sample_idx", "build_blending_indices", "build_exhaustive_blending_indices"):
         assert hasattr(helpers, name)
@@ -141,7 +142,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
         {"blend": ([A, C], [1.0, 2.0]), "split": "1", "mid_level_dataset_surplus": 0.5},
         11,
     ),
-    "a part has data of its own": (
+    "own data": (
         f"--train-data-path 0.3 {A} 0.7 {B} --valid-data-path 5 {C} {STEPS}",
         {"blend_per_split": [([A, B], [0.3, 0.7]), ([C], [5.0]), None]},
         11 + 4,
@@ -151,7 +152,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
         {"blend_per_split": [([A, B], [0.3, 0.7]), ([C], None), None]},
         11 + 4,
     ),
-    "validation is read whole": (
+    "whole validation": (
         f"--train-data-path {A} --valid-data-path {B} {C} --test-data-path {A} {STEPS} --full-validation",
         {"blend_per_split": [([A], None), ([B, C], None), ([A], None)], "sizes": [80, None, 4]},
         4 + 11 + 4,
@@ -230,7 +231,7 @@ def test_another_run_is_another_name_so_the_check_can_fail(
     assert prebuild(f"{WEIGHTS} {SETTINGS}") == 0
     forbid_building(monkeypatch)
     build("cache", **OF_WEIGHTS)
-    with pytest.raises(AssertionError, match="megatron-core had to build an index"):
+    with pytest.raises(AssertionError, match="megatron-core builds"):
         build("cache", **{**OF_WEIGHTS, **changed})
 
 
@@ -241,7 +242,7 @@ def test_flags_that_no_index_depends_on_change_no_name(monkeypatch: pytest.Monke
     assert samples_of(build("cache", **OF_WEIGHTS, **masks, mmap_bin_files=False, num_dataset_builder_threads=2)[0])
 
 
-@pytest.mark.parametrize("name", ["a part has data of its own", "validation is read whole"])
+@pytest.mark.parametrize("name", ["own data", "whole validation"])
 def test_the_fast_cache_load_which_never_builds_has_all_that_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron-LM's --dataloader-fast-cache-load and --dataloader-defer-npy-index-mmap take files for there without a look."""
     words, config, _ = RUNS[name]
@@ -356,7 +357,7 @@ def test_what_is_printed_leads_on_and_a_second_call_builds_nothing(
     assert "train 80, valid 12, test 4" in printed
     assert "for megatron-core 0.16.1" in printed
     assert f"in {folder / 'cache'}: built in" in printed
-    assert printed.splitlines()[-1] == "give to the training run: --data-cache-path cache"
+    assert printed.splitlines()[-1].endswith(": --data-cache-path cache")
 
     before = states_of("cache")
     monkeypatch.setattr("niels_cache_runtime.megatron.gpt_dataset.build_gpt_indices", lambda *_, **__: pytest.fail("built"))
@@ -460,7 +461,7 @@ class KilledError(BaseException):
     pass
 
 
-@pytest.mark.parametrize("over_old", [False, True], ids=["first", "over an old one"])
+@pytest.mark.parametrize("over_old", [False, True], ids=["first", "over old"])
 def test_a_kill_at_any_step_leaves_nothing_half_that_looks_finished(monkeypatch: pytest.MonkeyPatch, over_old: bool) -> None:
     words = f"--data-path 1 {A} 2 {C} --split 1 {STEPS} {SETTINGS}"
     assert prebuild(words) == 0
@@ -532,32 +533,32 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (f"{WEIGHTS} --seq-length 16 {NULL}", "--for megatron-core needs --data-cache-path"),
         (f"{WEIGHTS} --data-cache-path cache {NULL}", "--for megatron-core needs --seq-length"),
-        (f"{STEPS} {SETTINGS}", "which data? Give --data-path PREFIX"),
-        (f"{WEIGHTS} --train-data-path {A} {SETTINGS}", "--data-path and --train-data-path are two lists of data sets"),
+        (f"{STEPS} {SETTINGS}", "--data-path PREFIX"),
+        (f"{WEIGHTS} --train-data-path {A} {SETTINGS}", "--data-path and --train-data-path"),
         (f"--train-data-path {A} --split 1 {STEPS} {SETTINGS}", "--split: cuts --data-path"),
         (f"--data-args-path blend.txt {STEPS} {SETTINGS}", "--data-args-path needs --split"),
-        (f"--data-path {A} {SETTINGS}", "how many samples? Give --global-batch-size with --train-iters"),
+        (f"--data-path {A} {SETTINGS}", "--global-batch-size with --train-iters"),
         (f"{WEIGHTS} --train-samples 5 {SETTINGS}", "how many samples?"),
-        (f"{WEIGHTS} --target-sizes 1,1,1 {SETTINGS}", "--target-sizes and --train-iters: give one of them"),
-        (f"--data-path {A} --target-sizes 1,1 {SETTINGS}", "--target-sizes '1,1': give the samples of train, valid and test"),
-        (f"--data-path {A} --train-iters 5 --global-batch-size 0 {SETTINGS}", "--global-batch-size 0: must be 1 or more"),
-        (f"{WEIGHTS} --full-validation {SETTINGS}", "valid has weights and no number of samples"),
+        (f"{WEIGHTS} --target-sizes 1,1,1 {SETTINGS}", "--target-sizes and --train-iters"),
+        (f"--data-path {A} --target-sizes 1,1 {SETTINGS}", "--target-sizes '1,1'"),
+        (f"--data-path {A} --train-iters 5 --global-batch-size 0 {SETTINGS}", "--global-batch-size 0: must be 1"),
+        (f"{WEIGHTS} --full-validation {SETTINGS}", "valid has weights"),
         (f"{WEIGHTS} --num-samples 5 {SETTINGS}", "--num-samples: not with --for megatron-core"),
         (f"mix {WEIGHTS} {SETTINGS}", "NAME: not with --for megatron-core"),
-        (f"{WEIGHTS} --part trian {SETTINGS}", "no part 'trian'; did you mean 'train'?"),
-        (f"--data-path {A} --split 1 {STEPS} --part test {SETTINGS}", "nothing to build: no data set for test"),
+        (f"{WEIGHTS} --part trian {SETTINGS}", "did you mean 'train'?"),
+        (f"--data-path {A} --split 1 {STEPS} --part test {SETTINGS}", "for test"),
         (f"--data-path {A} --split x {STEPS} {SETTINGS}", "split='x'"),
-        (f"--data-path 0 {A} {STEPS} {SETTINGS}", "--data-path: weight 0: must be above 0"),
-        (f"--data-path {A} --split 999,1 {STEPS} {SETTINGS}", "leaves no token of 60 sequences to valid, on which megatron-core hangs"),
-        (f"--train-data-path {A} --valid-data-path hollow {STEPS} {SETTINGS}", "hollow: holds no token, on which megatron-core hangs"),
+        (f"--data-path 0 {A} {STEPS} {SETTINGS}", "--data-path: weight 0"),
+        (f"--data-path {A} --split 999,1 {STEPS} {SETTINGS}", "60 sequences to valid"),
+        (f"--train-data-path {A} --valid-data-path hollow {STEPS} {SETTINGS}", "hollow: "),
         (f"--data-path nowhere {STEPS} {SETTINGS}", "no nowhere.idx"),
         (f"--data-path {A}.idx {STEPS} {SETTINGS}", "leave out .idx"),
         (f"{WEIGHTS} --mid-level-dataset-surplus -1 {SETTINGS}", "mid_level_dataset_surplus=-1.0"),
-        (f"--per-split-data-args-path blend.txt {STEPS} {SETTINGS}", "blend.txt: no valid JSON"),
-        (f"--per-split-data-args-path list.json {STEPS} {SETTINGS}", "list.json: train must be a list of texts"),
+        (f"--per-split-data-args-path blend.txt {STEPS} {SETTINGS}", "blend.txt: "),
+        (f"--per-split-data-args-path list.json {STEPS} {SETTINGS}", "list.json: train"),
         (f"{WEIGHTS} --seq-length 16 --data-cache-path cache", "which tokenizer?"),
-        (f"{WEIGHTS} --tokenizer-identifiers {{}} {SETTINGS}", "--tokenizer-type and --tokenizer-identifiers: give one of them"),
-        (f"{WEIGHTS} {SETTINGS.replace('NullT', 'NulT')}", "no tokenizer type 'NulTokenizer'; did you mean 'NullTokenizer'?"),
+        (f"{WEIGHTS} --tokenizer-identifiers {{}} {SETTINGS}", "--tokenizer-type and --tokenizer-identifiers"),
+        (f"{WEIGHTS} {SETTINGS.replace('NullT', 'NulT')}", "did you mean 'NullTokenizer'?"),
         (f"{WEIGHTS} {SETTINGS.replace('NullT', 'HuggingFaceT')}", "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model"),
     ],
 )  # fmt: skip
@@ -588,14 +589,14 @@ def test_a_cache_is_exported_first(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_its_flags_without_it_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prebuild-index", *shlex.split(f"{WEIGHTS} {SETTINGS}")]) == 2
-    assert "--data-cache-path: is of --for megatron-core; give that, too" in capsys.readouterr().err
+    assert "--data-cache-path: is of --for megatron-core" in capsys.readouterr().err
     assert main(["prebuild-index", "--eval-iters", "0"]) == 2
-    assert "--eval-iters: is of --for megatron-core; give that, too" in capsys.readouterr().err
+    assert "--eval-iters: is of --for megatron-core" in capsys.readouterr().err
     assert main(["prebuild-index", "--for", "megatron"]) == 2
-    assert "no program 'megatron'; did you mean 'megatron-core'?" in capsys.readouterr().err
+    assert "did you mean 'megatron-core'?" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_no_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     Path("cache").write_text("")
     assert prebuild(f"{WEIGHTS} {SETTINGS}") == 1
-    assert "the index cannot be written" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "index", "written") == []
