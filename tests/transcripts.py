@@ -21,7 +21,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from niels_cache_assets.cli import main
 
