@@ -25,6 +25,7 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import BarListener, LineListener
 from niels_cache_assets.registry import Registry, load_registry
 from tests.hand_made import write_cache
+from tests.messages import missing
 
 COMMANDS = tuple(command.name for commands in parser.COMMANDS.values() for command in commands)
 PRETRAIN_META = {
@@ -218,78 +219,69 @@ def test_set_values(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["biuld-all"], "did you mean 'build-all'?"),
-        (["--cache-dir", "x", "list"], "options come after the command: niels-cache list --cache-dir ..."),
-        (["-q", "status"], "options come after the command: niels-cache status -q ..."),
-        (["-q"], "options come after the command: niels-cache COMMAND -q ..."),
-        (["--versoin"], "no option '--versoin'; did you mean '--version'?"),
-        (["--hlep", "status"], "no option '--hlep'; did you mean '--help'?"),
-        (["--quite", "status"], "no option '--quite'; did you mean '--quiet'?"),
-        (["build-all", "--seeed", "1"], "did you mean '--seed'?"),
-        (["build-all", "--seeed=1"], "did you mean '--seed'?"),
-        (["build-all", "--seed", "many"], "'many' is not a whole number"),
-        (["build-all", "--seed", "9" * 4_000], f"'{'9' * 40}' is not a whole number of 64 bits"),
-        (["build-all", "--seed", "9" * 5_000], f"'{'9' * 40}' is not a whole number of 64 bits"),
-        (["build-all", "--set", "build.seed=" + "9" * 5_000], "a whole number has more than 64 bits"),
-        (["build-all", "--set", "build.seed=0x" + "f" * 5_000], "a whole number has more than 64 bits"),
-        (["build-all", "--set", "blend.mx.seed=3"], "no blend 'mx'"),
-        (["build-all", "--set", "blend.seed=3"], "is not TABLE.KEY=VALUE"),
-        (["build-all", "--seed"], "--seed"),
-        (["build-all", "--sft-val-frac", "half"], "'half' is not a number"),
-        (["build-all", "--only", "wikitxt"], "did you mean 'wikitext'?"),
-        (["build-all", "--profile", "quikstart"], "error: --profile: no profile 'quikstart'; did you mean 'quickstart'?"),
-        (["build-all", "--set", "pretrain.wikitxt.enabled=false"], "did you mean 'wikitext'?"),
-        (["build-all", "--set", "pretrain.wikitext.enabld=false"], "line: --set: [pretrain.wikitext] has an unknown key 'enabld'; did you"),
-        (["build-all", "--set", "pretran.wikitext.enabled=false"], "did you mean 'pretrain'?"),
-        (["build-all", "--set", "tokenizer.vocab_sise=5"], "did you mean 'vocab_size'?"),
-        (["build-all", "--set", "seed=5"], "is not TABLE.KEY=VALUE"),
-        (["build-all", "--set", "pretrain.wikitext=5"], "is not TABLE.KEY=VALUE"),
-        (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], "command line: --set: [pretrain.wikitext] train_tokens = -5"),
-        (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], 'command line: --set: [tokenizer] vocab_size = "x"'),
-        (
-            ["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"],
-            "command line: --set: [pretrain.wikitext]: cleaning does nothing",
-        ),
-        (["build-all", "--vocab-size", "70_000"], "command line: --vocab-size: [tokenizer] vocab_size = 70000"),
-        (["build-all", "--shard-bytes", "3"], "command line: --shard-bytes: [build] shard_bytes = 3"),
-        (["build-all", "--sft-val-frac", "2"], "command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0"),
-        (["build-all", "--train-on", "wikitxt"], "command line: --train-on: [tokenizer] train_on names an unknown data set 'wikitxt'"),
-        (["build-all", "--special-tokens", "eot=<e>"], "sys=TEXT usr=TEXT asst=TEXT"),
-        (["build-all", "--special-tokens", "end=<e>"], "'end=<e>' is not ROLE=TEXT"),
-        (
-            ["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"],
-            "profile quickstart does not name it: add [pretrain.fineweb_edu] to niels_cache.toml",
-        ),
-        (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], "--set pretrain.NAME.shuffle_buffer=5"),
-        (["build-all", "--config", "none.toml"], "none.toml: cannot be read: No such file or directory; correct --config"),
-        (["clean", "bad.toml", "--set", "min_wrds=2"], "command line: clean --set: [cleaning] has an unknown key 'min_wrds'"),
-        (["build-all", "--config", "bad.toml"], "bad.toml: not valid TOML"),
-        (["build-all", "--cache-dir", "bad.toml"], "choose another --cache-dir"),
-        (["build-all", "--cache-dir", "bad.toml/below"], "choose another --cache-dir"),
-        (["list", "extra"], "unexpected argument 'extra'"),
-        (
-            ["build-all", "notes", "my books"],
-            "unexpected argument 'notes'; to choose data sets, type niels-cache build-all --only notes 'my books'",
-        ),
-        (["list", "--cache-dir", "bad.toml"], "bad.toml: is no folder; choose another --cache-dir"),
-        (["ui", "--port", "0", "--profile", "quick"], "error: --profile: no profile 'quick'"),
-        (["show"], "NAME"),
-        (["show", "wikitxt"], "did you mean 'wikitext'?"),
-        (["show", "wikitext"], "not built yet"),
-        (["show", "roam"], "it needs path"),
-        (["verify"], "holds no cache"),
-        (["verify", "wikitxt"], "did you mean 'wikitext'?"),
-        (["sample", "wikitext"], "not built yet"),
-        (["sample", "tokenizer"], "tokenizer: is the tokenizer; choose a pretrain data set or an SFT data set"),
-        (["sample", "zzz"], "no data set 'zzz'; choose from fineweb_edu,"),
-        (["sample", "wikitext", "--split", "vall"], "did you mean 'val'?"),
-        (["sample", "wikitext", "-n", "0"], "must be at least 1"),
-        (["sample", "wikitext", "--seed", "-1"], "--seed must be from 0 to 9223372036854775807, not -1"),
-        (["sample", "wikitext", "--seed", str(2**63)], "--seed must be from 0 to"),
+        (["biuld-all"], ("did you mean 'build-all'?",)),
+        (["--cache-dir", "x", "list"], ("niels-cache list --cache-dir ...",)),
+        (["-q", "status"], ("niels-cache status -q ...",)),
+        (["-q"], ("niels-cache COMMAND -q ...",)),
+        (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
+        (["--hlep", "status"], ("'--hlep'", "did you mean '--help'?")),
+        (["--quite", "status"], ("'--quite'", "did you mean '--quiet'?")),
+        (["build-all", "--seeed", "1"], ("did you mean '--seed'?",)),
+        (["build-all", "--seeed=1"], ("did you mean '--seed'?",)),
+        (["build-all", "--seed", "many"], ("'many'", "whole number")),
+        (["build-all", "--seed", "9" * 4_000], (f"'{'9' * 40}'", "64 bits")),
+        (["build-all", "--seed", "9" * 5_000], (f"'{'9' * 40}'", "64 bits")),
+        (["build-all", "--set", "build.seed=" + "9" * 5_000], ("64 bits",)),
+        (["build-all", "--set", "build.seed=0x" + "f" * 5_000], ("64 bits",)),
+        (["build-all", "--set", "blend.mx.seed=3"], ("no blend 'mx'",)),
+        (["build-all", "--set", "blend.seed=3"], ("is not TABLE.KEY=VALUE",)),
+        (["build-all", "--seed"], ("--seed",)),
+        (["build-all", "--sft-val-frac", "half"], ("'half'", "number")),
+        (["build-all", "--only", "wikitxt"], ("did you mean 'wikitext'?",)),
+        (["build-all", "--profile", "quikstart"], ("error: --profile: ", "'quikstart'", "did you mean 'quickstart'?")),
+        (["build-all", "--set", "pretrain.wikitxt.enabled=false"], ("did you mean 'wikitext'?",)),
+        (["build-all", "--set", "pretrain.wikitext.enabld=false"], ("line: --set: [pretrain.wikitext] ", "'enabld'", "'enabled'")),
+        (["build-all", "--set", "pretran.wikitext.enabled=false"], ("did you mean 'pretrain'?",)),
+        (["build-all", "--set", "tokenizer.vocab_sise=5"], ("did you mean 'vocab_size'?",)),
+        (["build-all", "--set", "seed=5"], ("is not TABLE.KEY=VALUE",)),
+        (["build-all", "--set", "pretrain.wikitext=5"], ("is not TABLE.KEY=VALUE",)),
+        (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], ("command line: --set: [pretrain.wikitext] train_tokens = -5",)),
+        (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], ('command line: --set: [tokenizer] vocab_size = "x"',)),
+        (["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"], ("command line: --set: [pretrain.wikitext]: cleaning ",)),
+        (["build-all", "--vocab-size", "70_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 70000",)),
+        (["build-all", "--shard-bytes", "3"], ("command line: --shard-bytes: [build] shard_bytes = 3",)),
+        (["build-all", "--sft-val-frac", "2"], ("command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0",)),
+        (["build-all", "--train-on", "wikitxt"], ("command line: --train-on: [tokenizer] train_on ", "'wikitxt'")),
+        (["build-all", "--special-tokens", "eot=<e>"], ("sys=TEXT usr=TEXT asst=TEXT",)),
+        (["build-all", "--special-tokens", "end=<e>"], ("'end=<e>'", "ROLE=TEXT")),
+        (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], ("profile quickstart", "[pretrain.fineweb_edu]")),
+        (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], ("--set pretrain.NAME.shuffle_buffer=5",)),
+        (["build-all", "--config", "none.toml"], ("none.toml: ", "No such file", "correct --config")),
+        (["clean", "bad.toml", "--set", "min_wrds=2"], ("command line: clean --set: [cleaning] ", "'min_wrds'")),
+        (["build-all", "--config", "bad.toml"], ("bad.toml: ", "TOML")),
+        (["build-all", "--cache-dir", "bad.toml"], ("choose another --cache-dir",)),
+        (["build-all", "--cache-dir", "bad.toml/below"], ("choose another --cache-dir",)),
+        (["list", "extra"], ("unexpected argument 'extra'",)),
+        (["build-all", "notes", "books 2"], ("'notes'", "--only notes 'books 2'\n")),
+        (["list", "--cache-dir", "bad.toml"], ("bad.toml: ", "no folder", "--cache-dir")),
+        (["ui", "--port", "0", "--profile", "quick"], ("error: --profile: no profile 'quick'",)),
+        (["show"], ("NAME",)),
+        (["show", "wikitxt"], ("did you mean 'wikitext'?",)),
+        (["show", "wikitext"], ("not built yet",)),
+        (["show", "roam"], ("it needs path",)),
+        (["verify"], ("holds no cache",)),
+        (["verify", "wikitxt"], ("did you mean 'wikitext'?",)),
+        (["sample", "wikitext"], ("not built yet",)),
+        (["sample", "tokenizer"], ("tokenizer: ",)),
+        (["sample", "zzz"], ("no data set 'zzz'", "fineweb_edu,")),
+        (["sample", "wikitext", "--split", "vall"], ("did you mean 'val'?",)),
+        (["sample", "wikitext", "-n", "0"], ("at least 1",)),
+        (["sample", "wikitext", "--seed", "-1"], ("--seed", "0 to 9223372036854775807", "-1")),
+        (["sample", "wikitext", "--seed", str(2**63)], ("--seed", "0 to 9223372036854775807", str(2**63))),
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(
-    arguments: list[str], expected: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
+    arguments: list[str], expected: tuple[str, ...], launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
 ) -> None:
     (empty_folder / "bad.toml").write_text("[build\n")
     (empty_folder / "cache").mkdir()
@@ -297,7 +289,7 @@ def test_a_mistake_is_one_line_with_the_way_out(
     output, errors = capsys.readouterr()
     assert errors.startswith("niels-cache: error: ")
     assert errors.count("\n") == 1
-    assert expected in errors
+    assert missing(errors, *expected) == []
     assert not output
     assert launcher.registry is None, "nothing was launched"
 
@@ -305,36 +297,30 @@ def test_a_mistake_is_one_line_with_the_way_out(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["list", "cache"], "unexpected argument 'cache'; for the caches in this folder, type niels-cache list --cache-dir cache"),
-        (["list", "--cache-dir", "cache/pretrain/notes"], "is the pretrain data set notes, no cache root; type --cache-dir cache"),
-        (["list", "--cache-dir", "cache/sft"], "is the folder of sft data sets, no cache root; type --cache-dir cache"),
-        (["build-all", "--cache-dir", "cache/pretrain"], "is the folder of pretrain data sets, no cache root; type --cache-dir cache"),
-        (["verify", "--cache-dir", "cache/sft/chats"], "is the SFT data set chats, no cache root; type --cache-dir cache"),
-        (
-            ["verify", "--cache-dir", "cache/pretrain/notes/train"],
-            "is the split train of the pretrain data set notes; type --cache-dir cache",
-        ),
-        (["verify", "--cache-dir", "nowhere"], "nowhere: no such folder; give a cache root"),
-        (["verify", "--cache-dir", "."], "is no cache root, there is one in it; give the cache root: cache"),
-        (["verify", "cache/pretrain/notes"], "is the pretrain data set notes, no cache root; type notes --cache-dir cache"),
-        (["verify", "cache"], "cache: is a cache root; give the name of a data set, as in: NAME --cache-dir cache"),
-        (["sample", "cache/sft/chats"], "is the SFT data set chats, no cache root; type chats --cache-dir cache"),
-        (["show", "./cache"], "is a cache root; type niels-cache list --cache-dir cache"),
-        (["show", "cache/pretrain/notes/train"], "notes; type niels-cache show cache/pretrain/notes"),
-        (
-            ["show", "cache/pretrain/notes/meta.json"],
-            "is the file meta.json of the pretrain data set notes; type niels-cache show cache/pretrain/",
-        ),
-        (["show", "cache/pretrain/none"], "cache/pretrain/none: no such folder; give the folder of a data set, or its name"),
+        (["list", "cache"], ("'cache'", "niels-cache list --cache-dir cache\n")),
+        (["list", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
+        (["list", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
+        (["build-all", "--cache-dir", "cache/pretrain"], ("folder of pretrain", "type --cache-dir cache\n")),
+        (["verify", "--cache-dir", "cache/sft/chats"], ("SFT", " chats, ", "type --cache-dir cache\n")),
+        (["verify", "--cache-dir", "cache/pretrain/notes/train"], ("split train", "notes", "type --cache-dir cache\n")),
+        (["verify", "--cache-dir", "nowhere"], ("nowhere: ", "no such folder")),
+        (["verify", "--cache-dir", "."], ("no cache root", ": cache\n")),
+        (["verify", "cache/pretrain/notes"], ("pretrain", " notes, ", "type notes --cache-dir cache\n")),
+        (["verify", "cache"], ("cache: ", "cache root", "NAME --cache-dir cache\n")),
+        (["sample", "cache/sft/chats"], ("SFT", " chats, ", "type chats --cache-dir cache\n")),
+        (["show", "./cache"], ("cache root", "type niels-cache list --cache-dir cache\n")),
+        (["show", "cache/pretrain/notes/train"], ("split train", "type niels-cache show cache/pretrain/notes\n")),
+        (["show", "cache/pretrain/notes/meta.json"], ("file meta.json", "notes; type niels-cache show cache/pretrain/notes\n")),
+        (["show", "cache/pretrain/none"], ("cache/pretrain/none: ", "no such folder", "name")),
     ],
 )
 def test_a_path_that_is_something_else_is_said_to_be_that_and_what_to_type(
-    arguments: list[str], expected: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
+    arguments: list[str], expected: tuple[str, ...], launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
 ) -> None:
     write_cache(empty_folder / "cache")
     assert main(arguments) == 2
     output, errors = capsys.readouterr()
-    assert expected in errors
+    assert missing(errors, *expected) == []
     assert errors.count("\n") == 1
     assert not output
     assert launcher.registry is None, "nothing was launched"
@@ -373,8 +359,8 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
             "tokenizer", "cache_hit", family="tokenizer", meta={"kind": "tokenizer", "vocab_size": 500, "sha256": "f" * 64, "files": {}}
         ),
         result("wikitext"),
-        result("fineweb_edu", "failed", message="the hub cannot be reached", **unbuilt),
-        result("roam", "skipped", message="needs a path", **unbuilt),
+        result("fineweb_edu", "failed", message="offline", **unbuilt),
+        result("roam", "skipped", message="path", **unbuilt),
         result("gutenberg", "disabled", meta={"kind": "pretrain", "built": False, "files": {}}),
     ]
     assert main(["build-all"]) == 1
@@ -385,23 +371,23 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
         assert cell in rows["wikitext"]
     assert "cache hit" in rows["tokenizer"]
     assert "500 pieces" in rows["tokenizer"]
-    assert "fineweb_edu failed: the hub cannot be reached" in lines
-    assert "roam skipped: needs a path" in lines
+    assert "fineweb_edu failed: offline" in lines
+    assert "roam skipped: path" in lines
     assert any("sample wikitext" in line for line in lines)
 
 
 def test_what_is_said_of_many_data_sets_alike_is_one_line(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     def skipped(count: int) -> list[SimpleNamespace]:
-        return [result(f"set_{i}", "skipped", message="there is no tokenizer", meta=None, directory=None) for i in range(count)]
+        return [result(f"set_{i}", "skipped", message="tokenizer", meta=None, directory=None) for i in range(count)]
 
     launcher.results = [*skipped(500), result("other", "failed", message="no", meta=None, directory=None)]
     assert main(["build-all"]) == 1
     output = capsys.readouterr().out
     first = ", ".join(f"set_{i}" for i in range(9))
-    assert output.splitlines()[-2:] == [f"{first} and 491 more skipped: there is no tokenizer", "other failed: no"]
+    assert output.splitlines()[-2:] == [f"{first} and 491 more skipped: tokenizer", "other failed: no"]
     launcher.results = skipped(2)
     main(["build-all"])
-    assert capsys.readouterr().out.splitlines()[-1] == "set_0, set_1 skipped: there is no tokenizer"
+    assert capsys.readouterr().out.splitlines()[-1] == "set_0, set_1 skipped: tokenizer"
 
 
 def test_the_table_says_what_is_in_corpora_duplicates_and_reports(
@@ -421,7 +407,7 @@ def test_the_table_says_what_is_in_corpora_duplicates_and_reports(
     ]
     build(launcher)
     text = capsys.readouterr().out
-    assert "What to do next" not in text, "nothing is there yet that could be trained from"
+    assert " verify" not in text, "nothing is there yet that could be looked at"
     rows = {line.split()[0]: re.split(r" {2,}", line.strip()) for line in text.splitlines() if "/" in line}
     assert rows["corpus/notes"][2:6] == ["1,500 documents", "-", "5.0 kB", "c" * 12]
     assert rows["corpus/duplicates"][2:6] == ["250 duplicates", "-", "5.0 kB", "d" * 12]
@@ -440,7 +426,7 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
 ) -> None:
     launcher.results = [result("wikitext", "cache_hit")]
     build(launcher)
-    assert "What to do next" not in capsys.readouterr().out
+    assert " verify" not in capsys.readouterr().out
     launcher.results = [result("wikitext")]
     build(launcher, "--cache-dir", "my caches")
     text = capsys.readouterr().out
