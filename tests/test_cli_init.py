@@ -16,6 +16,7 @@ import pytest
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources.files import find_files
+from tests.messages import missing
 
 CHAT = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 DUMP = b"<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>b</text></revision></page></mediawiki>"
@@ -146,37 +147,43 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--files", "none.txt"], "none.txt: no such file"),
-        (["--files", "picture.png"], "its name does not say what it holds"),
-        (["--notes", "none"], "none: is not there; correct --notes"),
-        (["--notes", "rows.jsonl"], "rows.jsonl: is no folder; --notes takes a folder"),
-        (["--chats", "my books"], "vol.0.txt: holds no conversations; --chats takes JSON lines or Parquet"),
-        (["--chats", "rows.jsonl"], "rows.jsonl: holds no conversations: no field has a list of messages"),
-        (["--chats", "none.jsonl"], "none.jsonl: is not there; correct --chats"),
-        ([], "nothing to build was named; give files or folders"),
-        (["--from", "wikitxt"], "catalog: no data set 'wikitxt'; did you mean 'wikitext'?"),
-        (["--from", "roam"], "give niels-cache init --roam PATH instead"),
-        (["--files", "chats.jsonl"], "chats.jsonl: no field holds text (fields: messages)"),
-        (["bots.jsonl"], "each role must be system, user (human) or assistant (gpt)"),
-        (["array.json"], "is one JSON value, and one object a line is read; jq -c '.[]' array.json > array.jsonl"),
-        (["feed.xml"], "not a MediaWiki dump"),
-        (["numbers.jsonl"], "no field holds text (fields: a)"),
-        (["empty.jsonl"], "empty.jsonl: holds no row"),
-        (["--roam", "hollow"], "[pretrain.roam] path = "),
-        (["lost.txt"], "lost.txt: leads to no file"),
-        (["lost.json"], "lost.json: leads to no file"),
-        (["*.txt"], "*.txt: leads to no file"),
-        (["piped"], "p.json: not a regular file"),
-        (["titles.json"], "is one JSON value, and one object a line is read"),
-        (["--tokenizer", "my books", "rows.jsonl"], "my books: is a folder; --tokenizer takes files"),
-        (["--hub", "c4"], "write OWNER/NAME"),
-        (["--profile", "quick"], "error: --profile: no profile 'quick'; did you mean 'quickstart'?"),
-        (["--vocab-size", "70_000", "rows.jsonl"], "niels_cache.toml: [tokenizer] vocab_size = 70000"),
-        (["--out", "no/such/folder.toml", "rows.jsonl"], "choose another place with --out"),
+        (["--files", "none.txt"], ("none.txt: ", "no such file")),
+        (["--files", "picture.png"], ("picture.png: ", "its name")),
+        (["--notes", "none"], ("none: ", "correct --notes")),
+        (["--notes", "rows.jsonl"], ("rows.jsonl: ", "--notes", "a folder")),
+        (["--chats", "my books"], ("vol.0.txt: ", "no conversations", "Parquet")),
+        (["--chats", "rows.jsonl"], ("rows.jsonl: ", "no conversations", "(fields: text)")),
+        (["--chats", "none.jsonl"], ("none.jsonl: ", "correct --chats")),
+        ([], ("nothing to build", "--from NAME", "--hub OWNER/NAME")),
+        (["--from", "wikitxt"], ("'wikitxt'", "did you mean 'wikitext'?")),
+        (["--from", "roam"], ("niels-cache init --roam PATH",)),
+        (["--files", "chats.jsonl"], ("chats.jsonl: ", "text (fields: messages)")),
+        (["bots.jsonl"], ("bots.jsonl: ", "(human)", "assistant (gpt)")),
+        (["array.json"], ("array.json: ", "jq -c '.[]' array.json > array.jsonl")),
+        (["feed.xml"], ("feed.xml: ", "MediaWiki")),
+        (["numbers.jsonl"], ("numbers.jsonl: ", "text (fields: a)")),
+        (["empty.jsonl"], ("empty.jsonl: ", "no row")),
+        (["--roam", "hollow"], ("[pretrain.roam] path = ",)),
+        (["lost.txt"], ("lost.txt: ", "leads to no")),
+        (["lost.json"], ("lost.json: ", "leads to no")),
+        (["*.txt"], ("*.txt: ", "leads to no")),
+        (
+            ["piped"],
+            (
+                "p.json: ",
+                "regular",
+            ),
+        ),
+        (["titles.json"], ("titles.json: ", "object a line")),
+        (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "--tokenizer takes files")),
+        (["--hub", "c4"], ("write OWNER/NAME",)),
+        (["--profile", "quick"], ("--profile: ", "did you mean 'quickstart'?")),
+        (["--vocab-size", "70_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 70000",)),
+        (["--out", "no/such/folder.toml", "rows.jsonl"], ("no/such", "with --out")),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
-    arguments: list[str], expected: str, project: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: tuple[str, ...], project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "picture.png").write_bytes(b"")
     (project / "bots.jsonl").write_text('{"messages": [{"role": "bot", "content": "a"}]}')
@@ -192,7 +199,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     (project / "titles.json").write_text('[{"title": "a", "text": "not of Roam"}]')
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
-    assert expected in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, *expected) == []
     assert sorted(project.iterdir()) == before
 
 
@@ -237,7 +244,7 @@ def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
     assert main(["init"]) == exit_codes.WRONG_USE
     said = capsys.readouterr()
     assert "No closing quotation" in said.out
-    assert "the answers ended before the questions; nothing was written" in said.err
+    assert "answers ended" in said.err
     assert "Traceback" not in said.err
     assert not Path("niels_cache.toml").exists()
 
@@ -337,5 +344,5 @@ def test_the_column_that_was_chosen_is_said(project: Path, capsys: pytest.Captur
     (project / "web.jsonl").write_text('{"id": "7", "Abstract Body": "some text that is longer than the id"}\n')
     assert main(["init", "web.jsonl", "chats.jsonl"]) == exit_codes.DONE
     printed = capsys.readouterr().out
-    assert "  [pretrain.my_text] jsonl: web.jsonl, text in 'Abstract Body'\n" in printed
+    assert re.search(r"^  \[pretrain\.my_text\] jsonl: web\.jsonl, .*'Abstract Body'$", printed, flags=re.MULTILINE)
     assert "  [sft.chats] chat_jsonl: chats.jsonl\n" in printed, "nothing is added where nothing had to be chosen"
