@@ -18,6 +18,7 @@ from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hand_made import write_cache
+from tests.messages import missing
 
 
 @pytest.fixture(autouse=True)
@@ -40,52 +41,47 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            '[pretrain]\nsource = "text"\nfiles = ["text"]\n',
-            '[pretrain] source = "text": is no data set; each has a table with its own name: [pretrain.NAME]',
-        ),
-        ("[sft]\nval_frac = 0.1\n", "[sft] val_frac = 0.1: is no data set; each has a table with its own name: [sft.NAME]"),
-        ('[notes]\nsource = "text"\nfiles = ["text"]\n', "unknown table 'notes'; write [pretrain.notes]"),
-        ('[chats]\nsource = "chat_jsonl"\nfiles = ["text"]\n', "unknown table 'chats'; write [sft.chats]"),
+        ('[pretrain]\nsource = "text"\nfiles = ["text"]\n', ('[pretrain] source = "text": ', "[pretrain.NAME]")),
+        ("[sft]\nval_frac = 0.1\n", ("[sft] val_frac = 0.1: ", "[sft.NAME]")),
+        ('[notes]\nsource = "text"\nfiles = ["text"]\n', ("'notes'", "write [pretrain.notes]")),
+        ('[chats]\nsource = "chat_jsonl"\nfiles = ["text"]\n', ("'chats'", "write [sft.chats]")),
     ],
 )
-def test_a_data_set_in_the_wrong_table_is_told_which_table_to_write(text: str, expected: str) -> None:
+def test_a_data_set_in_the_wrong_table_is_told_which_table_to_write(text: str, expected: tuple[str, ...]) -> None:
     Path("niels_cache.toml").write_text(text)
     with pytest.raises(NielsCacheError) as caught:
         load_registry()
-    assert str(caught.value) == f"niels_cache.toml: {expected}"
+    assert missing(caught.value, "niels_cache.toml: ", *expected) == []
 
 
 def test_a_configuration_in_another_encoding_says_to_save_it_as_utf_8() -> None:
     Path("niels_cache.toml").write_text("[build]\nseed = 1\n", encoding="utf-16")
-    with pytest.raises(NielsCacheError, match=r"^niels_cache\.toml: is not UTF-8 \(byte 0\); save it as UTF-8$"):
+    with pytest.raises(NielsCacheError, match=r"^niels_cache\.toml: .*\(byte 0\); .* UTF-8$"):
         load_registry()
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["sample", "my_text"], "cache: no data set 'my_text'"),
-        (["build-all", "--only", "my_text"], "--only: no data set 'my_text'"),
-        (["prebuild-index", "mix"], "no blend 'mix'"),
+        (["sample", "my_text"], ("cache: ", "'my_text'")),
+        (["build-all", "--only", "my_text"], ("--only: ", "'my_text'")),
+        (["prebuild-index", "mix"], ("no blend 'mix'",)),
     ],
 )
 def test_a_name_in_another_folder_than_its_file_leads_to_the_file(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], problem: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = refused(capsys, *arguments)
-    assert problem in errors
-    assert errors.endswith("; there is no niels_cache.toml here: work in the folder that has yours, or name it with --config FILE\n")
+    assert missing(errors, *problem, "no niels_cache.toml") == []
+    assert errors.endswith(" --config FILE\n")
 
     Path("niels_cache.toml").write_text('[pretrain.notes]\nsource = "text"\nfiles = ["notes"]\n')
-    assert "there is no niels_cache.toml" not in refused(capsys, *arguments)
+    assert "no niels_cache.toml" not in refused(capsys, *arguments)
     here = Path.cwd()
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
-    assert refused(capsys, *arguments).endswith(f"or name it with --config {here / 'niels_cache.toml'}\n")
-    assert load_registry().without_file.endswith(
-        f"; use the one above with --config {here / 'niels_cache.toml'}, or write one: niels-cache init"
-    )
+    assert refused(capsys, *arguments).endswith(f" --config {here / 'niels_cache.toml'}\n")
+    assert missing(load_registry().without_file, f" --config {here / 'niels_cache.toml'}", "niels-cache init") == []
 
 
 def test_a_cache_without_its_tokenizer_is_told_how_to_build_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,27 +90,27 @@ def test_a_cache_without_its_tokenizer_is_told_how_to_build_it(capsys: pytest.Ca
     for file in Path("cache/tokenizer").iterdir():
         file.unlink()
     errors = refused(capsys, "sample", "notes")
-    assert "cache/tokenizer/meta.json: no such file; build it first: niels-cache build-all --only tokenizer" in errors
+    assert missing(errors, "cache/tokenizer/meta.json: ", "niels-cache build-all --only tokenizer") == []
 
 
 def test_a_file_that_is_no_model_says_so_without_words_of_a_library() -> None:
     Path("my.model").write_text("hello")
     Path("niels_cache.toml").write_text('[tokenizer]\nmodel = "my.model"\n')
-    with pytest.raises(NielsCacheError, match=r"my\.model: not a SentencePiece model; give a \.model file that SentencePiece wrote$"):
+    with pytest.raises(NielsCacheError, match=r"my\.model: not [^()/]*SentencePiece[^()/]* \.model [^()/]*$"):
         build_tokenizer(load_registry(), root=Path("cache"))
 
 
 def test_data_sets_without_any_text_are_named() -> None:
     Path("empty.txt").touch()
     Path("niels_cache.toml").write_text('[pretrain.books]\nsource = "text"\nfiles = ["empty.txt"]\n')
-    with pytest.raises(NielsCacheError, match=r"no text to train a tokenizer on; books: no text was found in it; "):
+    with pytest.raises(NielsCacheError, match=r"books: no text "):
         build_tokenizer(load_registry(), root=Path("cache"))
 
 
 def test_bytes_of_another_encoding_come_with_the_key_to_type() -> None:
     Path("letters.txt").write_bytes("Grüße aus Köln. ".encode("latin-1") * 100)
     Path("niels_cache.toml").write_text('[pretrain.letters]\nsource = "text"\nfiles = ["letters.txt"]\n')
-    with pytest.raises(NielsCacheError, match=r'set the key encoding to what the files are in, such as encoding = "latin-1",'):
+    with pytest.raises(NielsCacheError, match=r'encoding = "latin-1"'):
         build_tokenizer(load_registry(), root=Path("cache"))
 
 
@@ -125,7 +121,7 @@ def test_doctor_finds_a_file_in_the_place_of_the_cache_directory(where: str, cap
     assert main(["doctor", "--offline", "--cache-dir", where]) == 1
     output = capsys.readouterr().out
     assert f"{Path.cwd() / 'cache'} is a file" in " ".join(output.split())
-    assert "move it away, or choose another place with --cache-dir or [build] cache_dir" in output
+    assert missing(output, "--cache-dir", "[build] cache_dir") == []
 
 
 @pytest.mark.parametrize(
@@ -135,32 +131,25 @@ def test_a_json_array_is_told_how_to_become_lines(text: str) -> None:
     Path("docs.jsonl").write_text(text)
     with pytest.raises(NielsCacheError) as caught:
         list(json_rows(find_files(["docs.jsonl"])[0], limit=2**20))
-    assert str(caught.value) == "docs.jsonl: is one JSON array; write an object a line: jq -c '.[]' docs.jsonl > lines.jsonl"
+    assert missing(caught.value, "docs.jsonl: ", "JSON array", "jq -c '.[]' docs.jsonl > lines.jsonl") == []
 
 
 def test_a_line_that_is_wrong_otherwise_is_no_array() -> None:
     Path("docs.jsonl").write_text('{"text": "a"}\n[\n')
-    with pytest.raises(NielsCacheError, match=r"docs\.jsonl: line 2 is not valid JSON"):
+    with pytest.raises(NielsCacheError, match=r"docs\.jsonl: line 2 .*JSON"):
         list(json_rows(find_files(["docs.jsonl"])[0], limit=2**20))
-
-
-def test_a_name_after_build_all_becomes_only(capsys: pytest.CaptureFixture[str]) -> None:
-    errors = refused(capsys, "build-all", "my text", "notes")
-    assert errors.endswith("unexpected argument 'my text'; to choose data sets, type niels-cache build-all --only 'my text' notes\n")
 
 
 @pytest.mark.parametrize(("given", "split"), [("cache", "cache/pretrain/notes/train"), ("cache/pretrain", "cache/pretrain/notes/train")])
 def test_a_loader_of_a_cache_root_is_told_a_split(given: str, split: str) -> None:
     write_cache(Path("cache"))
-    with pytest.raises(NielsCacheError, match=f"no shards here; give the folder of a split: .*{split}$"):
+    with pytest.raises(NielsCacheError, match=f"no shards here; .*split: .*{split}$"):
         TokenLoader(given, T=3, B=1, seed=0)
 
 
 def test_a_global_batch_that_the_ranks_do_not_divide_says_what_to_type() -> None:
     write_cache(Path("cache"))
-    with pytest.raises(
-        NielsCacheError, match=r"^B=2\.66\d*: world_size=3 ranks cannot share 8 rows evenly; B is the rows of each: write B=2 or B=3$"
-    ):
+    with pytest.raises(NielsCacheError, match=r"^B=2\.66\d*: world_size=3 .* 8 rows .*: write B=2 or B=3$"):
         TokenLoader("cache/pretrain/notes/train", T=3, B=8 / 3, seed=0, world_size=3)  # type: ignore[arg-type]
     with pytest.raises(NielsCacheError, match=r"^B=4\.0: .*; write B=4$"):
         TokenLoader("cache/pretrain/notes/train", T=3, B=8 / 2, seed=0, world_size=2)  # type: ignore[arg-type]
@@ -173,36 +162,31 @@ def test_a_path_with_a_typo_gets_the_nearest_that_is_there(pattern: str) -> None
     near = "text/a.txt" if pattern == "text/b.txt" else "text"
     Path("niels_cache.toml").write_text(f'[pretrain.books]\nsource = "text"\nfiles = ["{pattern}"]\n')
     (problem,) = input_problems(load_registry(), offline=True)
-    assert f"{pattern!r} matches no file; " in str(problem)
-    assert str(problem).endswith(f"; did you mean '{near}'? (relative paths start at the configuration file)")
+    assert missing(problem, repr(pattern), f"did you mean '{near}'?", "(relative") == []
 
 
 def test_a_path_like_no_other_gets_no_guess() -> None:
     Path("text").mkdir()
-    with pytest.raises(NielsCacheError, match=r"matches no file; check the path \(relative"):
+    with pytest.raises(NielsCacheError, match=r"check the path \(relative"):
         find_files(["elsewhere/*.txt"])
 
 
 @pytest.mark.parametrize(("given", "said"), [("texst", "did you mean 'text'?"), ("elsewhere", "check the path")])
 def test_init_leads_to_the_nearest_path(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text").mkdir()
-    assert refused(capsys, "init", given) == f"niels-cache: error: {given}: no such file or folder; {said}\n"
+    assert missing(refused(capsys, "init", given), f"{given}: ", said) == []
 
 
 def test_names_of_only_with_commas_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     tables = [f'[pretrain.{name}]\nsource = "text"\nfiles = ["{name}"]\n' for name in ("books", "notes")]
     Path("niels_cache.toml").write_text("".join(tables))
-    assert refused(capsys, "build-all", "--only", "books,notes").endswith(
-        "'books,notes'; names have spaces between them: --only books notes\n"
-    )
+    assert missing(refused(capsys, "build-all", "--only", "books,notes"), "'books,notes'", " spaces ", "--only books notes\n") == []
     assert "spaces" not in refused(capsys, "build-all", "--only", "books,notse")
 
 
 def test_a_val_budget_above_the_source_is_called_as_the_file_calls_it(tiny_model: Path) -> None:
     tokenizer = SentencePieceTokenizer(str(tiny_model))
-    with pytest.raises(
-        NielsCacheError, match=r"all of them for val \(max_val_tokens=1,000,000, in a file val_tokens\), so train has none; lower it"
-    ):
+    with pytest.raises(NielsCacheError, match=r"max_val_tokens=1,000,000, .* val_tokens\b.* train "):
         build_pretrain_cache(
             ["some text"], "cache/mine", tokenizer=tokenizer, max_train_tokens=10, max_val_tokens=1_000_000, shard_bytes=1024, seed=0,
             shuffle_buffer=None,

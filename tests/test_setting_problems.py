@@ -18,6 +18,7 @@ from niels_cache_assets.setting_problems import explain_problems
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
+from tests.messages import missing
 
 MODELS: tuple[type[BaseModel], ...] = (
     *PRETRAIN_SOURCES.values(),
@@ -82,45 +83,41 @@ class Odd(BaseModel):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"either": 2.5}, " either = 2.5: must be a whole number or a list of texts; write, for example, either = 1"),
-        ({"either": "a"}, ' either = "a": must be a whole number or a list of texts; write either = ["a"]'),
-        ({"sizes": ["2"]}, ' sizes.0 = "2": must be a whole number, without quotation marks; write sizes = [2]'),
-        ({"flags": {"a": "yes"}}, ' flags.a = "yes": must be true or false, without quotation marks; write flags = { a = true }'),
-        ({"mode": "fats"}, ' mode = "fats": must be "fast" or "slow"; write mode = "fast"'),
-        ({"mdoe": "fast"}, " has an unknown key 'mdoe'; did you mean 'mode'?"),
+        ({"either": 2.5}, (" either = 2.5: ", "whole number", "list of texts", "either = 1")),
+        ({"either": "a"}, (' either = "a": ', "whole number", "list of texts", 'either = ["a"]')),
+        ({"sizes": ["2"]}, (' sizes.0 = "2": ', "whole number", "quotation marks", "sizes = [2]")),
+        ({"flags": {"a": "yes"}}, (' flags.a = "yes": ', "true or false", "quotation marks", "flags = { a = true }")),
+        ({"mode": "fats"}, (' mode = "fats": ', '"fast" or "slow"', 'mode = "fast"')),
+        ({"mdoe": "fast"}, ("unknown key 'mdoe'", "did you mean 'mode'?")),
     ],
 )
-def test_types_of_every_kind_are_told_apart(table: dict[str, Any], said: str) -> None:
+def test_types_of_every_kind_are_told_apart(table: dict[str, Any], said: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError) as refused:
         Odd.model_validate(table)
-    assert explain_problems(refused.value, Odd, table) == [said]
+    (problem,) = explain_problems(refused.value, Odd, table)
+    assert missing(problem, *said) == []
+    assert problem.endswith(said[-1])
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            '[tokenizer]\ntrain_on = "books"',
-            'train_on = "books": must be a list of texts; write train_on = ["books"]',
-        ),
-        ('[pretrain.books]\nsource = "text"', "[pretrain.books] needs the key 'files'; add files = [\"...\"]"),
-        ('[pretrain.fineweb_edu]\ntrain_tokens = "1_000"', "must be a whole number, without quotation marks; write train_tokens = 1000"),
-        ("[pretrain.wikitext]\nval_frac = 1.5", "val_frac = 1.5: must be at least 0 and less than 1; write, for example, val_frac = 0"),
-        ('[pretrain.wikitext]\nprepare = "clean"', 'each "clean" or "dedup"; write prepare = ["clean"]'),
-        ('[pretrain.wikitext]\nenabled = "no"', "must be true or false, without quotation marks; write enabled = false"),
-        ('[tokenizer]\nmodel_type = "unigarm"', 'must be "unigram" or "bpe"; write, for example, model_type = "unigram"'),
-        (
-            "[build]\nshard_bytes = 3",
-            "shard_bytes = 3: must be at least 2 and a multiple of 2; write, for example, shard_bytes = 134_217_728",
-        ),
+        ('[tokenizer]\ntrain_on = "books"', ('train_on = "books": ', "list of texts", 'write train_on = ["books"]')),
+        ('[pretrain.books]\nsource = "text"', ("[pretrain.books] ", "'files'", 'files = ["..."]')),
+        ('[pretrain.fineweb_edu]\ntrain_tokens = "1_000"', ("whole number", "quotation marks", "write train_tokens = 1000")),
+        ("[pretrain.wikitext]\nval_frac = 1.5", ("val_frac = 1.5: ", "at least 0", "less than 1", "val_frac = 0")),
+        ('[pretrain.wikitext]\nprepare = "clean"', ('"clean" or "dedup"', 'write prepare = ["clean"]')),
+        ('[pretrain.wikitext]\nenabled = "no"', ("true or false", "quotation marks", "write enabled = false")),
+        ('[tokenizer]\nmodel_type = "unigarm"', ('"unigram" or "bpe"', 'model_type = "unigram"')),
+        ("[build]\nshard_bytes = 3", ("shard_bytes = 3: ", "at least 2", "multiple of 2", "shard_bytes = 134_217_728")),
     ],
 )
-def test_a_mistake_in_the_file_is_answered_with_the_line_to_write(text: str, said: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_file_is_answered_with_the_line_to_write(text: str, said: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "niels_cache.toml"
     path.write_text(f'profile = "default"\n{text}\n', encoding="utf-8")
     with pytest.raises(NielsCacheError) as refused:
         load_registry(config=str(path))
-    assert said in str(refused.value)
+    assert missing(refused.value, *said) == []
 
 
 def test_a_mistake_at_the_prompt_is_answered_with_the_option_to_type(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,4 +127,4 @@ def test_a_mistake_at_the_prompt_is_answered_with_the_option_to_type(capsys: pyt
     assert main([*common, "--set", "pretrain.wikitext.prepare=clean"]) == 2
     assert "write --set 'pretrain.wikitext.prepare=[\"clean\"]'\n" in capsys.readouterr().err
     assert main([*common, "--sft-val-frac", "2"]) == 2
-    assert "must be at least 0 and less than 1; write, for example, --sft-val-frac 0.1\n" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "at least 0", "less than 1", "--sft-val-frac 0.1\n") == []
