@@ -7,13 +7,13 @@ traceback} of a build that failed, which leaves what it had for the next of that
 
 import json
 import shutil
-import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from tests import programs
 from tests.loopback_hub import LoopbackHub
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
@@ -32,8 +32,7 @@ def build_from(hub: LoopbackHub, root: Path, builds: list[Build], **constants: A
     """Run builds in a child process whose hub is the loopback one; and all that it wrote to stderr. `root` has a tokenizer."""
     request = {"root": str(root), "builds": builds, "set": {**QUICK, **constants}}
     env = {name: value for name, value in hub.env.items() if name != PATIENCE_VARIABLE} | {BYTES_VARIABLE: "500"}
-    command = [sys.executable, "-m", "tests.hub_builds"]
-    done = subprocess.run(command, input=json.dumps(request), env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = programs.run("-m", "tests.hub_builds", input=json.dumps(request), env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

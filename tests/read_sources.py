@@ -5,13 +5,13 @@ A child process for the hub tests: `HF_ENDPOINT` counts only before the first im
 """
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import SftSource, SourceUnavailable, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from tests import programs
 from tests.loopback_hub import LoopbackHub
 
 
@@ -25,8 +25,7 @@ def read(source: Any, seed: int = 42, **context: Any) -> tuple[list[Any], Stream
 
 def read_from(hub: LoopbackHub, *tables: dict[str, Any]) -> list[dict[str, Any]]:
     """Read tables in a child process whose hub is the loopback one; what it reads comes back in order."""
-    command = [sys.executable, "-m", "tests.read_sources", json.dumps(tables)]
-    done = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120, check=False)
+    done = programs.run("-m", "tests.read_sources", json.dumps(tables), env=hub.env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

@@ -1,11 +1,10 @@
 """Hub sources against a hub on the loopback interface, and the same loading code on local files."""
 
 import gzip
+import itertools
 import json
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -22,14 +21,20 @@ from niels_cache_assets.sources.hub_errors import hub_errors
 from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
+from tests import programs
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, card, fineweb_row, hub_repositories, json_lines, parquet
+from tests.loopback_faults import ByName, Faults
 from tests.loopback_hub import LoopbackHub
+from tests.messages import missing
 from tests.read_sources import read, read_from
+from tests.watched import watched
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 
 
 WIDE_ROWS = 40
+WIKIPEDIA = "20231101.en"
+PAGES = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +42,21 @@ def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loop
     """A hub and what its data sets gave, read in one child process: importing the libraries takes longer than reading."""
     hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
     noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
-    wide = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
-    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(wide, row_group_size=20)}
+    rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
+    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(rows, row_group_size=20)}
+    hub.repositories["wikimedia/wikipedia"] = {
+        "README.md": card({WIKIPEDIA: {"train": f"{WIKIPEDIA}/train-*"}}),
+        f"{WIKIPEDIA}/train-00000-of-00001.parquet": parquet(PAGES),
+    }
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}]
-    yield hub, read_from(hub, *tables, *more)
+    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "wikipedia"}]
+    wide = {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}
+    yield hub, read_from(hub, *tables, *more, wide)
     hub.close()
 
 
 def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
-    hub, (fineweb, wikitext, dolly, oasst, _) = hub_reading
+    hub, (fineweb, wikitext, dolly, oasst, *_) = hub_reading
 
     assert fineweb["revision"] == hub.commit(FINEWEB)
     assert {item["source_id"] for item in fineweb["items"]} == {
@@ -79,22 +89,13 @@ def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading:
     assert all(asked for method, path, asked in hub.requests if method == "GET" and path.endswith(".parquet")), "Range reads only"
 
 
-def test_the_stream_has_the_order_of_plain_load_dataset(hub: LoopbackHub) -> None:
-    script = """
-        import json
-        from datasets import load_dataset
-        from niels_cache_assets.sources.hub_text import FinewebEdu
-        from tests.read_sources import read
-        ours, _ = read(FinewebEdu(shuffle_buffer=20))
-        plain = load_dataset("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
-        print(json.dumps([[document.text for document in ours], [row["text"] for row in plain]]))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env=hub.env, capture_output=True, text=True, timeout=120, check=True
-    )
-    ours, plain = json.loads(done.stdout)
-    assert len(plain) == FINEWEB_FILES * FINEWEB_ROWS
-    assert ours == plain
+def test_wikipedia_is_read_from_the_hub_where_there_are_no_files(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
+    hub, (*_, wikipedia, _) = hub_reading
+    assert wikipedia["revision"] == hub.commit("wikimedia/wikipedia")
+    assert [(item["text"], item["title"], item["source_id"], item["row"]) for item in wikipedia["items"]] == [
+        (row["text"], row["title"], row["id"], number) for number, row in enumerate(PAGES) if number
+    ]
+    assert wikipedia["dropped"] == {"empty": 1}
 
 
 def test_columns_that_are_not_needed_are_not_downloaded(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
@@ -104,79 +105,61 @@ def test_columns_that_are_not_needed_are_not_downloaded(hub_reading: tuple[Loopb
     assert 0 < sum(hub.served) < len(content) / 2
 
 
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ({"source": "huggingface", "dataset": "no/such"}, "no/such: no such data set on the hub, or a private one"),
-        ({"source": "huggingface", "dataset": "not a name"}, "write owner/name"),
-        ({"source": "fineweb_edu", "config": "CC-MAIN-2024-11"}, f"no config 'CC-MAIN-2024-11'; did you mean '{CRAWL}'?"),
-        ({"source": "fineweb_edu", "config": None}, f"set config to one of: {CRAWL}, sample-10BT"),
-        ({"source": "fineweb_edu", "split": "trian"}, "no split 'trian'; did you mean 'train'?"),
-        ({"source": "fineweb_edu", "pinned_revision": "v9"}, "no revision 'v9'"),
-        ({"source": "fineweb_edu", "text_field": "body"}, "set text_field to one of: text, id, dump, url"),
-        ({"source": "dolly15k", "dataset": "OpenAssistant/oasst1"}, "rows have no instruction and no response"),
-        ({"source": "wikitext"}, "gated; accept its terms"),
-    ],
-)
-def test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do(
-    table: dict[str, Any], expected: str, error_results: dict[str, dict[str, Any]]
-) -> None:
-    result = error_results[json.dumps(table)]
-    assert expected in result["error"]
-    assert not result["unavailable"]
-    assert "\n" not in result["error"]
-    assert "hf_secretsecretsecret" not in result["error"]
+WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"source": "huggingface", "dataset": "no/such"}, ("no/such:", "private", "https://huggingface.co/datasets/no/such", "HF_TOKEN")),
+    ({"source": "huggingface", "dataset": "not a name"}, ("'not a name'", "owner/name")),
+    ({"source": "fineweb_edu", "config": "CC-MAIN-2024-11"}, ("'CC-MAIN-2024-11'", f"did you mean '{CRAWL}'")),
+    ({"source": "fineweb_edu", "config": None}, ("config", f": {CRAWL}, sample-10BT")),
+    ({"source": "fineweb_edu", "split": "trian"}, ("split", "'trian'", "did you mean 'train'")),
+    ({"source": "fineweb_edu", "pinned_revision": "v9"}, ("'v9'", "pinned_revision")),
+    ({"source": "fineweb_edu", "text_field": "body"}, ("text_field", ": text, id, dump, url")),
+    ({"source": "dolly15k", "dataset": "OpenAssistant/oasst1"}, ("OpenAssistant/oasst1:", "instruction", "response")),
+    ({"source": "wikitext"}, ("Salesforce/wikitext:", "gated", "https://huggingface.co/datasets/Salesforce/wikitext")),
+]
+DOWN = {"source": "fineweb_edu", "dataset": "down/data"}
 
 
 @pytest.fixture(scope="module")
-def error_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All tables of the test above, read in one child process (importing the libraries takes longer than the tests)."""
-    (marker,) = (mark for mark in test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do.pytestmark)  # type: ignore[attr-defined]
-    tables = [table for table, _ in marker.args[1]]
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What comes of the tables of WRONG, and of DOWN, all read in one child process."""
     hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
     hub.gated.add("Salesforce/wikitext")
+    hub.faults = ByName({"down": Faults(itertools.repeat("503"))})
     hub.env["HF_TOKEN"] = "hf_secretsecretsecret"
+    tables = [DOWN, *(table for table, _ in WRONG)]
     results = read_from(hub, *tables)
     hub.close()
     return {json.dumps(table): result for table, result in zip(tables, results, strict=True)}
 
 
+@pytest.mark.parametrize(("table", "expected"), WRONG)
+def test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do(
+    table: dict[str, Any], expected: tuple[str, ...], errors: dict[str, dict[str, Any]]
+) -> None:
+    result = errors[json.dumps(table)]
+    assert missing(result["error"], *expected) == []
+    assert not result["unavailable"]
+    assert "\n" not in result["error"]
+    assert "hf_secretsecretsecret" not in result["error"]
+
+
 def test_a_token_with_a_stray_character_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret\u20ac")
-    with (
-        pytest.raises(NielsCacheError, match=r"HF_TOKEN.* holds characters that no token has; copy it again") as told,
-        hub_errors("me/data", None),
-    ):
+    with pytest.raises(NielsCacheError, match=r"HF_TOKEN.*characters") as told, hub_errors("me/data", None):
         "hf_secretsecret\u20ac".encode("ascii")
     assert "secret" not in str(told.value)
 
 
-def test_a_hub_that_is_down_is_unavailable_and_not_an_error_of_the_user(hub: LoopbackHub) -> None:
-    hub.down = True
-    (broken,) = read_from(hub, {"source": "fineweb_edu"})
+def test_a_hub_that_cannot_be_reached_is_no_error_of_the_user(errors: dict[str, dict[str, Any]], hub: LoopbackHub, tmp_path: Path) -> None:
+    """Whether the data set is there is told where this machine has read it before."""
+    (tmp_path / "hf_home/hub/datasets--known--data").mkdir(parents=True)
     hub.close()
-    (gone,) = read_from(hub, {"source": "fineweb_edu"})
-    for result in (broken, gone):
+    gone, unknown, known = read_from(hub, *({"source": "huggingface", "dataset": name} for name in ("a/b", "no/such", "known/data")))
+    for name, result in (("down/data", errors[json.dumps(DOWN)]), ("a/b", gone), ("no/such", unknown), ("known/data", known)):
         assert result["unavailable"]
-        assert "the hub cannot be reached now" in result["error"]
-        assert "so whether it has this data set is not known; check the network, and the name at https://" in result["error"]
-        assert result["error"].endswith('or read a copy: files = ["/path/to/copy/*.parquet"]')
-
-
-def test_a_name_that_does_not_exist_and_a_network_that_is_away_are_told_apart_where_that_can_be(hub: LoopbackHub, tmp_path: Path) -> None:
-    table = {"source": "huggingface", "dataset": "no/such"}
-    (wrong,) = read_from(hub, table)
-    assert (wrong["unavailable"], "no such data set on the hub" in wrong["error"]) == (False, True)
-    hub.close()
-    (unknown,) = read_from(hub, table)
-    assert unknown["unavailable"]
-    assert (
-        "so whether it has this data set is not known; check the network, and the name at https://huggingface.co/datasets/no/such"
-        in (unknown["error"])
-    )
-    (tmp_path / "hf_home/hub/datasets--no--such").mkdir(parents=True)
-    (known,) = read_from(hub, table)
-    assert "this machine has read the data set before" in known["error"]
+        expected = (f"{name}:", "reached", f"https://huggingface.co/datasets/{name}", 'files = ["/path/to/copy/*.parquet"]')
+        assert missing(result["error"], *expected) == []
+        assert ("not known" in result["error"], "before" in result["error"]) == (result is not known, result is known)
 
 
 def write_mirror(folder: Path) -> list[str]:
@@ -249,29 +232,48 @@ def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
 
 def test_an_empty_mirror_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"")
-    with pytest.raises(NielsCacheError, match=r"a\.jsonl: the first file holds no row"):
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: .*no row"):
         read(FinewebEdu(files=[str(tmp_path / "a.jsonl")]))
 
 
-def test_closing_a_shuffled_stream_early_is_quick_and_the_process_ends_well(tmp_path: Path) -> None:
-    write_mirror(tmp_path)
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Texts of a shuffled stream of the hub, read by us and by plain datasets, and the seconds that closing streams of files early took."""
+    folder = tmp_path_factory.mktemp("streams")
+    write_mirror(folder)
     script = f"""
-        import time
+        import json, time
+        from datasets import load_dataset
         from niels_cache_assets.sources.base import StreamContext
         from niels_cache_assets.sources.hub_text import FinewebEdu
+        from tests.read_sources import read
+        ours, _ = read(FinewebEdu(shuffle_buffer=20))
+        plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
+        texts = [document.text for document in ours], [row["text"] for row in plain]
+        seconds = []
         for _ in range(5):
-            stream = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7).documents(StreamContext(seed=42))
+            stream = FinewebEdu(files=[{str(folder / "*.parquet")!r}], shuffle_buffer=7).documents(StreamContext(seed=42))
             next(stream)
             begin = time.monotonic()
             stream.close()
-            print(time.monotonic() - begin)
+            seconds.append(time.monotonic() - begin)
+        print(json.dumps({{"ours": texts[0], "plain": texts[1], "seconds": seconds}}))
     """
-    begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True)
-    seconds = [float(line) for line in done.stdout.split()]
-    assert len(seconds) == 5
-    assert max(seconds) < 2, "Hugging Face's own five seconds of sleep are off"
-    assert time.monotonic() - begin < 60
+    hub = LoopbackHub(hub_repositories(), folder / "hf_home")
+    done = programs.run("-c", textwrap.dedent(script), env=hub.env)
+    hub.close()
+    assert done.returncode == 0, "a process whose streams were closed early ends well"
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_stream_has_the_order_of_plain_load_dataset(streams: dict[str, Any]) -> None:
+    assert len(streams["plain"]) == FINEWEB_FILES * FINEWEB_ROWS
+    assert streams["ours"] == streams["plain"]
+
+
+def test_closing_a_shuffled_stream_early_is_quick(streams: dict[str, Any]) -> None:
+    assert len(streams["seconds"]) == 5
+    assert max(streams["seconds"]) < 5, "Hugging Face's own five seconds of sleep are off"
 
 
 def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
@@ -284,16 +286,12 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
             for batch in source.documents(StreamContext(seed=42)):
                 print("reading", flush=True)
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "reading\n"
+    with watched("-c", textwrap.dedent(script)) as reader:
+        assert reader.output.readline() == "reading\n"
         begin = time.monotonic()
-        reader.send_signal(signal.SIGINT)
-        _, errors = reader.communicate(timeout=60)
-    assert time.monotonic() - begin < 4  # the library itself would sleep for 5
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        reader.program.send_signal(signal.SIGINT)
+        assert reader.last_words(within=60) == "KeyboardInterrupt"
+        assert time.monotonic() - begin < 5, "the library itself would sleep so long"
 
 
 @pytest.mark.parametrize("kind", [Huggingface, Gutenberg, Wikitext])
@@ -303,10 +301,10 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
         ("a.json", b"[1, 2]", {"non_string_text": 2}),
         ("a.json", b'["a", null]', {"null_text": 1}),
         ("a.jsonl", b'null\n{"text": "a"}\n null', {"null_text": 2}),  # given null first, Arrow's parser ended the process
-        ("a.jsonl", b'{"text": "a"}\n5\n', "a record is no JSON object"),
-        ("a.jsonl", b'"b"\n{"text": "a"}\n', "a record is no JSON object"),
-        ("a.json", b'[{"text": "a"}, 1]', "a record is no JSON object"),
-        ("a.json", b'[1, {"text": "a"}]', "a record is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n5\n', "record.*JSON object"),
+        ("a.jsonl", b'"b"\n{"text": "a"}\n', "record.*JSON object"),
+        ("a.json", b'[{"text": "a"}, 1]', "record.*JSON object"),
+        ("a.json", b'[1, {"text": "a"}]', "record.*JSON object"),
     ],
 )
 def test_records_that_are_no_objects_are_counted_or_refused(
@@ -315,7 +313,7 @@ def test_records_that_are_no_objects_are_counted_or_refused(
     (tmp_path / name).write_bytes(content)
     source = kind(dataset="a/b", files=[str(tmp_path / name)], **({"shuffle_buffer": 0} if kind is Huggingface else {}))  # type: ignore[arg-type]
     if isinstance(expected, str):
-        with pytest.raises(NielsCacheError, match=rf"{name}: {expected}"):
+        with pytest.raises(NielsCacheError, match=rf"{name}: .*{expected}"):
             read(source)
         return
     documents, context = read(source)
@@ -326,7 +324,7 @@ def test_records_that_are_no_objects_are_counted_or_refused(
 def test_a_later_file_with_a_record_that_is_no_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n[1]\n')
-    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: damaged, or not in the format its name says \(a record is no JSON object\)"):
+    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: damaged.*record.*JSON object"):
         read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl")], shuffle_buffer=0))
 
 
@@ -334,7 +332,7 @@ def test_a_file_to_begin_at_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
     source = Huggingface(dataset="a/b", files=[str(tmp_path / "a.jsonl")], shuffle_buffer=0)
     context = StreamContext(seed=1, start={"part": 0, "file": "b.jsonl", "row": 3})
-    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: is not where it was among the files .* build again with --force"):
+    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: .*--force"):
         list(source.documents(context))
 
 
@@ -376,5 +374,5 @@ def test_large_row_groups_are_read_in_batches_in_the_order_of_load_dataset(tmp_p
 @pytest.mark.parametrize("name", ["a.csv", "a.arrow", "a.csv.gz"])
 def test_files_of_another_kind_are_an_error_that_names_the_kinds(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"text\nwords\n")
-    with pytest.raises(NielsCacheError, match=r"not read; name files that end in \.parquet, \.jsonl"):
+    with pytest.raises(NielsCacheError, match=r"^a\.\w+: .*\.parquet, \.jsonl"):
         read(Huggingface(dataset="a/b", files=[str(tmp_path / name)]))

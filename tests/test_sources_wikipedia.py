@@ -32,9 +32,8 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikipedia_markup import plain_text
 from niels_cache_assets.sources.wikipedia_templates import template_text
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import card, json_lines, parquet
-from tests.loopback_hub import LoopbackHub
-from tests.read_sources import read, read_from
+from tests.hub_repositories import json_lines, parquet
+from tests.read_sources import read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -146,25 +145,6 @@ def test_a_line_that_is_no_object_is_an_error_with_file_and_line(tmp_path: Path)
         files = file(tmp_path, "w.jsonl", f'{{"text": "a"}}\n{bad}\n'.encode())
         with pytest.raises(NielsCacheError, match=r"w\.jsonl: line 2 is "):
             read(Wikipedia(files=files, keep_damaged=True))
-
-
-def test_the_hub_is_read_where_there_are_no_files(tmp_path: Path) -> None:
-    rows = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
-    name = "20231101.en"
-    files = {
-        "README.md": card({name: {"train": f"{name}/train-*"}}),
-        f"{name}/train-00000-of-00001.parquet": parquet(rows),
-    }
-    with_hub = LoopbackHub({"wikimedia/wikipedia": files}, tmp_path / "home")
-    try:
-        (result,) = read_from(with_hub, {"source": "wikipedia"})
-        assert result["revision"] == with_hub.commit("wikimedia/wikipedia")
-    finally:
-        with_hub.close()
-    assert [(item["text"], item["title"], item["source_id"], item["row"]) for item in result["items"]] == [
-        (row["text"], row["title"], row["id"], number) for number, row in enumerate(rows) if number
-    ]
-    assert result["dropped"] == {"empty": 1}
 
 
 def test_files_and_a_hub_data_set_together_or_no_files_at_all_are_refused() -> None:
