@@ -211,6 +211,20 @@ def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience
     assert asked > 1
 
 
+def test_a_web_server_may_be_silent_as_long_as_the_hub() -> None:
+    """The five seconds of the HTTP library are too short for a busy server."""
+    asked: list[dict[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.extensions["timeout"])
+        return httpx.Response(200)
+
+    with http_files._client.__wrapped__(0) as web:
+        web._transport._inner = httpx.MockTransport(answer)  # type: ignore[attr-defined]
+        web.get("http://example.test/a")
+    assert asked == [dict.fromkeys(("connect", "read", "write", "pool"), transport.READ_SECONDS)]
+
+
 def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
     requests: list[str] = []
 

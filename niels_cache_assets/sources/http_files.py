@@ -126,7 +126,7 @@ class _WithoutRanges(io.RawIOBase):
 @lru_cache(maxsize=1)
 def _client(process: int) -> httpx.Client:
     """One for a process: connections do not live through a fork."""
-    return made_patient(httpx.Client(follow_redirects=True))
+    return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # transport.READ_SECONDS
 
 
 def _refuse_errors(answer: httpx.Response) -> None:
