@@ -38,8 +38,8 @@ from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import json_of
+from tests.places import require_every_place_is_exact
 from tests.read_sources import read
-from tests.test_sources_seek import require_every_place_is_exact
 
 FRENCH = "Le garçon élève fut très étonné: à l'été, déjà, où était la forêt? "
 ENGLISH = "The café on the corner of the long street opens at seven in the morning, and nobody who lives there comes before nine. " * 3

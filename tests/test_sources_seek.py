@@ -6,7 +6,7 @@ import json
 import lzma
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -22,9 +22,8 @@ from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.documents import Place, SourceReport
 from niels_cache_assets.sources import chat, hub_tables, mediawiki, rows
-from niels_cache_assets.sources.base import SftSource, Source, StreamContext
+from niels_cache_assets.sources.base import Source, StreamContext
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.gutenberg import Gutenberg
@@ -37,6 +36,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles, corpus_registry
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
+from tests.places import batches_of, places_of, require_every_place_is_exact, started_at
 from tests.tiny import sentences
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -57,52 +57,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
-
-
-def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:
-    return source.conversations(context) if isinstance(source, SftSource) else source.documents(context)  # type: ignore[attr-defined]
-
-
-def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:
-    """The context of a pass that begins where the journal of another, written as JSON, says."""
-    report = SourceReport()
-    report.dropped.update(json.loads(json.dumps(dropped)))
-    report.facts.update(json.loads(json.dumps(facts)))
-    return StreamContext(seed=42, start=json.loads(json.dumps(place)), report=report)
-
-
-def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any]]]:
-    """Every place that a pass reports, with what it has counted there."""
-    context = StreamContext(seed=42)
-    found = []
-    for _ in batches_of(source, context):
-        if (place := context.report.place) is not None:
-            found.append((place, dict(context.report.dropped), dict(context.report.facts)))
-    return found
-
-
-def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 1) -> None:
-    """From each place (or every so many of them) the same batches, places and counts follow as in the pass that reported it."""
-
-    def follow(context: StreamContext) -> list[tuple[list[Any], Place, dict[str, int], dict[str, Any]]]:
-        return [
-            (batch, context.report.place or {}, dict(context.report.dropped), dict(context.report.facts))
-            for batch in batches_of(source, context)
-        ]
-
-    def rows_of(followed: list[Any]) -> list[Any]:
-        """Without how a place is found again, of which there may be several ways."""
-        return [(batch, place.get("number"), place.get("file"), place.get("row"), *counted) for batch, place, *counted in followed]
-
-    whole = StreamContext(seed=42)
-    undisturbed = follow(whole)
-    places = [(number, *rest) for number, (_, *rest) in enumerate(undisturbed, 1) if rest[0]]
-    assert len(places) >= at_least
-    for number, place, dropped, facts in places[::every]:
-        context = started_at(place, dropped, facts)
-        assert rows_of(follow(context)) == rows_of(undisturbed[number:]), place
-        assert context.report.dropped == whole.report.dropped, place
-        assert context.report.facts == whole.report.facts, place
 
 
 def json_file(values: list[Any]) -> bytes:
@@ -396,7 +350,7 @@ def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
     }
     code = """
 from niels_cache_assets.sources import PRETRAIN_SOURCES, hub_tables, rows
-from tests.test_sources_seek import require_every_place_is_exact
+from tests.places import require_every_place_is_exact
 hub_tables.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
 pages = {"dataset": "owner/pages", "config": "default"}
 for kind, table in (
