@@ -4,8 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.corpus import store
@@ -33,6 +31,7 @@ from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
+from tests import programs
 from tests.corpora import articles, corpus_registry
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
@@ -194,9 +193,7 @@ def test_a_field_that_no_row_has_is_found_missing_from_every_place(tmp_path: Pat
         if missing == "late":
             assert sum(map(len, rest)) == 12
         else:
-            with pytest.raises(
-                NielsCacheError, match=r"a\.jsonl: row 0: no field 'absent', and no row has it; set system_field to one of: q, a"
-            ):
+            with pytest.raises(NielsCacheError, match=r"a\.jsonl: row 0: .*'absent'.* system_field .*: q, a"):
                 list(rest)
 
 
@@ -302,7 +299,7 @@ def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> Non
     source = Jsonl(files=[str(tmp_path / "*.jsonl")])
     place, *counted = places_of(source)[2]
     (tmp_path / "0.jsonl").write_bytes(b'{"text": "new"}')
-    with pytest.raises(NielsCacheError, match=r"a\.jsonl: is not where it was among the files .* build again with --force"):
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: .*--force"):
         list(batches_of(source, started_at(place, *counted)))
 
 
@@ -361,7 +358,7 @@ for kind, table in (
 """
     served = LoopbackHub(repositories, tmp_path / "hf_home")
     try:
-        done = subprocess.run([sys.executable, "-c", code], env=served.env, capture_output=True, text=True, timeout=120, check=False)
+        done = programs.run("-c", code, env=served.env)
     finally:
         served.close()
     assert done.returncode == 0, done.stderr
@@ -380,7 +377,7 @@ def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp
     registry = corpus_registry(tmp_path, {"notes": articles(20)})
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     find_duplicates(registry, root=tmp_path)
-    with pytest.raises(NielsCacheError, match="no row group begins at document 7; build the data set again with force"):
+    with pytest.raises(NielsCacheError, match=r"row group.*document 7"):
         next(batches_of(with_prepared(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
 
 
@@ -400,7 +397,6 @@ ROW = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(ROW, max_size=12), min_size=1, max_size=4), st.sampled_from([*COMPRESS]))
 def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str, Any]]], suffix: str) -> None:
     folder = tmp_path / "rows"
@@ -412,7 +408,6 @@ def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str
     require_every_place_is_exact(Jsonl(files=[str(folder / "*")]), at_least=0)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(alphabet="ab é\n\r\t\x00\u2028", max_size=60).map(str.encode) | st.binary(max_size=30), min_size=1, max_size=3))
 def test_any_text_starts_at_every_place(tmp_path: Path, contents: list[bytes]) -> None:
     folder = tmp_path / "texts"
