@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import sentencepiece
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
@@ -207,7 +207,6 @@ def test_no_message_forges_another(tmp_path: Path, tokenizers: dict[str, Sentenc
         assert meta["train_examples"] == len(bad) + 3 * 5  # halves of all but a whole turn, and what only looks like a special token
 
 
-@settings(derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_mixture_of_pieces_of_special_tokens_becomes_one(
     tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, SentencePieceTokenizer], data: st.DataObject

@@ -2,9 +2,9 @@
 
 import os
 import pickle
-import subprocess
+import signal
 import sys
-import threading
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE, dataset_dir
 from niels_cache_runtime.meta import read_meta, sha256_file
 from tests.corpora import write_jsonl
+from tests.messages import missing
 from tests.tiny import sentences
+from tests.watched import watched
 
 
 def configure(folder: Path, tables: str, text: str | None = None) -> str:
@@ -44,6 +46,12 @@ def configure(folder: Path, tables: str, text: str | None = None) -> str:
 
 
 TINY = '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample"]\n'
+
+
+@pytest.fixture
+def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a process takes ten times as long as to train a tokenizer of a test."""
+    monkeypatch.setattr(tokenizer_training, "_run_child", tokenizer_training._train_from_spec)
 
 
 def test_every_text_of_the_fixed_list_survives_decode_of_encode(tokenizer: SentencePieceTokenizer) -> None:
@@ -109,11 +117,11 @@ def test_training_twice_gives_the_same_bytes_and_a_second_build_is_a_hit(tmp_pat
     assert (tmp_path / "a/tokenizer/meta.json").read_bytes() == (tmp_path / "b/tokenizer/meta.json").read_bytes()
     assert first.meta["sha256"] == sha256_file(str(second.model))
     assert build_tokenizer(registry, root=tmp_path / "a").state == "cache_hit"
-    assert build_tokenizer(registry, root=tmp_path / "a", force=True).meta == first.meta
     assert sorted(path.name for path in (tmp_path / "a/tokenizer").iterdir()) == ["meta.json", "spm.model"]
     assert first.meta["trained_on"]["sources"].keys() == {"sample"}
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_a_damaged_model_is_built_again(tmp_path: Path) -> None:
     registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
     first = build_tokenizer(registry, root=tmp_path)
@@ -132,11 +140,13 @@ def test_an_imported_model_is_copied_byte_by_byte(tmp_path: Path, tiny_model: Pa
 def test_a_model_without_the_special_tokens_says_so(tmp_path: Path, tiny_model: Path) -> None:
     strings = ", ".join(f'{key} = "<{key}>"' for key in ROLE_KEYS)
     config = configure(tmp_path, f'[tokenizer]\nmodel = "{tiny_model}"\nspecial_tokens = {{{strings}}}\n')
-    with pytest.raises(NielsCacheError, match="has no piece for <sys>"):
+    with pytest.raises(NielsCacheError, match="<sys>"):
         build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "no such tokenizer model"), (b"not a model", "not a SentencePiece model")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, r"x\.model: .*\[tokenizer\] model"), (b"not a model", r"x\.model: .*SentencePiece")]
+)
 def test_a_model_file_that_is_missing_or_something_else_says_so(tmp_path: Path, content: bytes | None, message: str) -> None:
     model = tmp_path / "x.model"
     if content is not None:
@@ -151,7 +161,7 @@ def test_a_damaged_model_says_so_wherever_its_bytes_are_wrong(tmp_path: Path, ti
     whole, damaged = tiny_model.read_bytes(), tmp_path / "x.model"
     place = whole.index("▁".encode())
     damaged.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
-    with pytest.raises(NielsCacheError, match=r"x\.model: a damaged SentencePiece model: a piece is not UTF-8"):
+    with pytest.raises(NielsCacheError, match=r"x\.model: .*damaged.*UTF-8"):
         SentencePieceTokenizer(str(damaged))
     draws, refused = torch.Generator().manual_seed(5), []
     for _ in range(60):
@@ -174,10 +184,11 @@ def test_a_vocabulary_too_large_for_the_text_says_what_to_lower(tmp_path: Path) 
 
 def test_no_text_at_all_says_so(tmp_path: Path) -> None:
     config = configure(tmp_path, TINY, text="\n\n")
-    with pytest.raises(NielsCacheError, match="no text to train a tokenizer on"):
+    with pytest.raises(NielsCacheError, match="no text"):
         build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_a_source_that_cannot_be_reached_is_left_out_loudly_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.txt").write_text("\n".join(sentences(300, seed=2)), encoding="utf-8")
     tables = '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample", "other"]\n[pretrain.other]\nsource = "text"\nfiles = ["other.txt"]\n'
@@ -195,6 +206,7 @@ def test_a_source_that_cannot_be_reached_is_left_out_loudly_and_recorded(tmp_pat
     assert any("trained without sample" in line for line in said)
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_a_broken_source_does_not_stop_the_tokenizer_unless_it_was_asked_for(tmp_path: Path) -> None:
     tables = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["nowhere.jsonl"]\n'
     quiet = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
@@ -213,62 +225,51 @@ def test_long_lines_are_split_not_skipped() -> None:
     assert max(len(piece.encode()) for piece in pieces) <= MAX_LINE_BYTES
 
 
-def test_an_interrupt_ends_the_training_process_and_leaves_nothing(tmp_path: Path) -> None:
-    config = configure(tmp_path, '[tokenizer]\nvocab_size = 8000\ntrain_on = ["sample"]\n', text=_hard_text())
-    script = (
-        "from pathlib import Path\nfrom niels_cache_assets.registry import load_registry\n"
-        "from niels_cache_assets.tokenizer_training import build_tokenizer\n"
-        f"registry = load_registry(profile='quickstart', config={config!r})\n"
-        f"build_tokenizer(registry, root=Path({str(tmp_path)!r}), log=lambda message: print(message, flush=True))"
-    )
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert "training" in child.stdout.readline()
-    threading.Timer(0.5, child.send_signal, args=[2]).start()
-    started = time.monotonic()
-    _, errors = child.communicate(timeout=30)
-    assert "KeyboardInterrupt" in errors
-    assert time.monotonic() - started < 3
-    assert not (tmp_path / "tokenizer").exists()
-    assert not (tmp_path / ".tokenizer.partial").exists()
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who lives")
-def test_training_ends_with_the_build_however_that_ends(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "sample")  # that nobody writes to: training waits for its text for ever
-    spec = {"sample": str(tmp_path / "sample"), "model": str(tmp_path / "model"), "vocab_size": 400, "model_type": "bpe"}
-    spec |= {"character_coverage": 1.0, "user_defined_symbols": []}
-    script = f"from niels_cache_assets.tokenizer_training import _run_child\n_run_child({spec!r})"
-    build = subprocess.Popen([sys.executable, "-c", script])
-
-    def wait_until(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def is_gone(pid: str) -> bool:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_training_ends_with_the_build_however_that_ends(tmp_path: Path, end: signal.Signals) -> None:
+    script = f"""
+        import os
+        from pathlib import Path
+        from niels_cache_assets import tokenizer_training
+        from niels_cache_assets.registry import load_registry
+        def endless(registry, root, sample, beginnings, log):  # training waits for a writer of its text for ever
+            os.mkfifo(sample)
+            return {{"bytes": 0}}
+        tokenizer_training.spool_sample = endless
+        registry = load_registry(profile="quickstart", config={configure(tmp_path, TINY)!r})
+        tokenizer_training.build_tokenizer(registry, root=Path({str(tmp_path)!r}))
+    """
+    with watched("-c", textwrap.dedent(script)) as build:
+        children = Path(f"/proc/{build.program.pid}/task/{build.program.pid}/children")
+        wait_until(children.read_text)
+        [training] = children.read_text().split()
+        build.program.send_signal(end)
+        words = build.last_words(within=60)
         try:
-            return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-        except FileNotFoundError:
-            return True
+            wait_until(lambda: is_gone(training))
+        finally:
+            if not is_gone(training):
+                os.kill(int(training), signal.SIGKILL)
+    assert build.program.returncode == -end
+    assert not (tmp_path / "tokenizer").exists()
+    if end == signal.SIGINT:
+        assert words == "KeyboardInterrupt"
+        assert not (tmp_path / ".tokenizer.partial").exists()
 
-    children = Path(f"/proc/{build.pid}/task/{build.pid}/children")
-    wait_until(children.read_text)
-    [child] = children.read_text().split()
-    build.kill()
-    build.wait()
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: str) -> bool:
     try:
-        wait_until(lambda: is_gone(child))
-    finally:
-        if not is_gone(child):
-            os.kill(int(child), 9)
-
-
-def _hard_text() -> str:
-    """Megabytes of random words, so that training takes far longer than the test waits."""
-    letters = torch.randint(97, 123, (3_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy().tobytes().decode()
-    return "\n".join(" ".join(letters[start : start + 60][i : i + 6] for i in range(0, 60, 6)) for start in range(0, len(letters), 60))
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
 
 
 QUIET = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
@@ -283,7 +284,8 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-@pytest.mark.parametrize("error", [KeyError("text"), RuntimeError("of a library"), MemoryError(), OSError("of a file system")])
+@pytest.mark.usefixtures("trains_here")
+@pytest.mark.parametrize("error", [KeyError("text"), RuntimeError("of a library"), MemoryError(), OSError("of a disk")])
 def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_where_it_arose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -299,7 +301,7 @@ def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_
     outcome = build_tokenizer(registry, root=tmp_path, log=said.append)
     assert outcome.meta["trained_on"]["skipped"] == {"broken": "failed"}
     [warning] = [line for line in said if line.startswith("WARNING: ")]
-    assert warning == f"WARNING: the tokenizer is trained without broken: {told(error)}"
+    assert warning.endswith(f" broken: {told(error)}")
     assert outcome.warning == warning.removeprefix("WARNING: ")
     [traceback] = [line for line in said if line.startswith("DEBUG: Traceback")]
     assert "in documents\n" in traceback
@@ -309,6 +311,7 @@ def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_
     assert str(raised.value) == f"[tokenizer] train_on broken: {told(error)}"
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_a_table_with_two_columns_of_one_name_does_not_stop_the_tokenizer(tmp_path: Path) -> None:
     two_text_columns(tmp_path / "twice.parquet")
     tables = '[pretrain.twice]\nsource = "parquet"\nfiles = ["twice.parquet"]\n'
@@ -368,7 +371,7 @@ def test_a_prepared_data_set_gives_its_prepared_documents_of_train_alone(tmp_pat
     assert (MARKUP in raw, trained_on["read_as"]) == (True, {"sample": "raw", "wiki": "raw"})
     assert numbers(raw) == [*range(40), 3]
     [warning] = [line for line in said if line.startswith("WARNING: ")]
-    assert warning.startswith("WARNING: the tokenizer is trained on raw text of wiki, not on its prepared documents: ")
+    assert missing(warning, " raw ", " wiki,", "prepared") == []
     prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
     with_copies, trained_on, said = sample_of(registry, tmp_path)
     assert (MARKUP in with_copies, trained_on["read_as"]["wiki"], said) == (False, "prepared", [])
@@ -391,9 +394,10 @@ def test_a_corpus_of_other_settings_is_not_trained_on(tmp_path: Path) -> None:
     registry = prepared_registry(tmp_path, more="[cleaning]\nmax_mean_word_length = 13\n")
     _, trained_on, said = sample_of(registry, tmp_path)
     assert trained_on["read_as"]["wiki"] == "raw"
-    assert "the corpus of 'wiki' was made with other settings" in said[0]
+    assert missing(said[0], "'wiki'", "other settings") == []
 
 
+@pytest.mark.usefixtures("trains_here")
 @pytest.mark.parametrize("shuffle_buffer", [0, 7])
 def test_what_a_budget_gives_to_val_is_not_trained_on_nor_in_a_mixture(tmp_path: Path, shuffle_buffer: int) -> None:
     registry = prepared_registry(tmp_path, f"train_tokens = 3000\nval_tokens = 60\nshuffle_buffer = {shuffle_buffer}", MIX_OF_WIKI)
@@ -423,6 +427,7 @@ def test_a_mixture_without_a_corpus_is_mixed_from_its_members_corpora(tmp_path: 
     assert sorted(numbers(text)) == sorted(2 * [*set(numbers(text))]), "each of its documents once of itself and once of the mixture"
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -> None:
     registry = prepared_registry(tmp_path)
     first = build_tokenizer(registry, root=tmp_path)
@@ -436,6 +441,7 @@ def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -
     )
 
 
+@pytest.mark.usefixtures("trains_here")
 def test_without_a_prepared_data_set_nothing_new_stands_in_meta_json(tmp_path: Path) -> None:
     registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
     assert set(build_tokenizer(registry, root=tmp_path).meta["trained_on"]) == {
