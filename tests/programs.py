@@ -1,12 +1,14 @@
 """Python programs in processes of their own, without the seconds that importing torch and Dagster takes.
 
 `run` and `Program` stand for `subprocess.run([sys.executable, ...])` and its `Popen`. A program is a fork of a server that has the heavy
-imports; each process of pytest has one. The fork returns from the server's loop, and so the interpreter ends it as any other program.
+imports; each process of pytest has one. The fork returns from the server's loop, and ends as any other program: threads are waited for,
+what is registered with atexit runs. Only the imports are not taken apart, which would take more than a second.
 
 A test that is about the start of the interpreter starts a real one: what is imported, hash seeds, locales, options before `-m`.
 Nothing that keeps a part of the environment when it is imported is in `_PRELOADED`, above all not huggingface_hub and datasets.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -204,8 +207,22 @@ def _main(address: str) -> None:
         listener.bind(address)
         listener.listen(64)
         os.write(1, b"listening\n")
+        gc.freeze()  # a collection in a fork would copy all pages of the imports
         request = _serve(listener)
-    _become(request)
+    code = 0
+    try:
+        _become(request)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise  # the interpreter prints it
+        code = ended.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):  # of a closed stream: the interpreter tells of it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
