@@ -50,7 +50,8 @@ _STREAMS = (0, 1, 2)
 class Program:
     """A running program. `arguments` follow `python`: `-m` and a module, `-c` and code, or a script.
 
-    `env` is the whole environment, else that of this process. `streams` are the descriptors of stdin, stdout and stderr.
+    `env` is the whole environment, else that of this process. `streams` are the descriptors of stdin, stdout and stderr. `imported`: what
+    the program finds imported beside the heavy modules; programs with the same have a server of their own, a fork of the first.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Program:
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         streams: Sequence[int] = _STREAMS,
+        imported: tuple[str, ...] = (),
     ) -> None:
         self.args = [os.fspath(argument) for argument in arguments]
         self.returncode: int | None = None
         request = {"arguments": self.args, "cwd": os.fspath(cwd or os.getcwd()), "env": dict(os.environ if env is None else env)}
         self._told = socket.socket(socket.AF_UNIX)
-        self._told.connect(_server())
+        with _starting:
+            self._told.connect(_server(imported))
         socket.send_fds(self._told, [b"3"], list(streams))
         self._told.sendall(json.dumps(request).encode())
         self._told.shutdown(socket.SHUT_WR)
@@ -119,19 +122,25 @@ def run(
 
 
 @cache
-def _server() -> str:
-    """Where this process's server listens. It ends when its standard input does, with the process that started it."""
+def _server(imported: tuple[str, ...]) -> str:
+    """Where this process's server with these imports listens. It ends when its standard input does, with the process that started it."""
     address = f"{tempfile.mkdtemp(prefix='programs-')}/socket"
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tests.programs", address], cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert started.stdout is not None
-    assert started.stdout.readline() == b"listening\n"
-    _server_process.append(started)
+    arguments = ("-m", "tests.programs", address, *(imported or _PRELOADED))
+    ends, _ = os.pipe()  # the other end is never closed
+    listens, tells = os.pipe()
+    if imported:
+        _servers.append(Program(*arguments, cwd=_REPOSITORY, streams=(ends, tells, 2)))
+    else:
+        _servers.append(subprocess.Popen([sys.executable, *arguments], cwd=_REPOSITORY, stdin=ends, stdout=tells))
+    os.close(ends)
+    os.close(tells)
+    with open(listens, "rb") as told:
+        assert told.readline() == b"listening\n"
     return address
 
 
-_server_process: list["subprocess.Popen[bytes]"] = []  # kept, so that its standard input stays open
+_starting = threading.RLock()
+_servers: list[object] = []
 
 
 def _serve(listener: socket.socket) -> dict[str, Any]:
@@ -199,8 +208,8 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _main(address: str) -> None:
-    for module in _PRELOADED:
+def _main(address: str, *imported: str) -> None:
+    for module in imported:
         importlib.import_module(module)
     gc.freeze()  # or every fork looks through all of that for garbage when it ends, for a second
     with socket.socket(socket.AF_UNIX) as listener:
@@ -226,4 +235,4 @@ def _main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])
