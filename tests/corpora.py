@@ -16,11 +16,12 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.tiny import sentences
 
 
 def articles(count: int, *, seed: int = 0, sentences_each: int = 10) -> list[str]:
     """`count` different made-up documents of about 120 words, that every filter but the one for languages lets pass."""
+    from tests.tiny import sentences  # not above: it imports torch, which workers that unpickle a source do without
+
     lines = sentences(count * sentences_each, seed=seed)
     return [" ".join(lines[start : start + sentences_each]) for start in range(0, len(lines), sentences_each)]
 

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -190,6 +191,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where spawned workers look for a script
     added = request["env"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in added if path]
     first, *rest = request["arguments"]

@@ -4,13 +4,11 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +17,7 @@ import pytest
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
-from niels_cache_assets.corpus.prepare import CorpusProgress, prepare_corpus
+from niels_cache_assets.corpus.prepare import CorpusOutcome, CorpusProgress, prepare_corpus
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.documents import Document
@@ -27,9 +25,10 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
+from tests.messages import missing
+from tests.programs import Program
 
 PREPARE = ("clean", "dedup")
-REPOSITORY = Path(__file__).parent.parent
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
@@ -54,18 +53,29 @@ def registry(tmp_path: Path) -> Registry:
     return corpus_registry(tmp_path, {"notes": mixed_texts()})
 
 
-def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, registry: Registry) -> None:
-    folders = []
-    for processes in (1, 3):
-        outcome = prepare_corpus(registry, "notes", root=tmp_path / str(processes), processes=processes)
-        assert outcome.state == "built"
-        assert outcome.meta["documents"]["kept"] == 600
-        folders.append(content_of(outcome.directory))
-    assert folders[0] == folders[1]
+class Prepared(NamedTuple):
+    registry: Registry
+    outcome: CorpusOutcome
+    reports: list[CorpusProgress]
 
 
-def test_what_the_cleaner_keeps_is_stored_in_input_order_and_the_rest_is_counted_and_shown(tmp_path: Path, registry: Registry) -> None:
-    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A corpus of the mixed texts, for tests that only look at it."""
+    folder, reports = tmp_path_factory.mktemp("prepared"), list[CorpusProgress]()
+    registry = corpus_registry(folder, {"notes": mixed_texts()})
+    return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, progress=reports.append), reports)
+
+
+def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, prepared: Prepared) -> None:
+    outcome = prepare_corpus(prepared.registry, "notes", root=tmp_path, processes=2)
+    assert (prepared.outcome.state, outcome.state) == ("built", "built")
+    assert outcome.meta["documents"]["kept"] == 600
+    assert content_of(outcome.directory) == content_of(prepared.outcome.directory)
+
+
+def test_what_the_cleaner_keeps_is_stored_in_input_order_and_the_rest_is_counted_and_shown(prepared: Prepared) -> None:
+    registry, outcome, _ = prepared
     cleaner = Cleaner(registry.cleaning_of("notes"))
     results = [cleaner.clean(Document(text, f"notes-{row}", "notes.jsonl", row)) for row, text in enumerate(mixed_texts())]
     kept = [result for result in results if isinstance(result, Document)]
@@ -87,12 +97,12 @@ def test_what_the_cleaner_keeps_is_stored_in_input_order_and_the_rest_is_counted
     )
 
 
-def test_signatures_are_those_of_the_stored_texts(tmp_path: Path, registry: Registry) -> None:
-    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    signed = Signer(num_perm=128, ngram=5).sign([row["text"] for row in documents_of(outcome.directory)])
+def test_signatures_are_those_of_the_stored_texts(prepared: Prepared) -> None:
+    folder = prepared.outcome.directory
+    signed = Signer(num_perm=128, ngram=5).sign([row["text"] for row in documents_of(folder)])
     assert len(signed) == 600
-    assert np.array_equal(np.load(outcome.directory / "digests.npy"), signed.digests)
-    assert np.array_equal(np.load(outcome.directory / "signatures.npy"), signed.slots)
+    assert np.array_equal(np.load(folder / "digests.npy"), signed.digests)
+    assert np.array_equal(np.load(folder / "signatures.npy"), signed.slots)
 
 
 def test_the_counts_of_meta_add_up(tmp_path: Path, registry: Registry) -> None:
@@ -181,9 +191,8 @@ def test_token_budgets_do_not_end_what_is_prepared_and_the_log_says_so(tmp_path:
     log: list[str] = []
     registry = corpus_registry(tmp_path, {"notes": articles(20)}, table='prepare = ["clean"]\ntrain_tokens = 100\n')
     assert prepare_corpus(registry, "notes", root=tmp_path, processes=1, log=log.append).meta["documents"]["kept"] == 20
-    assert [line for line in log if line.startswith("warning")] == [
-        "warning: all of notes is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is built"
-    ]
+    (warning,) = [line for line in log if line.startswith("warning")]
+    assert missing(warning, "notes", "train_tokens", "val_tokens") == []
     log.clear()
     prepare_corpus(corpus_registry(tmp_path, {"notes": articles(20)}), "notes", root=tmp_path, processes=1, log=log.append)
     assert len(log) == 1
@@ -192,17 +201,17 @@ def test_token_budgets_do_not_end_what_is_prepared_and_the_log_says_so(tmp_path:
 @pytest.mark.parametrize(
     ("fault", "processes", "message"),
     [
-        ({"kill_at": 300}, 2, "preparing notes: a worker process was killed"),
-        ({"refuse_at": 300}, 2, "misbehaving-300: cannot be converted"),
+        ({"refuse_at": 300}, 2, "misbehaving-300"),
         ({"fail_at": 599}, 1, "the stream broke"),
     ],
 )
 def test_a_failed_run_says_why_and_leaves_the_last_good_corpus(
     tmp_path: Path, registry: Registry, fault: dict[str, int], processes: int, message: str
 ) -> None:
-    good = prepare_corpus(with_source(registry, "notes", MisbehavingSource(prepare=PREPARE, count=50)), "notes", root=tmp_path, processes=1)
+    small = MisbehavingSource(prepare=("clean",), count=50)
+    good = prepare_corpus(with_source(registry, "notes", small), "notes", root=tmp_path, processes=1)
     before = content_of(good.directory)
-    bad = with_source(registry, "notes", MisbehavingSource.model_validate({"prepare": PREPARE, **fault}))
+    bad = with_source(registry, "notes", MisbehavingSource.model_validate({"prepare": ("clean",), **fault}))
     with pytest.raises(NielsCacheError, match=message) as caught:
         prepare_corpus(bad, "notes", root=tmp_path, processes=processes)
     assert "\n" not in str(caught.value)
@@ -214,13 +223,13 @@ def test_a_source_of_which_nothing_is_left_is_an_error_and_replaces_nothing(tmp_
     good = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     before = content_of(good.directory)
     write_jsonl(tmp_path / "notes.jsonl", ["too short", "this one, too"])
-    with pytest.raises(NielsCacheError, match=r"no document is left \(too_short 2\).* thresholds of \[cleaning\]"):
+    with pytest.raises(NielsCacheError, match=r"too_short 2.*\[cleaning\]"):
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     write_jsonl(tmp_path / "notes.jsonl", [])
-    with pytest.raises(NielsCacheError, match=r"no document is left \(the source is empty\).* check the source$"):
+    with pytest.raises(NielsCacheError, match=r"is empty.*check the source$"):
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     uncleaned = with_source(registry, "notes", MisbehavingSource(prepare=("dedup",), count=1))
-    with pytest.raises(NielsCacheError, match=r"no document is left \(seventh 1\).* check the source$"):
+    with pytest.raises(NielsCacheError, match=r"seventh 1.*check the source$"):
         prepare_corpus(uncleaned, "notes", root=tmp_path, processes=1)
     assert content_of(good.directory) == before
 
@@ -231,7 +240,7 @@ def test_a_corpus_outlives_an_upstream_that_is_down(tmp_path: Path, registry: Re
     down = with_source(registry, "notes", MisbehavingSource(prepare=PREPARE, count=50, unavailable=True))
     kept = prepare_corpus(down, "notes", root=tmp_path, processes=1)
     assert (kept.state, kept.meta) == ("cache_hit", first.meta)
-    assert kept.warning == "upstream is down; kept the finished corpus of revision revision 1"
+    assert missing(kept.warning, "upstream is down", "kept", "revision 1") == []
     with pytest.raises(NielsCacheError, match="upstream is down"):
         prepare_corpus(down, "notes", root=tmp_path, processes=1, force=True)
 
@@ -250,7 +259,7 @@ def test_what_cannot_be_written_is_counted_without_cleaning_and_repaired_with_it
 
 def test_a_data_set_without_prepare_has_no_corpus(tmp_path: Path) -> None:
     registry = corpus_registry(tmp_path, {"notes": articles(3)}, table="")
-    with pytest.raises(NielsCacheError, match=r"\[pretrain.notes\] has no corpus; set prepare"):
+    with pytest.raises(NielsCacheError, match=r"\[pretrain.notes\].*set prepare"):
         prepare_corpus(registry, "notes", root=tmp_path)
     with pytest.raises(NielsCacheError, match="did you mean 'notes'"):
         prepare_corpus(registry, "note", root=tmp_path)
@@ -269,9 +278,8 @@ def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path, regi
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
 
 
-def test_progress_counts_what_was_read_and_what_stays(tmp_path: Path, registry: Registry) -> None:
-    reports: list[CorpusProgress] = []
-    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1, progress=reports.append)
+def test_progress_counts_what_was_read_and_what_stays(prepared: Prepared) -> None:
+    _, outcome, reports = prepared
     assert len(reports) > 1
     assert [report.documents for report in reports] == sorted(report.documents for report in reports)
     assert (reports[-1].documents, reports[-1].kept) == (outcome.meta["documents"]["read"], outcome.meta["documents"]["kept"])
@@ -303,7 +311,7 @@ from niels_cache_assets.corpus.prepare import prepare_corpus
 from tests.corpora import MisbehavingSource, corpus_registry, with_source
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    source = MisbehavingSource(prepare=("dedup",), sleep_at=300, pid_file=str(folder / "pid"))
+    source = MisbehavingSource(prepare=("clean",), sleep_at=300, pid_file=str(folder / "pid"))
     prepare_corpus(with_source(corpus_registry(folder, {"notes": []}), "notes", source), "notes", root=folder, processes=2)
 """
 
@@ -322,12 +330,8 @@ def wait_for_the_end_of(process: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_or_killed_run_leaves_no_worker_and_no_corpus(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "run.py").write_text(_SLOW_RUN)
-    run = subprocess.Popen(
-        [sys.executable, "run.py", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stderr=subprocess.DEVNULL,
-    )
+    with open(os.devnull, "r+b") as nothing:
+        run = Program("run.py", tmp_path, cwd=tmp_path, streams=[nothing.fileno()] * 3)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert run.poll() is None
         time.sleep(0.05)
@@ -339,6 +343,5 @@ def test_an_interrupted_or_killed_run_leaves_no_worker_and_no_corpus(tmp_path: P
     assert not corpus_dir(tmp_path, "notes").exists()
 
 
-def test_the_meta_holds_nothing_of_this_machine(tmp_path: Path, registry: Registry) -> None:
-    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    assert str(tmp_path) not in json.dumps(outcome.meta)
+def test_the_meta_holds_nothing_of_this_machine(prepared: Prepared) -> None:
+    assert str(prepared.outcome.directory.parent.parent) not in json.dumps(prepared.outcome.meta)
