@@ -103,7 +103,7 @@ def build(
 ) -> None:
     """Build the data set as `niels-cache` does, with a record every so many bytes; killed at disk call `at`. `root`.calls and .log tell."""
     os.environ.update({**(env or {}), BYTES_VARIABLE: str(record_every)})
-    with open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk, stop_on_signals():
+    with stop_on_signals(), open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk:
         try:
             build_dataset(project(folder, shard_bytes), name, root=root, force=force, log=lambda message: print(message, file=log))
         finally:

@@ -4,6 +4,7 @@ They find imported and compiled what builds need, so that one starts in millisec
 """
 
 import base64
+import os
 import pickle
 import signal
 import subprocess
@@ -41,3 +42,8 @@ def run(function: Callable[..., object], *args: Any, kill_after: float | None = 
     except subprocess.TimeoutExpired:
         child.kill()
         raise AssertionError(f"{function.__name__}{args}: still running {_PATIENCE_SECONDS:.0f} s after it was to end") from None
+
+
+def here(seconds: float) -> float:
+    """What so many seconds of a machine with free cores are on this one now: on a busy one, more in proportion."""
+    return seconds * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,44 +93,45 @@ def read_examples(folder: Path, seed: int) -> set[int]:
     return marks(data.get_batch(B=8, generator=torch.Generator().manual_seed(seed))[0])
 
 
-@pytest.mark.parametrize("rebuilds", [12, pytest.param(100, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("rebuilds", [5, pytest.param(100, marks=pytest.mark.torture)])
 @pytest.mark.parametrize(
     ("build", "readers"), [(build_pretrain, (read_windows, read_ordered, read_whole)), (build_sft, (read_examples, read_examples))]
 )
 def test_every_batch_belongs_wholly_to_one_build_while_the_data_set_is_built_again_and_again(
     tmp_path: Path, build: Build, readers: tuple[Reader, ...], rebuilds: int
 ) -> None:
+    """So many times, and until each reader has seen builds come and go."""
     folder = tmp_path / "x"
     build(folder, 1)
     done = threading.Event()
+    seen: list[list[int]] = [[] for _ in readers]  # of which build was what each reader opened, each time
 
-    def read(reader: Reader) -> list[int]:
-        """Of which build was what was opened, each time."""
-        seen: list[int] = []
-        while not done.is_set() or not seen:
+    def read(reader: Reader, seen: list[int]) -> None:
+        while not done.is_set():
             try:
                 found = reader(folder, len(seen))
             except NielsCacheError as error:
-                if "was rebuilt 5 times while it was being opened" not in str(error):
+                if "was rebuilt 5 times" not in str(error):
                     raise
                 continue
             assert len(found) == 1, f"a batch of the builds {sorted(found)}"
             seen += found
-        return seen
 
     kept = PretrainTokenStreamDataset(str(folder / "train"), T=16, device="cpu") if build is build_pretrain else None
     with ThreadPoolExecutor(len(readers)) as pool:
-        reads = [pool.submit(read, reader) for reader in readers]
+        reads = [pool.submit(read, *each) for each in zip(readers, seen, strict=True)]
         try:
-            for mark in range(2, rebuilds + 2):
+            mark, deadline = 1, time.monotonic() + 120
+            while mark <= rebuilds or (any(len(set(own)) < 3 for own in seen) and time.monotonic() < deadline):
+                mark += 1
                 build(folder, mark)
         finally:
             done.set()
         for each in reads:
-            seen = each.result()
-            assert seen == sorted(seen), "never an older build after a newer one"
-            assert len(seen) > 5
-            assert len(set(seen)) > 1
+            each.result()
+    for own in seen:
+        assert own == sorted(own), "never an older build after a newer one"
+        assert len(set(own)) >= 3
     if kept is not None:
         assert marks(kept.get_batch(B=64, generator=torch.Generator().manual_seed(0))[0]) == {1}, "what is open stays the build it was"
 
@@ -168,7 +170,7 @@ def test_of_many_processes_that_want_a_data_set_one_builds_it_and_the_others_fin
     assert digests(tmp_path / "x") == expected
 
 
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.torture)])
 def test_builders_that_are_killed_among_others_leave_what_the_next_one_needs(tmp_path: Path, seed: int) -> None:
     """A failure is replayed by its seed, as far as the moments of kills can be."""
     expected = reference(tmp_path / "reference")
