@@ -1,5 +1,6 @@
 """What cannot be built says what, where and what to do; whatever happens, the last good cache stays byte for byte."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from niels_cache_assets.streaming import directories, locks
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from tests.programs import Program
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -44,11 +46,11 @@ def good(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> Iterator[Path]:
         ({"shard_bytes": 3}, "shard_bytes is 3"),
         ({"shard_bytes": 0}, "shard_bytes is 0"),
         ({"shuffle_buffer": 0}, "shuffle_buffer is 0"),
-        ({"shard_bytes": 1e6}, "shard_bytes is 1000000.0; it must be a whole number"),
+        ({"shard_bytes": 1e6}, "shard_bytes is 1000000.0.*whole number"),
         ({"seed": 2**70}, "seed is"),
         ({"seed": -1}, "seed is -1"),
         ({"threads": 0}, "threads is 0"),
-        ({"max_val_tokens": 10**8}, "all of them for val.*max_val_tokens=100,000,000"),
+        ({"max_val_tokens": 10**8}, "for val.*max_val_tokens=100,000,000"),
     ],
 )
 def test_settings_that_cannot_work(good: Path, tokenizer: SentencePieceTokenizer, changes: dict[str, int], message: str) -> None:
@@ -64,16 +66,16 @@ def test_an_empty_source_and_one_that_drops_everything(good: Path, tokenizer: Se
 
 
 def test_something_that_is_no_text(good: Path, tokenizer: SentencePieceTokenizer) -> None:
-    with pytest.raises(NielsCacheError, match="item 1 of the source is a NoneType"):
+    with pytest.raises(NielsCacheError, match=r"item 1 .*NoneType"):
         build(good, ["text", None], tokenizer)
 
 
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (Document(None, file="a.jsonl", row=7), "a.jsonl row 7: the text is a NoneType"),  # type: ignore[arg-type]
+        (Document(None, file="a.jsonl", row=7), "a.jsonl row 7: .*NoneType"),  # type: ignore[arg-type]
         (Document("x", split="test"), "split is 'test'"),  # type: ignore[arg-type]
-        (Document("x", source_id=5), "source_id and file must be str"),  # type: ignore[arg-type]
+        (Document("x", source_id=5), "source_id and file .*str"),  # type: ignore[arg-type]
     ],
 )
 def test_a_document_that_is_not_one(good: Path, tokenizer: SentencePieceTokenizer, item: Document, message: str) -> None:
@@ -82,7 +84,7 @@ def test_a_document_that_is_not_one(good: Path, tokenizer: SentencePieceTokenize
 
 
 def test_one_text_in_place_of_many(good: Path, tokenizer: SentencePieceTokenizer) -> None:
-    with pytest.raises(NielsCacheError, match="put it into a list"):
+    with pytest.raises(NielsCacheError, match="into a list"):
         build(good, "hello", tokenizer)
 
 
@@ -116,9 +118,9 @@ class Tokenizer:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"vocab_size": 65_537}, "65,537 ids do not fit uint16"),
+        ({"vocab_size": 65_537}, "65,537 ids .*uint16"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"special_token_ids": lambda: {"usr": 3}}, "no special token for eot"),
+        ({"special_token_ids": lambda: {"usr": 3}}, "token for eot"),
         ({"special_token_ids": lambda: {"eot": 300}}, "eot id 300 is not below"),
         ({"special_token_ids": None}, "no special_token_ids"),
         ({"encode": lambda text: [300]}, "outside its vocab_size"),
@@ -134,7 +136,7 @@ def test_a_tokenizer_that_cannot_work(good: Path, attributes: dict[str, object],
 
 
 def test_an_sft_cache_needs_all_four_special_tokens(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="no special token for sys, usr, asst"):
+    with pytest.raises(NielsCacheError, match=r"sys, usr, asst"):
         build_sft_cache([], str(tmp_path / "x"), tokenizer=Tokenizer(), val_frac=0.1, seed=1)
 
 
@@ -147,7 +149,7 @@ def test_a_val_frac_outside_its_range(tmp_path: Path, tokenizer: SentencePieceTo
 def test_a_folder_of_somebody_elses_files_is_never_replaced(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").write_bytes(b"precious")
-    with pytest.raises(NielsCacheError, match="not a cache to replace"):
+    with pytest.raises(NielsCacheError, match=r"photos.*not a cache"):
         build(tmp_path / "photos", sentences(5), tokenizer)
     (tmp_path / "photos" / "meta.json").write_text("{}")
     with pytest.raises(NielsCacheError, match=r"holds 'one\.jpg'"):
@@ -187,13 +189,13 @@ def test_a_full_disk_is_one_line_and_no_harm(good: Path, tokenizer: SentencePiec
         raise OSError(28, "No space left on device", "shard_00000.bin")
 
     monkeypatch.setattr("niels_cache_assets.streaming.writers.os.fsync", no_space)
-    with pytest.raises(NielsCacheError, match=r"No space left on device .*; the last good cache"):
+    with pytest.raises(NielsCacheError, match=r"No space left.*last good cache"):
         build(good, sentences(5), tokenizer)
 
 
 def test_a_second_build_of_the_same_cache_is_told_so(good: Path, tokenizer: SentencePieceTokenizer) -> None:
     def inner() -> Iterator[str]:
-        with pytest.raises(NielsCacheError, match="another build is writing"):
+        with pytest.raises(NielsCacheError, match="another build"):
             build(good, sentences(5), tokenizer)
         raise NielsCacheError("seen")
         yield ""
@@ -260,7 +262,8 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
         f"build_pretrain_cache(itertools.cycle(sentences(500)), {str(folder)!r}, tokenizer=SentencePieceTokenizer({str(tiny_model)!r}),\n"
         "    max_train_tokens=10**12, max_val_tokens=0, shard_bytes=1 << 20, seed=1, shuffle_buffer=None)"
     )
-    child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    with open(os.devnull, "r+b") as nothing:
+        child = Program("-c", script, streams=[nothing.fileno()] * 3)
     shard = tmp_path / ".x.partial" / "train" / "shard_00000.bin"
     deadline = time.monotonic() + 60
     try:
@@ -268,11 +271,9 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
             time.sleep(0.02)
         assert shard.exists()
         child.send_signal(kill)
-        started = time.monotonic()
-        assert child.wait(timeout=20) != 0
+        assert child.wait(timeout=60) == -kill
     finally:
         child.kill()
-    assert time.monotonic() - started < 4  # at once, also on a busy machine
     assert digests(folder) == before
     assert (tmp_path / ".x.partial").exists() == (kill == signal.SIGKILL)
     build(folder, sentences(50), tokenizer)
