@@ -1,7 +1,13 @@
-"""A small configured project and ways to run its Dagster definitions: what the test_dagster_* files share."""
+"""A small configured project and ways to run its Dagster definitions: what the test_dagster_* files share.
 
+A test that needs something built takes a copy of the project of `built_project` (tests/built_project.py), with its caches and its events.
+"""
+
+import copy
 import json
 import os
+import shutil
+import sqlite3
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +18,7 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.formats import Family, dataset_dir
 from tests.tiny import sentences
 
 TRAIN_HERE = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure
@@ -57,6 +63,17 @@ class Project:
     def root(self) -> Path:
         return self.folder / "cache"
 
+    def copied(self, folder: Path) -> "Project":
+        """The same files in a folder of their own, and in a new instance the same events, which tell of those files."""
+        made = copy.copy(self)
+        made.folder = shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        made.instance = _copied(self.instance, old=self.folder, new=folder)
+        return made
+
+    def remove(self, name: str) -> None:
+        """Remove the cache of a data set; Dagster still knows that it was built."""
+        shutil.rmtree(dataset_dir(self.root, self.registry.family_of(name), name))
+
     def write_notes(self, texts: list[str]) -> None:
         (self.folder / "notes.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
 
@@ -95,6 +112,22 @@ class Project:
         return self.defs.resolve_job_def(job).execute_in_process(
             run_config={"ops": {op: {"config": config}}}, instance=self.instance, partition_key=partition, raise_on_error=False
         )
+
+
+def _copied(instance: dg.DagsterInstance, *, old: Path, new: Path) -> dg.DagsterInstance:
+    """A copy in memory of an instance in memory, where each path in `old` is one in `new`."""
+    made = dg.DagsterInstance.ephemeral()
+    for of, to in ((instance.run_storage, made.run_storage), (instance.event_log_storage, made.event_log_storage)):
+        read, written = (storage._held_conn.connection.dbapi_connection for storage in (of, to))  # type: ignore[attr-defined]
+        read.backup(written)
+    _rename(written, old, new)
+    return made
+
+
+def _rename(events: sqlite3.Connection, old: Path, new: Path) -> None:
+    for table, column in (("event_logs", "event"), ("asset_keys", "last_materialization"), ("asset_check_executions", "evaluation_event")):
+        events.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (f"{old}/", f"{new}/"))
+    events.commit()
 
 
 def materializations(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dataset") -> dict[str, dg.AssetMaterialization]:

@@ -13,15 +13,14 @@ from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
 from niels_cache_runtime.formats import FAMILIES
 from niels_cache_runtime.meta import read_meta, sha256_file
+from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, files_of, materializations, metadata, rows
 from tests.tiny import sentences
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path) -> Project:
-    project = Project(tmp_path, tiny_model)
-    assert project.build_tokenizer().success
-    return project
+def project(built_project: Built, tmp_path: Path) -> Project:
+    return built_project.project.copied(tmp_path)
 
 
 def observe(project: Project, name: str) -> None:
