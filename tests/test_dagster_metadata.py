@@ -1,7 +1,9 @@
 """What the UI can plot over partitions, and the table that says what is unsynced and why."""
 
+import base64
 import re
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -11,10 +13,12 @@ from niels_cache_assets.defs.metadata import MOST_ENTRIES, said_of_dropped
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
+from niels_cache_runtime import Batch
 from niels_cache_runtime.formats import FAMILIES
 from niels_cache_runtime.meta import read_meta, sha256_file
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, files_of, materializations, metadata, rows
+from tests.messages import missing
 from tests.tiny import sentences
 
 
@@ -27,57 +31,75 @@ def observe(project: Project, name: str) -> None:
     project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
 
 
-def shown(project: Project) -> dict[str, dict[str, object]]:
-    """The metadata of all that is built, by asset."""
+@pytest.fixture(scope="module")
+def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The metadata of all that is built, by asset, with plots. One of the notes is empty."""
+    project = built_project.project.copied(tmp_path_factory.mktemp("shown"))
+    toml = project.folder / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
+    project.write_notes(["", *sentences(10)])
     runs = [
         materializations(project.build_tokenizer(force=True), "tokenizer"),
         materializations(project.build("notes")),
-        materializations(project.build("chats", family="sft"), "stream_sft_dataset"),
+        materializations(project.build("chats", family="sft", force=True), "stream_sft_dataset"),
     ]
     return {key: metadata(event) for events in runs for key, event in events.items()}
 
 
-def test_whichever_output_is_opened_shows_at_once_what_one_looks_for(tmp_path: Path, tiny_model: Path) -> None:
-    project = Project(tmp_path, tiny_model)
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
-    project.write_notes(["", *sentences(10)])
-    found = shown(project)
+def test_whichever_output_is_opened_shows_at_once_what_one_looks_for(shown: dict[str, dict[str, Any]]) -> None:
     for family, splits in (("pretrain", ("train_shards", "val_shards")), ("sft", ("train_pair", "val_pair"))):
         for split in splits:
-            assert list(found[f"{family}/{split}"])[:4] == ["plots", "samples", "open_it", "state"]
-        assert list(found[f"{family}/meta_json"])[:5] == ["sha256", "plots", "samples", "open_it", "state"]
-        assert len({found[f"{family}/{part}"]["plots"] for part in (*splits, "meta_json")}) == 1
-        assert max(len(line.rstrip()) for line in str(found[f"{family}/meta_json"]["open_it"]).splitlines()) <= 72 + len(str(project.root))
-    assert list(found["tokenizer"])[:2] == ["sha256", "plots"]
+            assert list(shown[f"{family}/{split}"])[:4] == ["plots", "samples", "open_it", "state"]
+        whole = shown[f"{family}/meta_json"]
+        assert list(whole)[:5] == ["sha256", "plots", "samples", "open_it", "state"]
+        assert len({shown[f"{family}/{part}"]["plots"] for part in (*splits, "meta_json")}) == 1
+        root = str(whole["dagster/uri"]).removeprefix("file://").partition(f"/{family}/")[0]
+        assert max(len(line.rstrip()) for line in whole["open_it"].splitlines()) <= 72 + len(root)
+    assert list(shown["tokenizer"])[:2] == ["sha256", "plots"]
 
 
-def test_entries_are_few_and_a_number_is_one_that_means_something_over_partitions(project: Project) -> None:
-    project.write_notes(["", *sentences(10)])
-    found = shown(project)
-    assert len(found) == 7
+def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str, dict[str, Any]]) -> None:
+    whole = shown["sft/meta_json"]
+    images = whole["plots"].split("\n\n")
+    assert len(images) == 4
+    assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
+    assert whole["dropped"] == "none of 20 examples"
+    assert 1 < whole["chars_per_token"] < 10
+    scope: dict[str, object] = {}
+    exec(whole["open_it"].rstrip().removeprefix("```python\n").removesuffix("```"), scope)
+    batch = scope["batch"]
+    assert isinstance(batch, Batch)
+    assert batch.x.shape == (4, 256)
+    lines = shown["sft/train_pair"]["samples"].splitlines()
+    said = [line for line in lines if line.startswith("+ ")]
+    assert said
+    assert not any("<|usr|>" in line for line in said)
+    assert any(line.startswith("  <|usr|>") for line in lines)
+
+
+def test_entries_are_few_and_a_number_is_one_that_means_something_over_partitions(shown: dict[str, dict[str, Any]]) -> None:
+    assert len(shown) == 7
     numbers = {"tokens", "chars_per_token", "dagster/row_count"}
-    for key, entries in found.items():
+    for key, entries in shown.items():
         assert len(entries) <= MOST_ENTRIES, (key, list(entries))
         assert {name for name, value in entries.items() if isinstance(value, int | float)} <= numbers, key
         assert [name for name in entries if name == "meta_sha256"] == ([] if key.endswith(("shards", "pair")) else ["meta_sha256"])
-    notes, chats = found["pretrain/meta_json"], found["sft/meta_json"]
+    notes, chats = shown["pretrain/meta_json"], shown["sft/meta_json"]
     assert notes["dropped"] == "9.1% of 11 documents: empty 1"
-    assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val; \d+ of 400 pieces are used$", str(notes["contents"]))
-    assert re.search(r"[\d.]+% of the tokens are targets; T = 1,024 cuts none of the examples$", str(chats["contents"]))
+    assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val; \d+ of 400 pieces are used$", notes["contents"])
+    assert re.search(r"[\d.]+% .* targets; T = 1,024 cuts none\b", chats["contents"])
 
 
-def test_a_table_without_a_row_is_not_shown(project: Project) -> None:
-    run = project.build("notes")
+def test_a_table_without_a_row_is_not_shown(built_project: Built) -> None:
+    run = built_project.runs["notes"]
     entries = [*materializations(run).values(), *run.get_asset_check_evaluations()]
     tables = [value for entry in entries for value in entry.metadata.values() if isinstance(value, dg.TableMetadataValue)]
     assert tables, "caches_in_sync has one"
     assert all(table.records for table in tables)
 
 
-def test_what_came_of_a_build_is_one_line_of_its_log_and_a_hit_says_hit(project: Project) -> None:
-    for first_word in ("built", "hit"):
-        run = project.build("notes")
+def test_what_came_of_a_build_is_one_line_of_its_log_and_a_hit_says_hit(built_project: Built, project: Project) -> None:
+    for first_word, run in (("built", built_project.runs["notes"]), ("hit", project.build("notes"))):
         logged = [entry.user_message for entry in project.instance.all_logs(run.run_id) if entry.dagster_event is None]
         said = [line for line in logged if line.startswith(f"notes: {first_word}")]
         assert len(said) == 1, logged
@@ -93,32 +115,32 @@ def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
     assert said_of_dropped(outcome, deduplicated=False) == reasons
 
 
-def test_every_sha256_that_is_shown_is_that_of_a_file(project: Project) -> None:
-    runs = {
-        "tokenizer/spm.model": project.instance.get_latest_materialization_event(dg.AssetKey("tokenizer")),
-        **{f"pretrain/notes/{part}": event for part, event in recorded(project.build("notes"), "stream_pretrain_dataset").items()},
-        **{f"sft/chats/{part}": event for part, event in recorded(project.build("chats", family="sft"), "stream_sft_dataset").items()},
+def test_every_sha256_that_is_shown_is_that_of_a_file(built_project: Built) -> None:
+    root, runs = built_project.project.root, built_project.runs
+    events = {
+        "tokenizer/spm.model": materializations(runs["tokenizer"], "tokenizer")["tokenizer"],
+        **{f"pretrain/notes/{part}": event for part, event in recorded(runs["notes"], "stream_pretrain_dataset").items()},
+        **{f"sft/chats/{part}": event for part, event in recorded(runs["chats"], "stream_sft_dataset").items()},
     }
-    assert len(runs) == 7
+    assert len(events) == 7
     shown = {}
-    for place, event in runs.items():
-        assert event is not None
-        found = metadata(event.asset_materialization if isinstance(event, dg.EventLogEntry) else event)
+    for place, event in events.items():
+        found = metadata(event)
         if "sha256" in found:
             shown[place] = found["sha256"]
         for path, sha256 in (files_of(found) if "files" in found else {}).items():
             shown[f"{Path(place).parent}/{path}"] = sha256
     assert {"tokenizer/spm.model", "pretrain/notes/meta.json", "sft/chats/meta.json"} <= shown.keys()
     assert len(shown) > 10
-    assert shown == {path: sha256_file(str(project.root / path)) for path in shown}
+    assert shown == {path: sha256_file(str(root / path)) for path in shown}
 
 
-def test_a_data_version_is_shown_under_its_own_name(project: Project) -> None:
-    run = project.build("notes")
+def test_a_data_version_is_shown_under_its_own_name(built_project: Built) -> None:
+    run = built_project.runs["notes"]
     events, versions = materializations(run), data_versions(run)
     for part, name in (("train_shards", "content_sha256"), ("val_shards", "content_sha256"), ("meta_json", "meta_sha256")):
         assert metadata(events[f"pretrain/{part}"])[name] == versions[f"pretrain/{part}"]
-    meta = read_meta(str(project.root / "pretrain/notes/meta.json"))
+    meta = read_meta(str(built_project.project.root / "pretrain/notes/meta.json"))
     assert versions["pretrain/meta_json"] == meta["meta_sha256"] != metadata(events["pretrain/meta_json"])["sha256"]
 
 
@@ -127,10 +149,8 @@ def recorded(run: dg.ExecuteInProcessResult, op: str) -> dict[str, dg.AssetMater
     return {key.rpartition("/")[2].replace("_json", ".json"): event for key, event in materializations(run, op).items()}
 
 
-def test_what_is_copied_from_a_description_opens_what_was_built(project: Project) -> None:
-    project.build("notes")
-    project.build("chats", family="sft")
-    ran = []
+def test_what_is_copied_from_a_description_opens_what_was_built(built_project: Built) -> None:
+    project, ran = built_project.project, []
     for spec in project.defs.resolve_all_asset_specs():
         if spec.group_name in ("tokenizer", *FAMILIES):
             code = (spec.description or "").split("```python\n")[1].removesuffix("```")
@@ -142,13 +162,8 @@ def test_what_is_copied_from_a_description_opens_what_was_built(project: Project
 
 
 def test_what_upstream_has_moved_on_from_is_in_the_table_with_both_revisions(project: Project) -> None:
-    project.build("books")
-    observe(project, "notes")
-    built = checks(project.build("notes"))[IN_SYNC]
-    assert built.passed
     project.write_notes(sentences(5))
-    still = checks(project.build("books"))[IN_SYNC]
-    assert still.passed, "nobody has looked"
+    assert checks(project.build("books"))[IN_SYNC].passed, "nobody has looked"
     observe(project, "notes")
     found = checks(project.build("books"))[IN_SYNC]
     assert not found.passed
@@ -156,6 +171,7 @@ def test_what_upstream_has_moved_on_from_is_in_the_table_with_both_revisions(pro
     row = next(row for row in rows(found.metadata["states"].value) if row["data_set"] == "notes")
     assert row["state"] == "other revision"
     last = observe_revision(project.registry, "notes", root=project.root).metadata[REVISION].value
-    assert row["advice"].startswith(f"build it again: upstream was observed at {last}, the cache is of ")
+    first = read_meta(str(project.root / "pretrain/notes/meta.json"))["dataset_revision"]
+    assert missing(row["advice"], f"at {last}", first[:20]) == []
     project.build("notes")
     assert checks(project.build("books"))[IN_SYNC].passed

@@ -1,6 +1,5 @@
 """Samples, measures and plots of what was built: what they say, held against plain counting, and that they are small and shown."""
 
-import base64
 import json
 import struct
 from collections import Counter
@@ -22,7 +21,6 @@ from niels_cache_assets.plots.tokenizers import tokenizer_plots
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
-from niels_cache_runtime import Batch
 from niels_cache_runtime.formats import Family
 from niels_cache_runtime.meta import read_meta
 from tests.dagster_tools import Project, materializations, metadata, rows
@@ -180,31 +178,6 @@ def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: 
     assert len(pick_samples(notes, "pretrain", "train", meta, shown=3)[0].tokens) == 3
     examples = pick_samples(chats, "sft", "train", read_meta(str(chats / "meta.json")))
     assert any(sample.length > CONTEXT for sample in examples)
-
-
-def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(tmp_path: Path, tiny_model: Path) -> None:
-    project = Project(tmp_path, tiny_model)
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
-    assert project.build_tokenizer().success
-    events = materializations(project.build("chats", family="sft"), "stream_sft_dataset")
-    whole = metadata(events["sft/meta_json"])
-    images = whole["plots"].split("\n\n")
-    assert len(images) == 4
-    assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
-    assert "of the tokens are targets; T = 1,024 cuts none of the examples" in whole["contents"]
-    assert whole["dropped"] == "none of 20 examples"
-    assert 1 < whole["chars_per_token"] < 10
-    scope: dict[str, object] = {}
-    exec(whole["open_it"].rstrip().removeprefix("```python\n").removesuffix("```"), scope)
-    batch = scope["batch"]
-    assert isinstance(batch, Batch)
-    assert batch.x.shape == (4, 256)
-    lines = metadata(events["sft/train_pair"])["samples"].splitlines()
-    said = [line for line in lines if line.startswith("+ ")]
-    assert said
-    assert not any("<|usr|>" in line for line in said)
-    assert any(line.startswith("  <|usr|>") for line in lines)
 
 
 def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_cache_do(
