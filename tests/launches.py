@@ -1,0 +1,51 @@
+"""Building from a program, as `niels-cache build-all` does: what the listener is told, and an instance without files."""
+
+from contextlib import nullcontext
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.corpus.report import plot_names
+from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
+from niels_cache_assets.progress import HowFar
+from tests.dagster_tools import Project
+
+
+class Recorder:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.progress: dict[str, HowFar] = {}
+
+    def started(self, name: str, family: LaunchFamily) -> None:
+        self.told.append(f"started {name} ({family})")
+
+    def progressed(self, name: str, progress: HowFar) -> None:
+        self.progress[name] = progress
+
+    def logged(self, name: str, message: str) -> None:
+        self.told.append(f"{name}: {message}")
+
+    def finished(self, result: LaunchResult) -> None:
+        self.told.append(f"finished {result.name}: {result.state}")
+
+
+def launch(project: Project, *, only: list[str] | None = None, force: bool = False) -> tuple[dict[str, LaunchResult], Recorder]:
+    recorder = Recorder()
+    results = launch_builds(project.registry, root=project.root, only=only, force=force, listener=recorder)
+    return {result.name: result for result in results}, recorder
+
+
+def states(results: dict[str, LaunchResult]) -> dict[str, str]:
+    return {name: result.state for name, result in results.items()}
+
+
+def launch_in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+    """The project's instance, which launches use now: it has no files, and is three times as fast. Nothing is drawn either."""
+    home = project.folder / "home"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: nullcontext(project.instance))
+    monkeypatch.setattr("niels_cache_assets.corpus.plots.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    return project.instance
