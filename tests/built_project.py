@@ -1,4 +1,7 @@
-"""One project with everything built, once for each process of pytest: tests look at it, or take a copy and go on from there."""
+"""Projects with everything built, once for each process of pytest: tests look at them, or take a copy and go on from there.
+
+`built_corpora` is for what is cleaned and deduplicated; it costs three times as much as `built_project`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:  # Dagster is imported where a test asks for a project
 
 @dataclass(frozen=True)
 class Built:
-    """`runs`: those that built it, by what they built: "tokenizer", "notes", "books", "chats". None of it is changed."""
+    """`runs`: those that built it, by what they built, such as "tokenizer" and "notes". None of it is changed."""
 
     project: Project
     runs: dict[str, dg.ExecuteInProcessResult]
@@ -28,11 +31,27 @@ def built_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
     from tests.dagster_tools import Project
 
     project = Project(tmp_path_factory.mktemp("built") / "project", tiny_model)
-    runs = {
-        "tokenizer": project.build_tokenizer(),
-        "notes": project.build("notes"),
-        "books": project.build("books"),
-        "chats": project.build("chats", family="sft"),
-    }
+    return _built(project, {"tokenizer": project.build_tokenizer()}, "notes", "books")
+
+
+@pytest.fixture(scope="session")
+def built_corpora(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Built:
+    """The project of `prepare_project`: `books` and `letters` have a corpus, `notes` and `chats` none. The tokenizer is trained."""
+    from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB
+    from tests.dagster_tools import TRAIN_HERE
+    from tests.prepared_project import prepare_project
+
+    project = prepare_project(tmp_path_factory.mktemp("corpora") / "project", tiny_model)
+    project.edit(f'model = "{tiny_model}"', TRAIN_HERE)
+    runs = {"tokenizer": project.build_tokenizer()}
+    runs |= {f"corpus/{name}": project.run(CORPUS_JOB, name) for name in ("books", "letters")}
+    runs |= {"duplicates": project.run(DUPLICATES_JOB)}
+    runs |= {f"report/{name}": project.run(REPORT_JOB, name) for name in ("books", "letters")}
+    return _built(project, runs, "notes", "books", "letters")
+
+
+def _built(project: Project, runs: dict[str, dg.ExecuteInProcessResult], *pretrain: str) -> Built:
+    """Besides what is built already, these data sets and `chats`."""
+    runs = {**runs, **{name: project.build(name) for name in pretrain}, "chats": project.build("chats", family="sft")}
     assert [name for name, run in runs.items() if not run.success] == []
     return Built(project, runs)

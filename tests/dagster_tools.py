@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.data_version import CachingStaleStatusResolver  # what the UI's "unsynced" is made of
+from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry, load_registry
@@ -45,6 +48,7 @@ class Project:
     folder: Path
     tokenizer_model: Path
     instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
+    _loaded: tuple[str, dg.Definitions] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +71,7 @@ class Project:
         """The same files in a folder of their own, and in a new instance the same events, which tell of those files."""
         made = copy.copy(self)
         made.folder = shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        made._loaded = None
         made.instance = _copied(self.instance, old=self.folder, new=folder)
         return made
 
@@ -82,6 +87,13 @@ class Project:
         settings = f'model = "{self.tokenizer_model}"' if tokenizer is None else tokenizer
         text = f"[dagster]\nplots = false\n[tokenizer]\n{settings}\n{TABLES.format(extra=extra)}"
         (self.folder / "niels_cache.toml").write_text(text, encoding="utf-8")
+
+    def edit(self, old: str, new: str) -> None:
+        """Replace a part of niels_cache.toml that is there once."""
+        toml = self.folder / "niels_cache.toml"
+        text = toml.read_text(encoding="utf-8")
+        assert text.count(old) == 1
+        toml.write_text(text.replace(old, new), encoding="utf-8")
 
     def import_other_tokenizer(self, *, extra: str = "") -> None:
         """Configure a model of other bytes that encodes the same: the old one with a field that SentencePiece does not know."""
@@ -100,7 +112,11 @@ class Project:
 
     @property
     def defs(self) -> dg.Definitions:
-        return build_defs({"cache_root": CacheRoot(root=os.fspath(self.root))}, registry=self.registry)
+        """Loaded again when niels_cache.toml has changed."""
+        text = (self.folder / "niels_cache.toml").read_text(encoding="utf-8")
+        if self._loaded is None or self._loaded[0] != text:
+            self._loaded = text, build_defs({"cache_root": CacheRoot(root=os.fspath(self.root))}, registry=self.registry)
+        return self._loaded[1]
 
     def build_tokenizer(self, **config: Any) -> dg.ExecuteInProcessResult:
         return self._execute(TOKENIZER_JOB, "tokenizer", None, config)
@@ -108,10 +124,23 @@ class Project:
     def build(self, name: str, *, family: Family = "pretrain", **config: Any) -> dg.ExecuteInProcessResult:
         return self._execute(FAMILY_JOBS[family], STREAM_OPS[family], name, config)
 
-    def _execute(self, job: str, op: str, partition: str | None, config: dict[str, Any]) -> dg.ExecuteInProcessResult:
+    def run(self, job: str, partition: str | None = None, **settings: Any) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(job).execute_in_process(
-            run_config={"ops": {op: {"config": config}}}, instance=self.instance, partition_key=partition, raise_on_error=False
+            instance=self.instance, partition_key=partition, raise_on_error=False, **settings
         )
+
+    def _execute(self, job: str, op: str, partition: str | None, config: dict[str, Any]) -> dg.ExecuteInProcessResult:
+        return self.run(job, partition, run_config={"ops": {op: {"config": config}}})
+
+    def observe(self, *names: str) -> None:
+        """Record what upstream of these data sets is now."""
+        for name in names:
+            self.instance.report_runless_asset_event(observe_revision(self.registry, name, root=self.root))
+
+    def status(self, key: dg.AssetKey, partition: str | None = None) -> str:
+        """FRESH, STALE or MISSING, as the UI has it."""
+        resolver = CachingStaleStatusResolver(self.instance, self.defs.resolve_asset_graph(), LoadingContextForTest(self.instance))
+        return resolver.get_status(key, partition).value
 
 
 def _copied(instance: dg.DagsterInstance, *, old: Path, new: Path) -> dg.DagsterInstance:

@@ -5,7 +5,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import family_keys
 from niels_cache_runtime.errors import NielsCacheError
 from tests.built_project import Built
@@ -46,13 +45,12 @@ def project(built_project: Built, tmp_path: Path) -> Project:
 
 def build(project: Project, *names: str) -> None:
     for name in names:
-        project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
+        project.observe(name)
         assert project.build(name, family="sft").success
 
 
 def name_automatic(project: Project, names: str) -> None:
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\nautomatic_sft = {names}\n"))
+    project.edit("[dagster]\n", f"[dagster]\nautomatic_sft = {names}\n")
 
 
 def test_other_bytes_of_the_tokenizer_or_another_revision_ask_for_a_build_and_nothing_else_does(project: Project) -> None:
@@ -69,8 +67,7 @@ def test_other_bytes_of_the_tokenizer_or_another_revision_ask_for_a_build_and_no
     assert automation.tick() == set()
     text = (project.folder / "chats.jsonl").read_text().replace(sentences(1, seed=9)[0], "Another question.")
     (project.folder / "chats.jsonl").write_text(text)
-    for name in ("chats", "talks"):
-        project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
+    project.observe("chats", "talks")
     assert automation.tick() == {"chats"}, "talks was looked at as well, and is what it was"
 
 

@@ -1,6 +1,5 @@
 """What the checks find, how grave it is, and that each runs alone."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 

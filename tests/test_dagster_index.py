@@ -4,8 +4,6 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver
-from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.keys import INDEX, INDEX_JOB
 from niels_cache_assets.defs.metadata import state_in
@@ -36,14 +34,7 @@ def project(built_project: Built, tmp_path: Path) -> Project:
 
 
 def build_index(project: Project, name: str) -> dg.ExecuteInProcessResult:
-    job = project.defs.resolve_job_def(INDEX_JOB)
-    return job.execute_in_process(instance=project.instance, partition_key=name, raise_on_error=False)
-
-
-def status(project: Project, name: str) -> str:
-    graph = project.defs.resolve_asset_graph()
-    resolver = CachingStaleStatusResolver(project.instance, graph, LoadingContextForTest(project.instance))
-    return resolver.get_status(INDEX, name).value
+    return project.run(INDEX_JOB, name)
 
 
 def test_a_blend_is_a_partition_below_the_train_shards_of_its_members(project: Project) -> None:
@@ -91,14 +82,14 @@ def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make
     assert len(blend) == recorded["samples"] == 40
     assert sorted(path for path in (project.root / "index").iterdir() if path.is_dir()) == sorted(folders)
 
-    assert (status(project, "mix"), status(project, "alone")) == ("FRESH", "FRESH")
+    assert (project.status(INDEX, "mix"), project.status(INDEX, "alone")) == ("FRESH", "FRESH")
     project.write_notes(sentences(61))
     assert project.build("notes").success
-    assert (status(project, "mix"), status(project, "alone")) == ("STALE", "FRESH")
+    assert (project.status(INDEX, "mix"), project.status(INDEX, "alone")) == ("STALE", "FRESH")
     rebuilt = build_index(project, "mix")
     other = metadata(materializations(rebuilt, OP)["index/gpt"])
     assert state_in(other) == "built"
     assert other["hash"] != recorded["hash"]
-    assert status(project, "mix") == "FRESH"
+    assert project.status(INDEX, "mix") == "FRESH"
     project.configure(extra=BLENDS.replace("num_samples = 40", "num_samples = 41"))
-    assert status(project, "mix") == "STALE"
+    assert project.status(INDEX, "mix") == "STALE"

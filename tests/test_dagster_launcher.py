@@ -202,8 +202,7 @@ def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_
 def prepared_project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> Project:
     """Its tokenizer is trained. `more`: as `prepare_project` takes it."""
     project = prepare_project(tmp_path, tiny_model, more=more)
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text(encoding="utf-8").replace(f'model = "{tiny_model}"', "vocab_size = 330"), encoding="utf-8")
+    project.edit(f'model = "{tiny_model}"', "vocab_size = 330")
     launch_in_memory(project, monkeypatch)
     return project
 
@@ -284,7 +283,7 @@ def test_without_a_tokenizer_the_others_are_skipped_with_the_reason(project: Pro
 
 
 def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
-    with pytest.raises(NielsCacheError, match="'note'.*'notes'"):
+    with pytest.raises(NielsCacheError, match=r"'note'.*'notes'"):
         launch(project, only=["note"])
     assert not project.root.exists()
 

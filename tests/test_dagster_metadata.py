@@ -27,16 +27,11 @@ def project(built_project: Built, tmp_path: Path) -> Project:
     return built_project.project.copied(tmp_path)
 
 
-def observe(project: Project, name: str) -> None:
-    project.instance.report_runless_asset_event(observe_revision(project.registry, name, root=project.root))
-
-
 @pytest.fixture(scope="module")
 def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The metadata of all that is built, by asset, with plots. One of the notes is empty."""
     project = built_project.project.copied(tmp_path_factory.mktemp("shown"))
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
+    project.edit("plots = false", "plots = true")
     project.write_notes(["", *sentences(10)])
     runs = [
         materializations(project.build_tokenizer(force=True), "tokenizer"),
@@ -164,7 +159,7 @@ def test_what_is_copied_from_a_description_opens_what_was_built(built_project: B
 def test_what_upstream_has_moved_on_from_is_in_the_table_with_both_revisions(project: Project) -> None:
     project.write_notes(sentences(5))
     assert checks(project.build("books"))[IN_SYNC].passed, "nobody has looked"
-    observe(project, "notes")
+    project.observe("notes")
     found = checks(project.build("books"))[IN_SYNC]
     assert not found.passed
     assert found.severity == dg.AssetCheckSeverity.WARN

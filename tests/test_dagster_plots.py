@@ -23,6 +23,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
 from niels_cache_runtime.formats import Family
 from niels_cache_runtime.meta import read_meta
+from tests.built_project import Built
 from tests.dagster_tools import Project, materializations, metadata, rows
 from tests.tiny import sentences
 
@@ -187,8 +188,7 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_ca
     project = Project(tmp_path, tiny_model)
     project.write_notes([f"{text}\n\n    and an indented line\n" for text in sentences(60)])
     project.configure(tokenizer='vocab_size = 330\ntrain_on = ["notes", "books"]')
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("plots = false", "plots = true"))
+    project.edit("plots = false", "plots = true")
     found = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
     model = str(project.root / "tokenizer/spm.model")
     texts = [json.loads(line)["text"] for line in (project.folder / "notes.jsonl").read_text().splitlines()]
@@ -232,11 +232,13 @@ def test_the_picture_of_the_ratios_of_many_sources_is_no_higher_than_a_screen() 
     assert len(drawn) < MAX_PNG_BYTES
 
 
-def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(tmp_path: Path, tiny_model: Path) -> None:
-    project = Project(tmp_path, tiny_model)
-    first = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
+def test_an_imported_tokenizer_shows_how_it_fits_what_was_built_with_it(built_project: Built, tmp_path: Path) -> None:
+    first = metadata(materializations(built_project.runs["tokenizer"], "tokenizer")["tokenizer"])
     assert "chars_per_token" not in first
-    built = metadata(materializations(project.build("notes"))["pretrain/meta_json"])
+    built = metadata(materializations(built_project.runs["notes"])["pretrain/meta_json"])
+    project = built_project.project.copied(tmp_path)
+    for other in ("books", "chats"):
+        project.remove(other)
     again = metadata(materializations(project.build_tokenizer(), "tokenizer")["tokenizer"])
     assert again["chars_per_token"] == built["chars_per_token"]
     assert "longest_words" not in again

@@ -21,7 +21,9 @@ from niels_cache_assets.registry import load_registry
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
 from niels_cache_assets.reports.drawings import NONE
 from niels_cache_runtime import read_meta
+from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, materializations, metadata, rows
+from tests.messages import missing
 
 REPORTS = """
 [blend.mix]
@@ -31,15 +33,10 @@ num_samples = 4000
 """
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Project:
-    """All of it is built, in one instance."""
-    project = Project(tmp_path_factory.mktemp("reports"), tiny_model)
+@pytest.fixture
+def project(built_project: Built, tmp_path: Path) -> Project:
+    project = built_project.project.copied(tmp_path / "project")
     project.configure(extra=REPORTS)
-    assert project.build_tokenizer().success
-    for name in ("notes", "books"):
-        assert project.build(name).success
-    assert project.build("chats", family="sft").success
     return project
 
 
@@ -71,7 +68,7 @@ def test_the_mixture_shows_a_table_and_warns_by_a_check_of_its_own(project: Proj
     assert "data:image" not in found["report"]  # [dagster] plots = false
     result = checks(run)[NOT_TOO_OFTEN]
     assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert (result.description or "").startswith("mix: notes is read")
+    assert missing(result.description, "mix: notes", "max_epochs") == []
     assert data_versions(make(project, MIXTURE), "reports__mixture") == data_versions(run, "reports__mixture")
 
 
@@ -155,7 +152,7 @@ def test_checks_and_ages_are_those_of_what_lies_here_now(project: Project, tmp_p
     assert recorded.upstream.first_seen is not None
     assert recorded.upstream.first_seen <= (recorded.upstream.looked_at or 0)
     assert [check.name for check in report.history.checks] == ["caches_in_sync (pretrain)", "caches_in_sync (sft)"]
-    assert any(notice.name == "notes" and "upstream was last observed at later" in notice.text for notice in report.notices)
+    assert any(notice.name == "notes" and missing(notice.text, "upstream", "at later") == [] for notice in report.notices)
     assert {check.name for check in report.history.of(project.root / "tokenizer").checks} == {
         "special_tokens_are_one_id_each",
         "text_survives_a_round_trip",
@@ -200,7 +197,7 @@ def test_a_damaged_database_is_one_line_and_no_history(project: Project, tmp_pat
         database.write_bytes(b"not a database" * 100)
     items = find_items(project.registry, root=project.root)
     source = history_at_home(project.registry, items, root=project.root).source
-    assert source.startswith(f"none: {home} cannot be read: DatabaseError: ")
+    assert missing(source, "none: ", str(home), "DatabaseError: ") == []
     assert "\n" not in source
 
 
@@ -214,7 +211,7 @@ def test_the_command_finds_the_history_of_its_dagster_home(
     command = ["report", "--config", str(project.folder / "niels_cache.toml"), "--cache-dir", str(project.root), "--json"]
     assert main([*command, "--profile", "quickstart"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["history"] == f"recorded by Dagster in {tmp_path / 'home'}"
+    assert missing(found["history"], "recorded", str(tmp_path / "home")) == []
     tokenizer = found["items"][0]
     assert (tokenizer["name"], {check["outcome"] for check in tokenizer["checks"]}) == ("tokenizer", {"passed"})
     assert tokenizer["built"] is not None
