@@ -29,6 +29,7 @@ from niels_cache_runtime.sequential import DatasetLoader
 from niels_cache_runtime.verify import main as verify
 from niels_cache_runtime.verify import verify_cache
 from tests.hand_made import ASST, EOT, IDS, USR, VOCAB_SIZE, write_cache
+from tests.messages import missing
 
 TRAIN = [*range(10, 40), EOT] * 4
 NEEDED = {"token_dtype": "uint16-le", "vocab_size": VOCAB_SIZE, "special_token_ids": {"eot": EOT}}
@@ -76,7 +77,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def unverifiable(caught: Any) -> list[str]:
-    return [str(warning.message) for warning in caught if "nothing can be verified" in str(warning.message)]
+    return [str(warning.message) for warning in caught if "verified" in str(warning.message)]
 
 
 def test_a_foreign_meta_is_read_as_it_is_with_one_warning_that_nothing_can_be_verified(root: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_foreign_meta_is_read_as_it_is_with_one_warning_that_nothing_can_be_ve
 
 def test_every_class_reads_a_foreign_pretrain_split(root: Path) -> None:
     train = root / "pretrain/theirs/train"
-    with pytest.warns(UserWarning, match="nothing can be verified"):
+    with pytest.warns(UserWarning, match="verified"):
         dataset = PretrainTokenStreamDataset(str(train), T=8, device="cpu")
     x, y = dataset.get_batch(B=4, generator=torch.Generator().manual_seed(0))
     assert x.shape == (4, 8)
@@ -106,7 +107,7 @@ def test_every_class_reads_a_foreign_pretrain_split(root: Path) -> None:
     assert next(iter(tokens)).x.tolist() == [TRAIN[:8]]
     split = open_cache(root).pretrain["theirs"].train
     assert (split.tokens, split.rows) == (len(TRAIN), None)
-    assert f"{len(TRAIN)} tokens in an unknown number of documents" in repr(split)
+    assert missing(repr(split), f"{len(TRAIN)} tokens", "unknown") == []
     assert split.sampler(T=8).T == 8
     for needs_documents in (
         lambda: split[0],
@@ -114,7 +115,7 @@ def test_every_class_reads_a_foreign_pretrain_split(root: Path) -> None:
         lambda: CacheSplit(train),
         lambda: TokenLoader(str(train), T=8, B=1, seed=1, fields=("document_ids",)),
     ):
-        with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy is not beside it"):
+        with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy"):
             needs_documents()
 
 
@@ -129,16 +130,16 @@ def test_document_ends_of_another_program_are_taken_where_they_are_there(root: P
     write_json(folder, {**read_meta(str(folder / "meta.json")), "documents": {"train": 7, "val": 3}})  # of their own kind
     assert [len(split) for split in (open_cache(root).pretrain["theirs"].train, open_cache(root).pretrain["theirs"].val)] == [4, 3]
     np.save(folder / "train_doc_ends.npy", np.array([[31, 62]], dtype=np.uint64))
-    with pytest.raises(NielsCacheError, match="expected one dimension of uint64"):
+    with pytest.raises(NielsCacheError, match="dimension of uint64"):
         repr(open_cache(root).pretrain["theirs"].train)
     np.save(folder / "train_doc_ends.npy", np.array([31, 62], dtype=np.uint64))
-    with pytest.raises(NielsCacheError, match="the last document ends at 62"):
+    with pytest.raises(NielsCacheError, match="ends at 62"):
         TokenLoader(str(folder / "train"), T=8, B=1, seed=1)
 
 
 def test_every_class_reads_a_foreign_sft_split(root: Path) -> None:
     folder = root / "sft/chats_of_theirs"
-    with pytest.warns(UserWarning, match="nothing can be verified"):
+    with pytest.warns(UserWarning, match="verified"):
         pairs = SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), T=8, device="cpu", eot_id=EOT)
     assert pairs.asst_id == ASST
     assert pairs.get_batch(B=2, generator=torch.Generator().manual_seed(0))[0].shape == (2, 8)
@@ -146,13 +147,13 @@ def test_every_class_reads_a_foreign_sft_split(root: Path) -> None:
     assert next(iter(loader)).x.shape == (1, 16)
     split = open_cache(root).sft["chats_of_theirs"].train
     assert (len(split), split.tokens, split[0].tolist()) == (2, 14, [USR, 10, EOT, ASST, 11, 12, EOT])
-    with pytest.raises(NielsCacheError, match="its eot id is 4, not eot_id=5"):
+    with pytest.raises(NielsCacheError, match="is 4, not eot_id=5"):
         SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), T=8, device="cpu", eot_id=5)
 
 
 def test_an_assistant_id_that_the_other_program_does_not_name_is_asked_for(tmp_path: Path) -> None:
     folder = prepare_sft(tmp_path / "sft/x", special_token_ids={"eot": EOT})
-    with pytest.raises(NielsCacheError, match=r"gives no asst id; pass asst_id="):
+    with pytest.raises(NielsCacheError, match="asst_id="):
         TokenLoader(str(folder / "train"), T=16, B=1, seed=1)
 
 
@@ -160,19 +161,19 @@ def test_an_assistant_id_that_the_other_program_does_not_name_is_asked_for(tmp_p
     ("fields", "message"),
     [
         ({"token_dtype": None}, "token_dtype is None"),
-        ({"token_dtype": "uint32"}, "token_dtype is 'uint32'; tokens must be little-endian uint16"),
+        ({"token_dtype": "uint32"}, r"token_dtype is 'uint32'.* uint16"),
         ({"vocab_size": ...}, "has no vocab_size"),
-        ({"vocab_size": "50"}, "vocab_size is '50', expected a whole number"),
+        ({"vocab_size": "50"}, "vocab_size is '50', .*number"),
         ({"vocab_size": 70_000}, "vocab_size is 70000"),
         ({"special_token_ids": ...}, "has no special_token_ids"),
         ({"special_token_ids": {"bos": 1}}, r"has no special_token_ids\.eot"),
-        ({"special_token_ids": [4]}, r"special_token_ids\.eot is \[4\], expected a whole number"),
-        ({"special_token_ids": {"eot": VOCAB_SIZE}}, "the id must be below the size"),
+        ({"special_token_ids": [4]}, r"special_token_ids\.eot is \[4\], .*number"),
+        ({"special_token_ids": {"eot": VOCAB_SIZE}}, rf"eot.*{VOCAB_SIZE}.* below"),
         ({"val_tokens": ...}, "has no val_tokens"),
-        ({"train_tokens": "many"}, "train_tokens is 'many', expected a whole number"),
-        ({"train_tokens": 123}, "train_tokens is 123, the files hold 124"),
+        ({"train_tokens": "many"}, "train_tokens is 'many', .*number"),
+        ({"train_tokens": 123}, "train_tokens is 123, .* 124"),
         ({"built": False}, "never built"),
-        ({"x": float("nan")}, "holds a value that no meta.json can hold"),
+        ({"x": float("nan")}, r"value .* meta\.json"),
     ],
     ids=str,
 )
@@ -192,7 +193,7 @@ def test_a_meta_of_ours_that_lost_some_of_its_keys_is_refused(tmp_path: Path, ke
     (folder / "meta.json").write_text(
         json.dumps({key: value for key, value in whole.items() if key in kept or key not in ("schema_version", "meta_sha256", "files")})
     )
-    with pytest.raises(NielsCacheError, match=r"no schema_version|does not match its meta_sha256"):
+    with pytest.raises(NielsCacheError, match=r"schema_version|meta_sha256"):
         PretrainTokenStreamDataset(str(folder / "train"), T=2, device="cpu")
     assert verify([str(tmp_path), "notes"]) == 1
 
@@ -212,7 +213,7 @@ def test_keys_of_our_names_with_another_meaning_are_left_out(tmp_path: Path) -> 
 
 
 def test_hashes_cannot_be_asked_for(root: Path) -> None:
-    with pytest.raises(NielsCacheError, match="nothing can be verified; open it without verify="):
+    with pytest.raises(NielsCacheError, match=r"verified.* without verify="):
         PretrainTokenStreamDataset(str(root / "pretrain/theirs/train"), T=8, device="cpu", verify="sha256")
 
 
@@ -226,7 +227,7 @@ def test_a_state_resumes_the_same_cache_and_refuses_another(root: Path, tmp_path
     assert torch.equal(next(iter(resumed)).x, following.x)
     other = prepare_pretrain(tmp_path / "other/theirs")
     np.array([5, *TRAIN[1:]], dtype="<u2").tofile(other / "train/shard_00000.bin")
-    with pytest.raises(NielsCacheError, match="is not the cache that this state was saved with"):
+    with pytest.raises(NielsCacheError, match="not the cache"):
         TokenLoader.from_state(state, {"train": str(other / "train")} if "train" in state["sources"] else str(other / "train"))
 
 
@@ -270,11 +271,10 @@ def test_verify_finds_what_the_foreign_meta_itself_denies(root: Path, capsys: py
     np.array([*TRAIN[:-1], VOCAB_SIZE], dtype="<u2").tofile(folder / "train/shard_00000.bin")
     np.array([1, 2], dtype="<u2").tofile(folder / "val/shard_00000.bin")
     np.save(root / "sft/chats_of_theirs/val_idx.npy", np.array([7, 0], dtype=np.int64))
-    assert [str(finding).removeprefix(f"{root}/") for finding in verify_cache(root)] == [
-        f"pretrain/theirs/train/shard_00000.bin: holds id {VOCAB_SIZE}, the vocabulary has {VOCAB_SIZE}",
-        "pretrain/theirs/meta.json: val_tokens is 11, the files hold 2",
-        "sft/chats_of_theirs/val_idx.npy: the first example starts at 7, not at 0; rebuild this data set",
-    ]
+    ids, counts, starts = map(str, verify_cache(root))
+    assert missing(ids, f"{folder}/train/shard_00000.bin: ", f"id {VOCAB_SIZE}", "vocabulary") == []
+    assert missing(counts, f"{folder}/meta.json: val_tokens is 11", "hold 2") == []
+    assert missing(starts, f"{root}/sft/chats_of_theirs/val_idx.npy: ", "starts at 7") == []
     assert verify([str(root)]) == 1
 
 
@@ -283,10 +283,9 @@ def test_verify_quick_holds_the_counts_of_a_foreign_meta_against_sizes(root: Pat
     np.array([VOCAB_SIZE, 2], dtype="<u2").tofile(folder / "val/shard_00000.bin")
     (folder / "train/shard_00000.bin").write_bytes((folder / "train/shard_00000.bin").read_bytes() + b"x")
     assert verify([str(root), "--quick"]) == 1
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        f"{folder}/train/shard_00000.bin: 249 bytes is no whole number of uint16 tokens",
-        f"{folder}/meta.json: val_tokens is 11, the files hold 2",
-    ]
+    size, counts, *_ = capsys.readouterr().out.splitlines()
+    assert missing(size, f"{folder}/train/shard_00000.bin: 249 bytes", "uint16") == []
+    assert missing(counts, f"{folder}/meta.json: val_tokens is 11", "hold 2") == []
     (folder / "train/shard_00000.bin").rename(folder / "train/shard_00001.bin")
     assert verify([str(folder), "--quick"]) == 1
     assert "shard_00000.bin is missing" in capsys.readouterr().out
@@ -296,13 +295,11 @@ def test_verify_quick_holds_the_counts_of_a_foreign_meta_against_sizes(root: Pat
 def test_verify_names_a_missing_file_of_a_foreign_sft_split_unless_the_split_is_empty(root: Path, quick: bool) -> None:
     folder = root / "sft/chats_of_theirs"
     (folder / "val_tokens.bin").unlink()
-    assert [str(finding).removeprefix(f"{folder}/") for finding in verify_cache(root, quick=quick)] == [
-        "val_tokens.bin: missing, or no plain file; a split of conversations needs it"
-    ]
+    [finding] = verify_cache(root, quick=quick)
+    assert missing(finding, f"{folder}/val_tokens.bin: missing") == []
     (folder / "val_idx.npy").unlink()
-    assert [str(finding).removeprefix(f"{folder}/") for finding in verify_cache(root, quick=quick)] == [
-        "meta.json: val_examples is 2, the files hold 0"
-    ]
+    [finding] = verify_cache(root, quick=quick)
+    assert missing(finding, f"{folder}/meta.json: val_examples is 2", "hold 0") == []
     write_json(folder, {**NEEDED, "special_token_ids": IDS, "train_examples": 2, "val_examples": 0})
     assert verify_cache(root, quick=quick) == []
 
@@ -310,6 +307,7 @@ def test_verify_names_a_missing_file_of_a_foreign_sft_split_unless_the_split_is_
 @pytest.fixture
 def run(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("DAGSTER_HOME", str(root.parent / ".dagster"))
     (root.parent / "niels_cache.toml").write_text('profile = "quickstart"\n')
 
     def call(*arguments: str, as_json: bool = False) -> tuple[int, Any]:
@@ -332,16 +330,16 @@ def test_commands_show_a_foreign_cache_and_say_that_nothing_can_be_verified(run:
     assert "unverifiable" in run("list")[1]
     statuses = {row["name"]: row for row in run("status", as_json=True)[1]["data_sets"]}
     assert (statuses["theirs"]["condition"], statuses["theirs"]["state"]) == ("complete", "unverifiable")
-    assert "nothing can be verified" in statuses["theirs"]["advice"]
+    assert "verified" in statuses["theirs"]["advice"]
     assert run("status", "theirs", "--full")[0] == 0
     for name in ("theirs", "chats_of_theirs"):
         code, shown = run("show", name)
         assert code == 0
-        assert "nothing can be verified" in shown
+        assert "verified" in shown
         assert run("show", f"cache/{'pretrain' if name == 'theirs' else 'sft'}/{name}")[0] == 0
         assert run("show", name, as_json=True)[0] == 0
         code, sampled = run("sample", name, "--seed", "1")
-        assert (code, "token ids instead of text" in sampled) == (0, True)
+        assert (code, "token ids" in sampled) == (0, True)
     assert run("sample", "chats_of_theirs", "--notable")[0] == 0
     code, said = run("sample", "theirs", "--notable")
     assert (code, "train_doc_ends.npy" in said) == (2, True)
@@ -359,13 +357,13 @@ def test_sample_names_the_key_by_which_targets_are_found(root: Path, run: Run) -
     prepare_sft(root / "sft/x", special_token_ids={"eot": EOT})
     for notable in ([], ["--notable"]):
         code, said = run("sample", "x", *notable)
-        assert (code, "meta.json: special_token_ids has no asst" in said, "asst_id=" in said) == (2, True, False)
+        assert (code, missing(said, "meta.json: ", "special_token_ids", "asst"), "asst_id=" in said) == (2, [], False)
 
 
 def test_a_foreign_cache_is_exported_and_traced(root: Path, run: Run) -> None:
     folder = root / "pretrain/theirs"
     code, said = run("export", "nanogpt", "theirs", "--out", "exported", "--split", "train")
-    assert (code, "its documents are unknown" in said) == (2, True)
+    assert (code, "documents are unknown" in said) == (2, True)
     np.save(folder / "train_doc_ends.npy", np.arange(31, 125, 31, dtype=np.uint64))
     assert run("export", "nanogpt", "theirs", "--out", "exported", "--split", "train")[0] == 0
     assert np.fromfile("exported/train.bin", dtype="<u2").tolist() == TRAIN
@@ -377,7 +375,7 @@ def test_a_foreign_cache_is_exported_and_traced(root: Path, run: Run) -> None:
 
 def test_a_foreign_cache_is_a_hub_dataset(root: Path) -> None:
     folder = root / "pretrain/theirs"
-    with pytest.raises(NielsCacheError, match="its documents are unknown"):
+    with pytest.raises(NielsCacheError, match="documents are unknown"):
         to_hf_dataset("theirs", cache_dir=root)
     np.save(folder / "train_doc_ends.npy", np.arange(31, 125, 31, dtype=np.uint64))
     dataset = to_hf_dataset("theirs", cache_dir=root)
@@ -388,19 +386,23 @@ def test_a_foreign_cache_is_a_hub_dataset(root: Path) -> None:
     assert to_hf_dataset("chats_of_theirs", cache_dir=root)[0]["labels"] == [-100, -100, -100, -100, 11, 12, EOT]
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, {"token_dtype": "uint32"}, {"val_tokens": "many"}], ids=["complete", "other tokens", "other counts"]
-)
-def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run, changed: dict[str, Any]) -> None:
-    shutil.copytree(root / "pretrain/theirs", root / "pretrain/python_docs")
-    path = root / "pretrain/python_docs/meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    code, said = run("build-all", "--only", "python_docs")
-    assert (code, "another program made this cache; move its folder away" in said) == (1, True)
-    assert json.loads((root / "pretrain/python_docs/meta.json").read_text())["vocab_size"] == VOCAB_SIZE
-    assert {row["name"]: row["state"] for row in run("list", as_json=True)[1]["data_sets"]}["python_docs"] == (
-        "unreadable" if changed else "unverifiable"
-    )
+def test_a_build_does_not_replace_a_foreign_cache(root: Path, run: Run, tiny_model: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {"complete": {}, "other_tokens": {"token_dtype": "uint32"}, "other_counts": {"val_tokens": "many"}}
+    tables = "".join(f'[pretrain.{name}]\nsource = "text"\nfiles = ["text.txt"]\n' for name in changes)
+    (root.parent / "text.txt").write_text("A text to build from.\n" * 20)
+    (root.parent / "niels_cache.toml").write_text(f'profile = "quickstart"\n[tokenizer]\nmodel = "{tiny_model}"\n{tables}')
+    for name, changed in changes.items():
+        prepare_pretrain(root / "pretrain" / name, **changed)
+    before = {path: path.read_bytes() for path in (root / "pretrain").rglob("*") if path.is_file()}
+    code, built = run("build-all", "--only", *changes, as_json=True)
+    assert code == 1
+    results = {result["name"]: result for result in built["results"]}
+    for name in changes:
+        assert results[name]["state"] == "failed"
+        assert missing(results[name]["message"], f"cache/pretrain/{name}/meta.json: ", "another program") == []
+    assert {path: path.read_bytes() for path in before} == before
+    states = {row["name"]: row["state"] for row in run("list", as_json=True)[1]["data_sets"]}
+    assert [states[name] for name in changes] == ["unverifiable", "unreadable", "unreadable"]
 
 
 def test_a_foreign_meta_in_the_place_of_the_tokenizer_is_told_in_one_line(root: Path, run: Run) -> None:
@@ -408,7 +410,7 @@ def test_a_foreign_meta_in_the_place_of_the_tokenizer_is_told_in_one_line(root: 
     code, listed = run("list", as_json=True)  # `run` refuses a traceback
     found = next(row for row in listed["data_sets"] if row["name"] == "tokenizer")
     assert (code, found["state"]) == (0, "unreadable")
-    assert "meta.json: has no kind, sha256, fingerprint" in found["advice"]
+    assert missing(found["advice"], "meta.json: ", "kind, sha256, fingerprint") == []
     assert run("status")[0] == 1
 
 

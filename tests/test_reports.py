@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,10 +38,12 @@ from niels_cache_runtime.blend import Blend
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
 from niels_cache_runtime.meta import content_sha256
+from tests.messages import missing
 from tests.small_project import STAGES, SmallProject, small_project
 from tests.ui.browser import browser_page, browser_path
 
 T = 16  # of the blend
+MIX = "blend mix"  # as the blend is called
 MAX_PNG_BYTES = 50_000
 NOW = 1_800_000_000.0
 HOSTILE = (
@@ -112,7 +112,7 @@ def test_what_is_read_as_often_as_allowed_is_no_warning_and_one_sample_more_is(p
     assert (allowed.warnings, allowed.sources[0].epochs, allowed.sources[0].repeats_from) == ([], 3.0, None)
     assert beyond.sources[0].repeats_from == 3 * per_epoch // 32
     assert len(beyond.warnings) == 1
-    assert re.match(r"letters is read 3\.0 times, more often than max_epochs \(3\) after [\d,]+ of [\d,]+ steps", beyond.warnings[0])
+    assert re.match(r"letters .* 3\.0 times.* max_epochs \(3\) after [\d,]+ of [\d,]+ steps", beyond.warnings[0])
 
 
 def test_a_share_that_a_warning_advises_is_read_as_often_as_allowed(project: SmallProject) -> None:
@@ -142,7 +142,8 @@ def test_without_a_blend_all_pretrain_sets_are_read_once_by_size(project: SmallP
     assert mixture.name == ALL
     assert [source.name for source in mixture.sources] == ["letters", "notes"]
     assert [source.epochs for source in mixture.sources] == [1.0, 1.0]
-    assert mixture.left_out == {"python_docs": "is not built yet"}
+    assert mixture.left_out.keys() == {"python_docs"}
+    assert "not built" in mixture.left_out["python_docs"]
     planned = only(replace(registry, reports=ReportsSettings(sequence_length=T, steps=100, batch_size=8)), project.root)
     assert (planned.samples, planned.steps) == (800, 100)
 
@@ -154,9 +155,10 @@ def test_what_cannot_be_read_is_left_out_with_its_reason(project: SmallProject) 
     assert "T=1000000 needs 1000001 tokens" in mixture.left_out["letters"]
     assert mixture.steps == 0
     blend = only(blended(project.registry, {"letters": 1.0, "python_docs": 1.0}, samples=10), project.root)
-    assert (blend.sources, blend.left_out) == ((), {"python_docs": "is not built yet"})
+    assert (blend.sources, blend.left_out.keys()) == ((), {"python_docs"})
     report = reported(project, registry=blended(project.registry, {"letters": 1.0, "python_docs": 1.0}, samples=10))
-    assert ("mix", "python_docs: is not built yet") in [(notice.name, notice.text) for notice in report.notices]
+    [said] = [notice.text for notice in report.notices if notice.name == "mix"]
+    assert missing(said, "python_docs: ", "not built") == []
     assert "Left out" in mixture_markdown(blend)
 
 
@@ -179,19 +181,20 @@ def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("max_epoch = 2", "[reports] has an unknown key 'max_epoch'; did you mean 'max_epochs'?"),
-        ("[blend.mix]\nweights = { a = 1 }\nsequence_length = 8\nnum_samples = 2000000000000000000", "[blend.mix] num_samples ="),
-        ("steps = 0", "[reports] steps = 0: must be at least 1 and at most 1_099_511_627_776; write, for example, steps = 1"),
-        ("max_epochs = inf", "[reports] max_epochs = inf: must be more than 0 and at most 1_048_576; write, for example, max_epochs = 4.0"),
+        ("max_epoch = 2", ("[reports] ", "'max_epoch'", "'max_epochs'")),
+        ("[blend.mix]\nweights = { a = 1 }\nsequence_length = 8\nnum_samples = 2000000000000000000", ("[blend.mix] num_samples =",)),
+        ("steps = 0", ("[reports] steps = 0: ", "at least 1", "1_099_511_627_776")),
+        ("max_epochs = inf", ("[reports] max_epochs = inf: ", "more than 0", "1_048_576")),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, line: str, message: str) -> None:
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, line: str, named: tuple[str, ...]) -> None:
     config = tmp_path / "niels_cache.toml"
     config.write_text(f"[reports]\n{line}\n", encoding="utf-8")
-    with pytest.raises(NielsCacheError, match=re.escape(message)):
+    with pytest.raises(NielsCacheError) as caught:
         load_registry(config=str(config))
+    assert missing(caught.value, *named) == []
 
 
 # What is built
@@ -213,8 +216,8 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
         assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
         assert item.sha256 is not None
     uses = {words.uses(items[name]): items[name] for name in indices}
-    assert set(uses) == {"letters of blend mix", "notes of blend mix", "blend mix"}
-    blend = uses["blend mix"]
+    assert set(uses) == {MIX, f"letters of {MIX}", f"notes of {MIX}"}
+    blend = uses[MIX]
     assert blend.meta["kind"] == "index/blend"
     assert blend.sha256 == content_sha256(blend.meta["files"])
     assert len({index.sha256 for index in uses.values()}) == len(indices), "each of its own files"
@@ -232,8 +235,10 @@ def test_an_index_is_called_by_every_blend_that_it_is_for_and_by_none_where_its_
 
     mix = project.registry.blend["mix"]
     other = mix.model_copy(update={"num_samples": 101})  # asks for as many letters, rounded up
-    assert said({"mix": mix, "other": other}) == ["blend mix", "letters of blend mix, letters of blend other", "notes of blend mix"]
-    assert said({"mix": mix.model_copy(update={"seed": 1})}) == ["of no configured blend"] * 3
+    blend, letters, notes = said({"mix": mix, "other": other})
+    assert (blend, notes) == (MIX, f"notes of {MIX}")
+    assert letters.split(", ") == [f"letters of {name}" for name in (MIX, "blend other")]
+    assert {"no configured" in use for use in said({"mix": mix.model_copy(update={"seed": 1})})} == {True}
     assert len(list((project.root / "index").glob("*/meta.json"))) == 3, "nothing was built to find that out"
 
 
@@ -275,11 +280,12 @@ def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(projec
     recorded = Recorded(built=NOW - 11 * day, upstream=upstream, checks=(Check(name="whole", outcome="failed", said="no", when=NOW),))
     report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
     texts = [notice.text for notice in report.notices if notice.name == "letters"]
-    assert texts == ["whole: no", f"built of revision {letters.revision}; upstream was last observed at abc"]
+    assert texts[0] == "whole: no"
+    assert missing(texts[1], f"revision {letters.revision}", "upstream", "at abc") == []
     assert words.revision_age(letters, recorded, NOW) == "12 days"
-    assert words.upstream(letters, recorded, NOW).endswith("60 minutes ago: now at abc")
+    assert missing(words.upstream(letters, recorded, NOW), "60 minutes", "at abc") == []
     assert words.revision_age(letters, Recorded(), NOW) == "-"
-    assert words.upstream(letters, Recorded(), NOW) == "its age is not recorded"
+    assert "not recorded" in words.upstream(letters, Recorded(), NOW)
 
 
 def test_what_needs_attention_is_looked_for_once_however_many_items_there_are(
@@ -496,9 +502,9 @@ def odd_import(root: Path, meta: dict[str, Any]) -> dict[str, Any]:
     ("meta", "said"),
     [
         ({"val_tokens": "left out"}, "has no val_tokens"),
-        ({"files": {"a": 3}}, "`files` does not map paths"),
-        ({"files": {"a": {}}}, "`files` does not map paths"),
-        ({"dropped": 3}, "dropped is 3, expected a table of whole numbers"),
+        ({"files": {"a": 3}}, "`files`"),
+        ({"files": {"a": {}}}, "`files`"),
+        ({"dropped": 3}, "dropped is 3"),
         ({"train_tokens": "many"}, "train_tokens is 'many'"),
     ],
 )
@@ -519,7 +525,8 @@ def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
 def test_without_what_plots_are_made_of_there_are_none_and_the_page_says_so(project: SmallProject, tmp_path: Path) -> None:
     odd_import(tmp_path, {"dropped": "left out", "vocab_size": "left out"})
     report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
-    assert list(draw_report(project.registry, report).problems.values()) == ["its plots cannot be drawn: meta.json has no 'vocab_size'"]
+    [problem] = draw_report(project.registry, report).problems.values()
+    assert missing(problem, "plots", "meta.json has no 'vocab_size'") == []
 
 
 # The command
@@ -562,7 +569,7 @@ def test_the_command_writes_the_page_and_changes_no_cache(
     assert f"{path}: " in told
     assert "python_docs: missing" in told
     text = Page(path.read_text(encoding="utf-8")).text
-    assert f"none: {tmp_path / 'nowhere'} is no Dagster home" in text
+    assert missing(text, f"none: {tmp_path / 'nowhere'}", "Dagster home") == []
     assert "letters" in text
     assert contents(project.root) == before
     assert not (tmp_path / "nowhere").exists()
@@ -582,7 +589,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     assert main([*command, "--json", "--out", str(out), "--open"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["items"]
-    assert f"no browser is to be had here; open {out} yourself" in captured.err
+    assert missing(captured.err, "no browser", str(out)) == []
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
@@ -602,27 +609,28 @@ def test_imported_tokens_of_no_known_vocabulary_are_reported_and_drawn(
     assert main(command) == 0
     page = (tmp_path / "cache/reports/cache.html").read_text(encoding="utf-8")
     assert "cannot be drawn" not in page
-    assert "imported. How often the piece of each rank is used" in page
+    assert re.search(r'alt="imported\. [^"]*\brank\b', page)
     assert measure_cache(folder, "pretrain", read_meta(str(folder / "meta.json"))).pieces_used == 31
 
 
-def test_a_cache_root_whose_name_is_no_utf8_is_shown_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_root_whose_name_is_no_utf8_is_shown_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / os.fsdecode(b"a\xff")
     try:
         root.mkdir()
     except OSError:
         pytest.skip("this file system takes UTF-8 alone")
-    command = [sys.executable, "-m", "niels_cache_assets.cli", "report", "--profile", "quickstart", "--cache-dir", os.fspath(root)]
-    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "nowhere"), "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, capture_output=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    assert b"a\\udcff" in done.stdout
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    assert main(["report", "--profile", "quickstart", "--cache-dir", os.fspath(root)]) == 0
+    out = capsys.readouterr().out  # of a stream that is strict UTF-8
+    assert "a\\udcff" in out
     assert "a\\udcff" in (root / "reports/cache.html").read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
-    with pytest.raises(NielsCacheError, match=r"cannot be written: .*; name another file with --out"):
+    with pytest.raises(NielsCacheError, match=r"cannot be written: .* --out"):
         write_page(tmp_path / "file" / "page.html", "new")
     (tmp_path / "folder").mkdir()
     with pytest.raises(NielsCacheError, match="cannot be written"):
@@ -633,12 +641,9 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 PAPER = 718  # CSS pixels of A4 between margins of 10 mm
 
 
-@pytest.mark.parametrize("is_folded", [False, True])
 @pytest.mark.browser
 @pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine")
-def test_on_paper_nothing_is_folded_and_no_column_is_cut(
-    is_folded: bool, project: SmallProject, drawings: Drawings, tmp_path: Path
-) -> None:
+def test_on_paper_nothing_is_folded_and_no_column_is_cut(project: SmallProject, drawings: Drawings, tmp_path: Path) -> None:
     report = reported(project)
     check = Check(name="a_check_with_a_long_name", outcome="warning", said="a long sentence that a check has said of it; " * 4, when=NOW)
     recorded = Recorded(built=NOW, upstream=Upstream(first_seen=NOW - 1e7, newest="a" * 64, looked_at=NOW), checks=(check,) * 3)
@@ -646,22 +651,24 @@ def test_on_paper_nothing_is_folded_and_no_column_is_cut(
     content = render_page(report, drawings, now=NOW)
     assert content.count("<details") > 5
     path = tmp_path / "cache.html"
-    path.write_text(content.replace(" open>", ">") if is_folded else content, encoding="utf-8")
+    hidden = "elements => elements.filter(each => !each.checkVisibility({contentVisibilityAuto: true})).length"
+    shown = "td, th, dd, dt, h1, h2, h3, p, li, img, summary, .scroll"
+    beyond = """elements => elements.filter(each => {
+        const box = each.getBoundingClientRect();
+        return box.width > 0 && (box.right > innerWidth + 0.5 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0);
+    }).map(each => each.outerHTML.slice(0, 200))"""
     with browser_page(width=PAPER) as page:
-        page.goto(path.as_uri())
-        hidden = "elements => elements.filter(each => !each.checkVisibility({contentVisibilityAuto: true})).length"
-        cells = page.locator("details td")
-        assert cells.count() > 20
-        assert (cells.evaluate_all(hidden) > 0) is is_folded
-        page.emulate_media(media="print")
-        assert cells.evaluate_all(hidden) == 0
-        beyond = """elements => elements.filter(each => {
-            const box = each.getBoundingClientRect();
-            return box.width > 0 && (box.right > innerWidth + 0.5 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0);
-        }).map(each => each.outerHTML.slice(0, 200))"""
-        assert page.locator("td, th, dd, dt, h1, h2, h3, p, li, img, summary, .scroll").evaluate_all(beyond) == []
-        page.emulate_media(media="screen")
-        assert (cells.evaluate_all(hidden) > 0) is is_folded, "on the screen they stay as the reader has them"
+        for is_folded in (False, True):
+            path.write_text(content.replace(" open>", ">") if is_folded else content, encoding="utf-8")
+            page.goto(path.as_uri())
+            cells = page.locator("details td")
+            assert cells.count() > 20
+            assert (cells.evaluate_all(hidden) > 0) is is_folded
+            page.emulate_media(media="print")
+            assert cells.evaluate_all(hidden) == 0
+            assert page.locator(shown).evaluate_all(beyond) == []
+            page.emulate_media(media="screen")
+            assert (cells.evaluate_all(hidden) > 0) is is_folded, "on the screen they stay as the reader has them"
 
 
 @pytest.mark.browser
