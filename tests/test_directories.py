@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,13 @@ from niels_cache_assets.streaming.locks import Busy, Writer, lock_path, when_fre
 from niels_cache_runtime.errors import NielsCacheError
 from tests.faults import children
 from tests.faults.disk import Disk
+from tests.messages import missing
+
+
+@pytest.fixture(autouse=True)
+def no_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing need reach the disk, so nothing waits for it: each of the many builds would for a tenth of a second."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 class Stopped(BaseException):
@@ -127,7 +135,7 @@ def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_inte
     exchange = directories._exchange
     build(tmp_path / "x", "one")
     monkeypatch.setattr(directories, "_exchange", failing)
-    with pytest.raises(NielsCacheError, match=r"/x: Input/output error; .*the last good cache is unchanged"):
+    with pytest.raises(NielsCacheError, match=r"/x: Input/output error; .* unchanged"):
         build(tmp_path / "x", "two")
     assert files(tmp_path / "x") == whole("one")
     assert files(partial_directory(tmp_path / "x")) == unfinished("two")
@@ -152,11 +160,12 @@ def test_a_first_build_that_the_disk_fails_says_that_nothing_is_there_and_what_o
         return str(caught.value).partition("system's log; ")[2]
 
     new, old = tmp_path / "new", tmp_path / "old"
-    assert failing(new, journal=False) == f"nothing is there yet: {new}"
-    kept = "6 bytes of the unfinished build are kept, and the next run goes on with them"
-    assert failing(new, journal=True) == f"nothing is there yet: {new}; {kept}"
+    said = failing(new, journal=False)
+    assert missing(said, "nothing", str(new)) == []
+    assert "kept" not in said
+    assert missing(failing(new, journal=True), "nothing", str(new), "6 bytes", "kept") == []
     build(old, "one")
-    assert failing(old, journal=False) == f"the last good cache is unchanged: {old}"
+    assert missing(failing(old, journal=False), "unchanged", str(old)) == []
 
 
 @pytest.mark.parametrize("step", ["_sync_tree", "sync_directory", "_exchange"])
@@ -190,7 +199,7 @@ def calls_of_a_rebuild(folder: Path) -> list[str]:
 
 
 def rebuild_or_die(folder: Path, at: int, aside: bool) -> None:
-    with Disk(folder, at=at).installed() as disk:
+    with mock.patch.object(os, "fsync", return_value=None), Disk(folder, at=at).installed() as disk:
         if aside:
             directories._exchange = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
         build(folder / "x", "new")
@@ -227,7 +236,10 @@ def test_killed_at_any_call_there_is_a_whole_cache_and_the_next_build_ends_well(
     assert without == aside
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "code",
+    [errno.ENOSPC, *(pytest.param(code, marks=pytest.mark.torture) for code in (errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT))],
+)
 def test_whichever_call_the_disk_refuses_the_cache_is_whole_and_the_failure_names_a_path(tmp_path: Path, code: int) -> None:
     (tmp_path / "calls").mkdir()
     calls = calls_of_a_rebuild(tmp_path / "calls")
@@ -309,7 +321,7 @@ def test_a_second_build_says_who_holds_the_lock_and_a_killed_owner_holds_it_no_m
     writer = writer_of(tmp_path / "x")
     assert writer is not None
     assert (writer.pid, writer.host) == (child.pid, os.uname().nodename)
-    with pytest.raises(Busy, match=rf"/x: another build is writing it now: process {child.pid} on \S+ since \d+-\S+Z \(.+\); wait"):
+    with pytest.raises(Busy, match=rf"/x: another build .* process {child.pid} on \S+ since \d+-\S+Z \(.+\); wait"):
         build(tmp_path / "x", "one")
     child.kill()
     child.join()
@@ -337,7 +349,7 @@ def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_pa
     with open(lock_path(tmp_path / "x")) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert writer_of(tmp_path / "x") == locks.UNKNOWN
-        with pytest.raises(Busy, match="writing it now: a process that has not said which it is;"):
+        with pytest.raises(Busy, match="process that has not"):
             build(tmp_path / "x", "one")
     build(tmp_path / "x", "one")
 
@@ -368,7 +380,7 @@ def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(t
     assert when_free(attempt, wait=True, log=log) == "cache hit"
     thread.join()
     [line] = said
-    assert line.startswith(f"waiting for the other build of {tmp_path / 'x'}: process {os.getpid()} on ")
+    assert missing(line, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
 
 
 def test_a_build_that_does_not_wait_fails_at_once(tmp_path: Path) -> None:
@@ -384,9 +396,7 @@ def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monk
     build(tmp_path / "x", "one")
     with monkeypatch.context() as patched:
         patched.setattr(locks.fcntl, "flock", refused)
-        with pytest.raises(
-            NielsCacheError, match=rf"{tmp_path}: its file system has no locks .* write to a local disk and copy from there"
-        ):
+        with pytest.raises(NielsCacheError, match=rf"{tmp_path}: .* no locks .* local disk"):
             build(tmp_path / "x", "two")
     assert files(tmp_path / "x") == whole("one")
 
@@ -439,7 +449,8 @@ def test_a_build_that_was_overtaken_looks_again_at_what_is_there(tmp_path: Path)
 
     assert in_turn(target, attempt, wait=False, log=told.append) == "found"
     assert (tried, (target / "meta.json").read_text()) == ([False, True], "other")
-    assert told == [f"another build of {target} has just ended; looking at what it made"]
+    [said] = told
+    assert missing(said, "another build", str(target), "ended") == []
 
 
 def test_an_attempt_may_build_twice(tmp_path: Path) -> None:
