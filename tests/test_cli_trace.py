@@ -18,21 +18,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.loader_states import read_loader_state
 from niels_cache_assets.cli.origins import Cache, print_row, row_of
 from niels_cache_assets.decoding import as_text
-from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.documents import Document
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.loader import TokenLoader
-from niels_cache_runtime.meta import sha256_file, write_meta
 from niels_cache_runtime.packed_examples import PackedExamples
 from niels_cache_runtime.trace import BatchTrace
+from tests.messages import missing
 from tests.tiny import sentences
+from tests.traced_root import QUESTION, build_notes, build_root, put_tokenizer
 
 T = 48
 TEXTS = [" ".join(sentences(1 + number % 4, seed=number)) for number in range(150)]
@@ -50,28 +50,6 @@ class Run:
     state: dict[str, Any]
 
 
-def build_root(root: Path, tokenizer: SentencePieceTokenizer) -> None:
-    """notes: documents that cross shards; chats: examples that rows pack several of."""
-    folder = root / "tokenizer"
-    folder.mkdir(parents=True)
-    model = Path(shutil.copy(tokenizer.model_path, folder / "spm.model"))
-    tables = {"kind": "tokenizer", "sha256": sha256_file(str(model)), "special_tokens": tokenizer.special_tokens, "files": {}}
-    write_meta(str(folder / META_NAME), tables)
-    settings: dict[str, Any] = {"max_train_tokens": 100_000, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
-    documents = [Document(text, source_id=f"id-{row}", file=f"part{row % 3}.jsonl", row=row) for row, text in enumerate(TEXTS)]
-    build_pretrain_cache(documents, str(root / "pretrain/notes"), tokenizer=tokenizer, **settings)
-    chats = [
-        Conversation(
-            [{"role": "user", "content": "a stream?"}, {"role": "assistant", "content": answer}],
-            source_id=f"chat-{row}",
-            file="chats.jsonl",
-            row=row,
-        )
-        for row, answer in enumerate(ANSWERS)
-    ]
-    build_sft_cache(chats, str(root / "sft/chats"), tokenizer=tokenizer, val_frac=0.1, seed=1)
-
-
 def open_loader(root: Path) -> TokenLoader:
     """Three rows of notes to two of chats: weights count tokens, and a short period keeps opening a loader quick."""
     sources = {"notes": str(root / "pretrain/notes/train"), "chats": str(root / "sft/chats/train")}
@@ -81,8 +59,7 @@ def open_loader(root: Path) -> TokenLoader:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceTokenizer) -> Run:
-    root = tmp_path_factory.mktemp("trace") / "cache"
-    build_root(root, tokenizer)
+    root = build_root(tmp_path_factory.mktemp("trace") / "cache", tokenizer, texts=TEXTS, answers=ANSWERS, shard_bytes=4096)
     loader = open_loader(root)
     batches = [batch for _, batch in zip(range(5), loader, strict=False)]
     return Run(root=root, batches=batches, state=loader.state_dict())
@@ -159,7 +136,7 @@ def test_every_document_of_a_batch_is_named_with_the_source_that_it_was_built_fr
                     text = TEXTS[number(document)]
                 else:
                     assert (source_id, file) == (f"chat-{source_row}", "chats.jsonl")
-                    text = "a stream?" + ANSWERS[number(source_row)]
+                    text = QUESTION + ANSWERS[number(source_row)]
                 assert plain(as_text(tokens.tolist(), tokenizer, continues=start != "0")) in text
                 seen[dataset] += 1
                 shards.add(shard)
@@ -179,7 +156,7 @@ def test_a_whole_row_is_its_documents_one_after_the_other(run: Run, state_file: 
         shown = re.findall(r"^columns (\d+-\d+):\n(.*)$", text, flags=re.MULTILINE)
         assert [columns for columns, _ in shown] == [cells[0] for cells in known]
         for (_, passage), (_, document, _, _, _, source_row, *_) in zip(shown, known, strict=True):
-            whole = TEXTS[number(document)] if dataset == "notes" else "a stream?" + ANSWERS[number(source_row)]
+            whole = TEXTS[number(document)] if dataset == "notes" else QUESTION + ANSWERS[number(source_row)]
             assert plain(passage) in whole
             assert len(passage) > 1
 
@@ -190,7 +167,7 @@ def test_a_batch_is_json_for_programs(run: Run, state_file: str, capsys: pytest.
     segments = [(row["data_set"], segment) for row in rows for segment in row["segments"] if not segment.get("padding")]
     assert {dataset for dataset, _ in segments} == {"notes", "chats"}
     for dataset, segment in segments:
-        whole = TEXTS[segment["document"]] if dataset == "notes" else "a stream?" + ANSWERS[segment["row"]]
+        whole = TEXTS[segment["document"]] if dataset == "notes" else QUESTION + ANSWERS[segment["row"]]
         assert plain(segment["text"]) in whole
     one = json.loads(traced(capsys, "--state", state_file, "--step", "2", "--row", "1", "--column", "17", "--json"))["rows"]
     assert [row["token"] for row in one] == [rows[1]["tokens"][17]]
@@ -228,29 +205,29 @@ def test_a_step_is_traced_on_the_ranks_it_ran_on(run: Run, tmp_path: Path, capsy
 def test_a_step_that_was_not_taken_yet_is_said_to_be_so(run: Run, state_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     taken = run.state["step"]
     assert "not taken yet" not in traced(capsys, "--state", state_file, "--step", str(taken - 1))
-    assert f"not taken yet when this state was saved, after {taken} steps" in traced(capsys, "--state", state_file, "--step", str(taken))
+    assert f"after {taken} steps" in traced(capsys, "--state", state_file, "--step", str(taken))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (("--step", "-1"), "--step -1: steps are counted from 0"),
-        (("--step", "1", "--rank", "-1"), "rank=-1"),
-        (("--step", "1", "--row", "4"), "row=4: step 1 has rows 0 to 3"),
-        (("--step", "1", "--row", "-1"), "row=-1"),
-        (("--step", "1", "--row", "0", "--column", str(T + 1)), f"column={T + 1}: rows have columns 0 to {T}"),
-        (("--step", "1", "--column", "3"), "--column 3: of which row? give --row too"),
-        (("--step", "1", "--source", "notse=elsewhere"), "no data set 'notse'; did you mean 'notes'?"),
-        (("--step", "1", "--source", "elsewhere"), "'elsewhere' is not NAME=FOLDER"),
-        (("--step", "1", "--source", "notes=elsewhere"), "notes: elsewhere is not there (seen from "),
-        (("--step", "one"), "'one' is not a whole number"),
-        ((), "required: --step"),
+        (("--step", "-1"), ("--step -1: ", "from 0")),
+        (("--step", "1", "--rank", "-1"), ("rank=-1",)),
+        (("--step", "1", "--row", "4"), ("row=4: step 1", "0 to 3")),
+        (("--step", "1", "--row", "-1"), ("row=-1",)),
+        (("--step", "1", "--row", "0", "--column", str(T + 1)), (f"column={T + 1}: ", f"0 to {T}")),
+        (("--step", "1", "--column", "3"), ("--column 3: ", "--row")),
+        (("--step", "1", "--source", "notse=elsewhere"), ("'notse'", "'notes'")),
+        (("--step", "1", "--source", "elsewhere"), ("'elsewhere'", "NAME=FOLDER")),
+        (("--step", "1", "--source", "notes=elsewhere"), ("notes: elsewhere ", "seen from")),
+        (("--step", "one"), ("'one'", "whole number")),
+        ((), ("required", "--step")),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(
-    arguments: Sequence[str], message: str, state_file: str, capsys: pytest.CaptureFixture[str]
+    arguments: Sequence[str], named: tuple[str, ...], state_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(capsys, "--state", state_file, *arguments)
+    assert missing(refused(capsys, "--state", state_file, *arguments), *named) == []
 
 
 def test_a_cache_that_was_moved_is_found_by_source(run: Run, state_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,8 +238,7 @@ def test_a_cache_that_was_moved_is_found_by_source(run: Run, state_file: str, tm
         source["folder"] = f"gone/{name}/train"
     path = saved(state, tmp_path)
     message = refused(capsys, "--state", path, "--step", "1")
-    assert "notes: gone/notes/train is not there (seen from " in message
-    assert "--source notes=FOLDER" in message
+    assert missing(message, "notes: gone/notes/train ", "seen from", "--source notes=FOLDER") == []
     sources = (f"notes={moved / 'pretrain/notes/train'}", f"chats={moved / 'sft/chats/train'}")
     assert traced(capsys, "--state", path, "--step", "1", "--source", *sources) == expected
     assert traced(capsys, "--state", path, "--step", "1", "--source", sources[0], "--source", sources[1]) == expected
@@ -272,10 +248,9 @@ def test_a_cache_that_was_rebuilt_is_refused_by_name(
     run: Run, state_file: str, tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "cache/pretrain/notes"
-    settings: dict[str, Any] = {"max_train_tokens": 9_000, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
-    build_pretrain_cache(sentences(2_000), str(other), tokenizer=tokenizer, **settings)
+    build_notes(tmp_path / "cache", tokenizer, sentences(20))
     message = refused(capsys, "--state", state_file, "--step", "1", "--source", f"notes={other / 'train'}")
-    assert re.search(r"notes: .* is not the cache that this state was saved with \(fingerprint \w{12}, now \w{12}\)", message)
+    assert re.search(r"notes: .* not the cache .*\(fingerprint \w{12}, now \w{12}\)", message)
 
 
 def bare(folder: Path) -> None:
@@ -295,8 +270,8 @@ def test_a_bare_cache_still_shows_offsets_and_ids(run: Run, tmp_path: Path, caps
     assert len(rows) >= 2
     assert all(cells[1:6] == ["-"] * 5 and cells[6].startswith("train/shard_0000") for cells in rows)
     assert rows[0][8].startswith(" ".join(map(str, batch.x[0, :8].tolist())))
-    assert "(notes: source ids are not known, there is no " in printed
-    assert "(notes: token ids instead of text, no meta.json names the file of their tokenizer)" in printed
+    assert re.search(r"^\(notes: source ids .*\)$", printed, flags=re.MULTILINE)
+    assert re.search(r"^\(notes: token ids .* no meta\.json .*\)$", printed, flags=re.MULTILINE)
     ids = batch.x[0].tolist()
     one = traced(capsys, "--state", path, "--step", "0", "--row", "0", "--column", "2")
     assert f"column 2: token {ids[2]}\n" in one
@@ -311,8 +286,10 @@ def test_without_its_tokenizer_or_lineage_a_cache_is_traced_all_the_same(
     (root / "sft/chats/train_examples.parquet").unlink()
     sources = (f"notes={root / 'pretrain/notes/train'}", f"chats={root / 'sft/chats/train'}")
     printed = traced(capsys, "--state", state_file, "--step", "2", "--source", *sources)
-    assert f"(notes: token ids instead of text, their tokenizer is not in {root / 'tokenizer'})" in printed
-    assert f"(chats: source ids are not known, there is no {root / 'sft/chats/train_examples.parquet'})" in printed
+    assert re.search(rf"^\(notes: token ids .* {re.escape(str(root / 'tokenizer'))}\)$", printed, flags=re.MULTILINE)
+    assert re.search(
+        rf"^\(chats: source ids .* {re.escape(str(root / 'sft/chats/train_examples.parquet'))}\)$", printed, flags=re.MULTILINE
+    )
     assert re.search(r"^\d+-\d+ .* id-\d+ +part\d\.jsonl", printed, flags=re.MULTILINE)
     assert re.search(r"^\d+-\d+ +\d+ +0 +- +- +- +train_tokens\.bin +[\d,]+ +\d+ \d+", printed, flags=re.MULTILINE)
 
@@ -321,11 +298,9 @@ def test_text_and_names_cannot_drive_a_terminal(
     tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "cache"
-    build_root(folder, tokenizer)
-    shutil.rmtree(folder / "pretrain/notes")
-    settings: dict[str, Any] = {"max_train_tokens": 900, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
+    put_tokenizer(folder, tokenizer)
     documents = [Document("red \x1b[31m alarm\x07\nnext", source_id="an\x1b[2J id", file="a\nfile", row=row) for row in range(200)]
-    build_pretrain_cache(documents, str(folder / "pretrain/notes"), tokenizer=tokenizer, **settings)
+    build_notes(folder, tokenizer, documents, max_train_tokens=900)
     path = saved(TokenLoader(str(folder / "pretrain/notes/train"), T=T, B=1, seed=1).state_dict(), tmp_path)
     for arguments in ((), ("--row", "0"), ("--row", "0", "--column", "3")):
         printed = traced(capsys, "--state", path, "--step", "0", *arguments)
@@ -411,21 +386,21 @@ def text_file(content: bytes) -> Callable[[Path], str]:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda folder: str(folder / "none.pt"), r"none\.pt: no such file"),
+        (lambda folder: str(folder / "none.pt"), r"none\.pt: no such"),
         (str, r"is a folder"),
-        (text_file(b""), r"given: an empty file"),
-        (text_file(b"hello"), r"given: neither JSON nor a torch checkpoint"),
-        (text_file(b'{"format": '), r"given: not valid JSON \(cut short\?\)"),
-        (text_file(b"[" * 100_000), r"given: not valid JSON"),
-        (text_file(b"[1, 2]"), r"given: holds a list of 2 items, but no state of a TokenLoader; save one"),
-        (text_file(b"{}"), r"given: holds an empty dict, but"),
-        (text_file(json.dumps(dict.fromkeys("abcdefghijk")).encode()), r"a dict with a, b, c, d, e, f, g, h and 3 more, but"),
-        (text_file(json.dumps({"a": STATE, "b": {"c": STATE | {"T": 1}}}).encode()), r"states of different loaders \(b\.c, a\)"),
-        (lambda folder: checkpoint(folder / "a.pt", {"model": WEIGHTS, "step": 1}), r"a\.pt: holds a dict with model, step, but"),
-        (lambda folder: checkpoint(folder / "a.pt", torch.zeros(3)), r"a\.pt: holds a Tensor, but"),
+        (text_file(b""), r"given: .*empty"),
+        (text_file(b"hello"), r"given: neither JSON .*torch"),
+        (text_file(b'{"format": '), r"given: .*JSON.*cut short"),
+        (text_file(b"[" * 100_000), r"given: .*JSON"),
+        (text_file(b"[1, 2]"), r"given: .*list of 2 items.* TokenLoader"),
+        (text_file(b"{}"), r"given: .*empty dict"),
+        (text_file(json.dumps(dict.fromkeys("abcdefghijk")).encode()), r"dict with a, .*, h and 3 more"),
+        (text_file(json.dumps({"a": STATE, "b": {"c": STATE | {"T": 1}}}).encode()), r"different loaders \(b\.c, a\)"),
+        (lambda folder: checkpoint(folder / "a.pt", {"model": WEIGHTS, "step": 1}), r"a\.pt: .* with model, step"),
+        (lambda folder: checkpoint(folder / "a.pt", torch.zeros(3)), r"a\.pt: .*Tensor"),
         (
             lambda folder: checkpoint(folder / "a.pt", {"args": Arguments(lr=1), "loader": STATE}),
-            r"a\.pt: holds objects \(tests\.test_cli_trace\.Arguments\) that only running its code could read; save one",
+            r"a\.pt: .*\(tests\.test_cli_trace\.Arguments\).* code",
         ),
     ],
 )
@@ -441,7 +416,7 @@ def test_a_checkpoint_cut_short_is_refused(settings: dict[str, Any], tmp_path: P
     whole = Path(path).read_bytes()
     for size in (3, 60, len(whole) // 2, len(whole) - 40):
         Path(path).write_bytes(whole[:size])
-        assert "not a readable torch checkpoint (cut short?)" in refused(capsys, "--state", path, "--step", "0")
+        assert missing(refused(capsys, "--state", path, "--step", "0"), path, "torch checkpoint", "cut short") == []
 
 
 @pytest.mark.parametrize("key", ["sources", "settings", "weights", "batches", "version"])
@@ -475,21 +450,21 @@ def test_lineage_is_looked_up_in_the_row_groups_that_hold_it(tmp_path: Path, mon
 
 def test_lineage_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "documents.parquet"
-    with pytest.raises(NielsCacheError, match="no such file"):
+    with pytest.raises(NielsCacheError, match=r"documents\.parquet: no such"):
         read_lineage(path, [0])
     write_parquet(path, 10, group=4)
     for ordinals in ([10], [-1, 3]):
-        with pytest.raises(NielsCacheError, match=r"has 10 rows, none of ordinal"):
+        with pytest.raises(NielsCacheError, match=r"10 rows, .*ordinal"):
             read_lineage(path, ordinals)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(NielsCacheError, match="not a readable parquet file"):
+    with pytest.raises(NielsCacheError, match="readable parquet"):
         read_lineage(path, [0])
     pyarrow.parquet.write_table(pyarrow.table({"ordinal": [0]}), path)
     with pytest.raises(NielsCacheError, match="has no column 'source_id'"):
         read_lineage(path, [0])
     columns: dict[str, list[Any]] = {"ordinal": [5], "source_id": ["a"], "file": ["b"], "row": [1], "tokens": [1]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    with pytest.raises(NielsCacheError, match="do not count its rows"):
+    with pytest.raises(NielsCacheError, match="not count"):
         read_lineage(path, [0])
 
 
