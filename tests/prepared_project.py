@@ -25,16 +25,21 @@ LETTERS = 20
 
 
 def prepare_project(folder: Path, tokenizer_model: Path, *, threshold: float = 0.85, more: str = "") -> Project:
+    """A project of which nothing is built, with what `add_corpora` adds."""
+    project = Project(folder, tokenizer_model)
+    add_corpora(project, threshold=threshold, more=more)
+    return project
+
+
+def add_corpora(project: Project, *, threshold: float = 0.85, more: str = "") -> None:
     """`books` (cleaned: one is too short) and `letters` (one equals a book, one equals a letter, one is near to a letter); `notes` is not
     prepared. `more`: lines after the table of letters.
     """
-    project = Project(folder, tokenizer_model)
     (project.folder / "books" / "short.txt").write_text("Brief.", encoding="utf-8")
     book = (project.folder / "books" / "0.txt").read_text(encoding="utf-8")
     letters = sentences(LETTERS, seed=77, words=120)
     write_letters(project, [*letters, book, letters[3].upper(), changed(letters[5])])
     configure(project, threshold=threshold, more=more)
-    return project
 
 
 def configure(project: Project, *, threshold: float = 0.85, more: str = "") -> None:

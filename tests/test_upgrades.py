@@ -33,7 +33,7 @@ from tests.test_cache_determinism import digests
 from tests.upgrades import make
 
 FOLDERS = sorted(path.parent for path in Path(make.__file__).parent.glob(f"*/{make.MADE}"))
-REBUILT = ("letters", "mixture", "prepared", "chats")  # by build-all; all of them would take a minute
+REBUILT = ("prepared", "chats")  # by build-all; all of them would take a minute
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def test_an_unfinished_build_of_then_goes_on_unless_a_code_version_rose(release:
     log: list[str] = []
     built = build(root, log)
     assert any(line.startswith(f"resuming {short}") for line in log) == goes_on, log
-    assert any(line.startswith("starting afresh: the unfinished build was of") for line in log) != goes_on, log
+    assert any(line.startswith("starting afresh: ") for line in log) != goes_on, log
     assert built == build(whole, [])
     if goes_on and not name.startswith("corpus/"):
         meta = finished_meta(root / name)
