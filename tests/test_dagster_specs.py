@@ -1,7 +1,6 @@
 """The definitions as a whole, as literal data: a change of a key, a dependency or a check is a decision, and shows here."""
 
 import importlib
-import re
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from niels_cache_assets.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.formats import FAMILIES
 from tests.dagster_tools import Project
+from tests.messages import missing
 
 # key: (group, kinds, code version, partitions, dependencies, checks)
 ASSETS = {
@@ -164,19 +164,22 @@ branch = "caches"
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ('owners = ["ada"]', "'ada' is neither an address nor a team; write it as 'ada@example.org' or 'team:data'"),
-        ('tags = { "a b" = "c" }', "'a b' = 'c': a tag is made of at most 63 letters, digits, _ - ."),
-        ('repository = "git@github.com:ada/niels-cache"', "is an address of GitHub or GitLab that begins with https://"),
+        ('owners = ["ada"]', ("'ada'", "'ada@example.org'", "'team:data'")),
+        ('tags = { "a b" = "c" }', ("'a b' = 'c': ", "63 letters")),
+        ('repository = "git@github.com:ada/niels-cache"', ("repository", "GitHub", "https://")),
     ],
 )
-def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(tmp_path: Path, tiny_model: Path, line: str, message: str) -> None:
+def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
+    tmp_path: Path, tiny_model: Path, line: str, named: tuple[str, ...]
+) -> None:
     project = Project(tmp_path, tiny_model)
     toml = tmp_path / "niels_cache.toml"
     toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\n{line}\n"))
-    with pytest.raises(NielsCacheError, match=re.escape(message)):
+    with pytest.raises(NielsCacheError) as caught:
         _ = project.registry
+    assert missing(caught.value, *named) == []
 
 
 def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference | dg.UrlCodeReference]:

@@ -7,6 +7,7 @@ import pytest
 from niels_cache_assets import defaults
 from niels_cache_assets.registry import apply_run_settings, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
+from tests.messages import missing
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +101,16 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\ntrain_tokens = 0\n', ["train_tokens", "0"]),
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\nval_tokens = -1\n', ["val_tokens", "-1"]),
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\ntrain_tokens = 5\nval_frac = 0.1\n', ["[pretrain.x]", "not both"]),
-        ('[pretrain.".hidden"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain..hidden", "not a valid name"]),
-        ('[pretrain."a...b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a...b", "not a valid name"]),
+        ('[pretrain.".hidden"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain..hidden", "not a valid"]),
+        ('[pretrain."a...b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a...b", "not a valid"]),
         ('[pretrain.tokenizer]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.tokenizer", "choose another"]),
         ('[pretrain.x]\nsource = "jsonl"\nfiles = [""]\n', ["[pretrain.x]", "files.0", "is empty"]),
         ("[build]\nseed = 10000000000000000000000\n", ["[build]", "seed"]),
-        ('[tokenizer]\nspecial_tokens = {eot = "x"}\n', ["[tokenizer]", "special_tokens", "sys, usr, asst, eot"]),
+        ('[tokenizer]\nspecial_tokens = {eot = "x"}\n', ["[tokenizer]", "special_tokens", "usr, asst, eot"]),
         ("profile = 3\n", ["no profile", "'3'"]),
         ('[pretrain.x]\nsource = "jsonl"\nfiles = ["a"]\nval_frac = "0.1"\n', ["[pretrain.x]", "val_frac", '"0.1"']),
         ("[build]\nseed = true\n", ["[build]", "seed", "true"]),
-        ('[pretrain."a/b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a/b", "not a valid name"]),
+        ('[pretrain."a/b"]\nsource = "jsonl"\nfiles = ["a"]\n', ["pretrain.a/b", "not a valid"]),
         ('[pretrian.x]\nsource = "jsonl"\n', ["unknown table", "'pretrian'", "did you mean 'pretrain'"]),
         ("[build]\nshard_bytes = 3\n", ["[build]", "shard_bytes", "3"]),
         ("[build]\nshards = 3\n", ["[build]", "'shards'"]),
@@ -118,7 +119,7 @@ def test_the_root_comes_from_flag_variable_or_file(monkeypatch: pytest.MonkeyPat
         ('profile = "quick"\n', ["no profile", "'quick'", "did you mean 'quickstart'"]),
         ('[pretrain.wikitext]\n[sft.wikitext]\nsource = "dolly15k"\n', ["wikitext", "both"]),
         ("[pretrain\n", ["not valid TOML"]),
-        ("pretrain = 3\n", ["pretrain", "must be a table"]),
+        ("pretrain = 3\n", ["pretrain", "a table"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_and_the_nearest_choice(text: str, parts: list[str]) -> None:
@@ -127,8 +128,7 @@ def test_a_mistake_is_one_line_that_names_it_and_the_nearest_choice(text: str, p
         load_registry()
     message = str(caught.value)
     assert "\n" not in message
-    for part in parts:
-        assert part in message
+    assert missing(message, *parts) == []
 
 
 MIX = '[pretrain.mix]\nsource = "interleave"\nmembers = { plain = 1, notes = 1 }\nprepare = ["dedup"]\n'
@@ -138,9 +138,7 @@ MEMBERS = '[pretrain.plain]\nsource = "jsonl"\nfiles = ["b"]\n[pretrain.notes]\n
 def test_an_interleave_and_its_member_are_not_both_deduplicated() -> None:
     for text in (MIX + MEMBERS % '["clean", "dedup"]', MEMBERS % '["dedup"]' + MIX):
         write(text)
-        with pytest.raises(
-            NielsCacheError, match=r"\[pretrain\.mix\]: mix and its member notes both ask for dedup; remove it from prepare"
-        ):
+        with pytest.raises(NielsCacheError, match=r"\[pretrain\.mix\]: mix .* notes .*dedup.* prepare"):
             load_registry()
     for text in (MIX + MEMBERS % '["clean"]', (MIX + MEMBERS % '["dedup"]').replace('["dedup"]', '["clean"]', 1)):
         write(text)
@@ -157,7 +155,7 @@ def test_a_wrong_profile_is_blamed_on_what_named_it(monkeypatch: pytest.MonkeyPa
     for blamed in ("niels_cache.toml", "NIELS_CACHE_PROFILE", "--profile"):  # each wins over those before it
         if blamed.startswith("NIELS"):
             monkeypatch.setenv(blamed, "quick")
-        with pytest.raises(NielsCacheError, match=f"^{blamed}: no profile 'quick'; did you mean 'quickstart'"):
+        with pytest.raises(NielsCacheError, match=f"^{blamed}: .*'quick'.*'quickstart'"):
             load_registry(profile="quick" if blamed == "--profile" else None)
 
 
@@ -179,7 +177,5 @@ def test_all_misspelt_keys_of_a_table_are_told_and_not_what_they_leave_missing()
     write('[pretrain.mine]\nsource = "jsonl"\nfiels = ["x.jsonl"]\nval_farc = 0.1\n')
     with pytest.raises(NielsCacheError) as told:
         load_registry()
-    assert str(told.value) == (
-        "niels_cache.toml: [pretrain.mine] has an unknown key 'fiels'; did you mean 'files'?; "
-        "has an unknown key 'val_farc'; did you mean 'val_frac'?"
-    )
+    assert missing(told.value, "niels_cache.toml: [pretrain.mine] ", "'fiels'", "'files'", "'val_farc'", "'val_frac'") == []
+    assert str(told.value).count(" has ") == 2, "no word of what is missing"
