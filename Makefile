@@ -5,11 +5,13 @@
 #           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
 # PORT      where `make ui` listens, on 127.0.0.1                make ui PORT=3001
 # TEST_ARGS goes to pytest                                       make test TEST_ARGS="tests/test_wheel.py -x"
+# MUTANTS_ARGS goes to the mutation check                        make mutants MUTANTS_ARGS="--seed 2 --lines 20"
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PORT ?= 3000
 TEST_ARGS ?=
+MUTANTS_ARGS ?=
 TEST_WORKERS ?= 2
 
 VENV := .venv
@@ -24,7 +26,7 @@ WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test torture olmo lint format bench pictures
+.PHONY: help cache ui test torture mutants olmo lint format bench pictures
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -42,6 +44,9 @@ test: $(STAMP)  ## all tests
 
 torture: $(STAMP)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+
+mutants: $(STAMP)  ## break 40 random lines, one at a time: do the tests that run them notice? (an hour of two cores)
+	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 olmo: $(OLMO)/.installed  ## OLMo-core beside .venv, for the tests that read an export with it (they skip without)
 
