@@ -6,6 +6,7 @@ environment that measures starts `measuring` in each.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,16 +67,17 @@ class Tree:
     def _make_environment(self, measured: Path | None) -> None:
         environment = self.root / ".venv"
         venv.create(environment, symlinks=True, with_pip=False)
-        installed = Path(sys.prefix, "bin")
-        for script in installed.iterdir():
+        for script in Path(sys.prefix, "bin").iterdir():
             copy = environment / "bin" / script.name
-            if script.is_file() and not copy.exists():
-                content = script.read_bytes()
-                if content.startswith(b"#!" + bytes(installed)):
-                    copy.write_bytes(content.replace(bytes(installed), bytes(environment / "bin"), 1))
-                    shutil.copymode(script, copy)
-                else:
-                    copy.symlink_to(script)
+            if copy.exists() or not script.is_file():
+                continue
+            with script.open("rb") as file:
+                beginning, rest = file.readline(), file.read()
+            if re.match(rb"#!\S+/python[\d.]*\n", beginning):
+                copy.write_bytes(b"#!%b\n%b" % (bytes(environment / "bin" / "python"), rest))
+                shutil.copymode(script, copy)
+            else:
+                copy.symlink_to(script)
         (site,) = environment.glob("lib/python*/site-packages")
         lines = [str(self.root), f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"]
         if measured is not None:
