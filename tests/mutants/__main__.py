@@ -2,7 +2,7 @@
 
 First all tests run once, measured (`measuring`), to know which run which line; `.mutants/` keeps that as long as no source changes. Then
 lines are drawn, each is given one defect (`operators`), and in a copy of the tree (`trees`) the tests run that run it, until one fails.
-A test that failed runs once more on the line as it was: one that fails there too has noticed nothing, and the others go on.
+A test that failed runs twice more, alone: it has noticed the defect if it fails again, and not on the line as it was. Else others go on.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tests.mutants.lines import Lines, read
@@ -30,6 +31,7 @@ from tests.mutants.trees import PACKAGES, REPOSITORY, Tree, copy_sources
 
 _KEPT = REPOSITORY / ".mutants"
 _WANTED = 0.9  # of the mutants are to be noticed
+_LONGEST = 600.0  # seconds, for a test that runs alone
 _MOST_FAILED = 20  # tests in the measured run; more, and something is wrong with it
 
 
@@ -136,7 +138,7 @@ def measure(work: Path, tests: Sequence[str], *, jobs: int, log: Path) -> Lines:
     if not lines.tests or len(lines.failing) > _MOST_FAILED:
         sys.exit(f"see {log}")
     plain = Tree(work / "p", work / "origin")
-    failing = [test for test in lines.failing if plain.chosen([test], patience=lines.patience(), limit=600, log=log).code != 0]
+    failing = [test for test in lines.failing if plain.chosen([test], patience=lines.patience(), limit=_LONGEST, log=log).code != 0]
     for test in failing:
         print(f"left out, since it fails without being measured too: {test}", flush=True)
     return replace(lines, failing=failing)
@@ -177,17 +179,18 @@ def try_all(work: Path, drawn: Sequence[Mutant], lines: Lines, *, jobs: int, lim
 
 def _try(tree: Tree, mutant: Mutant, lines: Lines, *, limit: float, log: Path, stopped: threading.Event) -> Verdict:
     tests, patience = lines.covering(mutant), lines.patience()
-    while tests:
+    run = partial(tree.chosen, patience=patience, log=log, stopped=stopped)
+    while tests and not stopped.is_set():
         tree.break_line(mutant.path, mutant.applied(lines.sources[mutant.path]))
-        ended = tree.chosen(tests, patience=patience, limit=limit, log=log, stopped=stopped)
+        ended = run(tests, limit=limit)
+        fails_again = ended.noticed and (ended.test is None or run([ended.test], limit=_LONGEST).noticed)
         tree.restore()
         if not ended.noticed:
             limited = "" if ended.code == 0 else " (the limit)"
-            return Verdict(
-                mutant=mutant, noticed=False, words=f"SURVIVED {ended.began} of {len(tests)} tests, {ended.seconds:.0f} s{limited}"
-            )
+            words = f"SURVIVED {ended.began} of {len(tests)} tests, {ended.seconds:.0f} s{limited}"
+            return Verdict(mutant=mutant, noticed=False, words=words)
         test = ended.test or tests[0]
-        if tree.chosen([test], patience=patience, limit=600, log=log, stopped=stopped).code == 0:
+        if fails_again and run([test], limit=_LONGEST).code == 0:
             by = f"by {ended.test}" if ended.test else "when it is imported"
             words = f"noticed {by}{' (it hangs)' if ended.code is None else ''}, test {ended.began} of {len(tests)}, {ended.seconds:.0f} s"
             return Verdict(mutant=mutant, noticed=True, words=words)
