@@ -58,5 +58,5 @@ def test_a_name_that_is_not_there_is_one_line(name: str, quickstart: Path, monke
 
 def test_trainer_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(SystemExit, match=r"^this example needs transformers and accelerate[^\n]*pip install transformers accelerate$"):
+    with pytest.raises(SystemExit, match=r"^[^\n]*pip install [^\n]*accelerate$"):
         run("hf_trainer")

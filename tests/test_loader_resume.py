@@ -205,14 +205,14 @@ def test_a_new_source_may_join_with_weight_zero_before(sources: dict[str, str]) 
     other.load_state_dict(state)
     assert other.samples == 96
     assert len(take_rows) == 4
-    with pytest.raises(NielsCacheError, match="chats: the state has read from"):
+    with pytest.raises(NielsCacheError, match="chats: "):
         loader(two, weights={"notes": 1, "web": 1}).load_state_dict(saved(loader(sources)))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"T": 9}, "T=9: the state was saved with T=10"),
+        ({"T": 9}, r"T=9: .* T=10"),
         ({"seed": 8}, "seed=8"),
         ({"stride": 5}, "stride=5"),
         ({"shuffle": False}, "shuffle=False"),
@@ -233,7 +233,7 @@ def test_a_changed_cache_is_refused_by_name_unless_that_is_accepted(tmp_path: Pa
     TokenLoader(split, T=T, B=10, seed=0).load_state_dict(state)
     write_stream(folder, np.arange(1, 1002))
     other = TokenLoader(split, T=T, B=10, seed=0)
-    with pytest.raises(NielsCacheError, match=r"notes: .*notes/train is not the cache .*allow_changed=\('notes',\)"):
+    with pytest.raises(NielsCacheError, match=r"notes: .*notes/train .*allow_changed=\('notes',\)"):
         other.load_state_dict(state)
     other.load_state_dict(state, allow_changed=("notes",))
     assert other.samples == 20
@@ -252,9 +252,9 @@ def test_a_moved_cache_is_the_same_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "not the state of a TokenLoader"),
+        ({}, "of a TokenLoader"),
         ([1], "found list"),
-        ({"model": 1}, "found a dict with model"),
+        ({"model": 1}, "dict with model"),
         ({"format": "niels_cache_runtime.TokenLoader", "version": 99}, "version 99"),
         ({"format": "niels_cache_runtime.TokenLoader", "version": 1, "order_version": 1}, "cannot be read"),
     ],
@@ -297,7 +297,7 @@ def test_changed_sources_are_accepted_by_name_only(sources: dict[str, str]) -> N
     take(one, 2)
     with pytest.raises(NielsCacheError, match="did you mean 'notes'"):
         loader(sources).load_state_dict(saved(one), allow_changed=("note",))
-    with pytest.raises(NielsCacheError, match="must be those of the state up to sample 48"):
+    with pytest.raises(NielsCacheError, match="up to sample 48"):
         loader(sources, weights={"notes": 9, "web": 1, "chats": 2}).load_state_dict(saved(one), allow_changed="notes")
     loader(sources).load_state_dict(saved(one), allow_changed="notes")
 
@@ -348,10 +348,10 @@ def test_sources_in_another_order_are_refused(sources: dict[str, str]) -> None:
     weights = {"notes": 1, "web": 2, "chats": 1}
     state = saved(loader(sources, weights=weights))
     other = loader(dict(sorted(sources.items())), weights=weights)
-    with pytest.raises(NielsCacheError, match="sources: come in the order chats, notes, web, the state was saved with notes, web, chats; "):
+    with pytest.raises(NielsCacheError, match=r" chats, notes, web, .* notes, web, chats; "):
         other.load_state_dict(state)
     del state["names"]  # as states were before 22 November 2026
     other.load_state_dict(state)
     for wrong in (["notes", "web"], "notes", [1, 2, 3], ["notes", "web", "chats", "chats"]):
-        with pytest.raises(NielsCacheError, match="state: cannot be read, its names are "):
+        with pytest.raises(NielsCacheError, match="names are "):
             other.load_state_dict({**state, "names": wrong})

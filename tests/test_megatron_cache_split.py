@@ -75,14 +75,14 @@ def test_a_blend_takes_folders_and_prefixes(tmp_path: Path) -> None:
 def test_shards_that_cannot_be_one_map_have_an_index_but_no_samples(tmp_path: Path) -> None:
     dataset = MegatronGPTDataset(CacheSplit(write_split(tmp_path / "notes", shard_tokens=1000)), **SETTINGS)
     assert len(dataset) >= 40
-    with pytest.raises(NielsCacheError, match=r"shards that cannot be mapped as one; build it with shard_bytes that are a multiple of"):
+    with pytest.raises(NielsCacheError, match=r"mapped as one; .*shard_bytes"):
         dataset[0]
 
 
 def test_a_copy_refuses_another_build(tmp_path: Path) -> None:
     pickled = pickle.dumps(CacheSplit(write_split(tmp_path / "notes")))
     write_split(tmp_path / "notes", seed=2)
-    with pytest.raises(NielsCacheError, match="was rebuilt since it was opened"):
+    with pytest.raises(NielsCacheError, match="rebuilt since"):
         pickle.loads(pickled)
 
 
@@ -115,7 +115,7 @@ def test_a_copy_refuses_tokens_that_differ_where_no_block_is_looked_at(tmp_path:
     write_meta(str(tmp_path / "notes" / "meta.json"), meta)
     assert CacheSplit(tmp_path / "notes" / "train").fingerprint == opened[0].fingerprint
     for copy in pickled:
-        with pytest.raises(NielsCacheError, match="open it again in every process"):
+        with pytest.raises(NielsCacheError, match="open it again"):
             pickle.loads(copy)
 
 
@@ -123,7 +123,7 @@ def test_on_another_host_a_copy_of_the_same_content_opens(tmp_path: Path, monkey
     write_indexed(tmp_path / "export", write_split(tmp_path / "notes"))
     pickled = pickle.dumps(IndexedDataset(tmp_path / "export"))
     os.utime(tmp_path / "export.bin", ns=(1, 1))
-    with pytest.raises(NielsCacheError, match="changed since it was opened"):
+    with pytest.raises(NielsCacheError, match="changed since"):
         pickle.loads(pickled)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
     assert len(pickle.loads(pickled)) == 400
@@ -138,7 +138,7 @@ def test_a_prefix_with_the_ending_of_a_file_says_so(tmp_path: Path) -> None:
 
 def test_what_is_no_split_with_documents_is_refused(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "notes")
-    with pytest.raises(NielsCacheError, match="this split is empty"):
+    with pytest.raises(NielsCacheError, match="empty"):
         CacheSplit(folder.parent / "val")
     (folder.parent / "train_doc_ends.npy").unlink()
     with pytest.raises(NielsCacheError, match="train_doc_ends"):

@@ -135,13 +135,13 @@ def test_nothing_is_replaced_without_force_and_a_failed_write_leaves_nothing(tmp
     split = write_split(tmp_path / "cache", DOCUMENTS, shard_tokens=4)
     write_indexed(tmp_path / "out", split)
     before = both(tmp_path / "out")
-    with pytest.raises(NielsCacheError, match=r"out\.bin: is there already"):
+    with pytest.raises(NielsCacheError, match=r"out\.bin: is there"):
         write_indexed(tmp_path / "out", split)
     with suppress(RuntimeError), IndexedWriter(tmp_path / "out", force=True) as writer:
         writer.add_document([1, 2])
         raise RuntimeError
     assert both(tmp_path / "out") == before
-    with pytest.raises(NielsCacheError, match="has a token that is no uint16"), IndexedWriter(tmp_path / "other") as writer:
+    with pytest.raises(NielsCacheError, match="no uint16"), IndexedWriter(tmp_path / "other") as writer:
         writer.add_document([70_000])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out.bin", "out.idx"]
 
@@ -189,7 +189,7 @@ def test_the_index_may_lie_elsewhere_and_a_copy_in_another_process_checks_the_fi
     assert copy.fingerprint == dataset.fingerprint
     write_ours(tmp_path / "other", [[1, 6, 7, 2], *DOCUMENTS[1:]])
     os.replace(tmp_path / "other.bin", tmp_path / "data.bin")
-    with pytest.raises(NielsCacheError, match="changed since it was opened"):
+    with pytest.raises(NielsCacheError, match="changed since"):
         pickle.loads(pickled)
 
 
@@ -213,7 +213,7 @@ def broken(index: bytearray, at: int, form: str, value: int) -> bytes:
         (lambda index: broken(index, 9, "<Q", 2), "version is 2"),
         (lambda index: broken(index, 17, "<B", 9), "dtype code is 9"),
         (lambda index: broken(index, 17, "<B", 7), r"dtype code is 7 \(float32\)"),
-        (lambda index: broken(index, 17, "<B", 4), "the last pointer and length"),
+        (lambda index: broken(index, 17, "<B", 4), "last pointer"),
         (lambda index: broken(index, 18, "<Q", 5), "sequence count 5"),
         (lambda index: broken(index, 26, "<Q", 2), "document count 2"),
         (lambda index: bytes(index[:-1]), "cut short"),
@@ -222,7 +222,7 @@ def broken(index: bytearray, at: int, form: str, value: int) -> bytes:
         (lambda index: broken(index, HEADER.size, "<i", -4), "sequence length 0 is -4"),
         (lambda index: broken(index, HEADER.size + 4, "<i", 3), "sequence pointer 2 is 12"),
         (lambda index: broken(index, HEADER.size + 4 * 4 + 8, "<q", 6), "sequence pointer 1 is 6"),
-        (lambda index: broken(index, HEADER.size + 12 * 4, "<q", 1), "document indices are from 1 to 4"),
+        (lambda index: broken(index, HEADER.size + 12 * 4, "<q", 1), "document indices .* 1 to 4"),
         (lambda index: broken(index, HEADER.size + 12 * 4 + 8, "<q", 3), "document index 2 is 2 after 3"),
     ],
 )
@@ -242,16 +242,16 @@ def test_a_bin_of_another_length_and_missing_files_are_named(tmp_path: Path) -> 
         with pytest.raises(NielsCacheError, match=r"data\.bin: has \d+ bytes"):
             IndexedDataset(tmp_path / "data")
     os.unlink(tmp_path / "data.bin")
-    with pytest.raises(NielsCacheError, match=r"data\.bin: no such file"):
+    with pytest.raises(NielsCacheError, match=r"data\.bin: no such"):
         IndexedDataset(tmp_path / "data")
-    with pytest.raises(NielsCacheError, match=r"data\.idx\.idx: no such file; give the prefix"):
+    with pytest.raises(NielsCacheError, match=r"data\.idx\.idx: .*prefix"):
         IndexedDataset(tmp_path / "data.idx")
 
 
 def test_an_empty_or_unmarked_split_is_refused(tmp_path: Path) -> None:
     split = write_split(tmp_path / "cache", DOCUMENTS, shard_tokens=100)
     os.unlink(tmp_path / "cache" / doc_ends_name("train"))
-    with pytest.raises(NielsCacheError, match="is not beside it"):
+    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy"):
         write_indexed(tmp_path / "out", split)
     (split / "shard_00000.bin").write_bytes(b"")
     np.save(tmp_path / "cache" / doc_ends_name("train"), np.empty(0, dtype=DOC_ENDS_DTYPE))

@@ -12,6 +12,7 @@ import pytest
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.catalog import Cache
 from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
+from tests.messages import missing
 
 DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]
 EXAMPLES = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
@@ -118,17 +119,17 @@ def test_a_folder_that_is_no_cache_comes_with_the_one_that_was_meant(tmp_path: P
     write_cache(tmp_path / "cache" / "quickstart")
     root = tmp_path / "cache" / "quickstart"
     for path, said in {
-        "cache": "is no cache root, there is one in it",
-        "cache/quickstart/sft": "is the folder of sft data sets, no cache root",
-        "cache/quickstart/pretrain/notes": "is the pretrain data set notes, no cache root",
-        "cache/quickstart/pretrain/notes/train": "is the split train of the pretrain data set notes",
-        "cache/quickstart/pretrain/notes/train/shard_00000.bin": "is the file train/shard_00000.bin of the pretrain data set notes",
-        "cache/quickstart/tokenizer": "is the tokenizer, no cache root",
+        "cache": ("no cache root",),
+        "cache/quickstart/sft": ("folder of sft",),
+        "cache/quickstart/pretrain/notes": ("pretrain data set notes",),
+        "cache/quickstart/pretrain/notes/train": ("split train", "pretrain data set notes"),
+        "cache/quickstart/pretrain/notes/train/shard_00000.bin": ("file train/shard_00000.bin", "pretrain data set notes"),
+        "cache/quickstart/tokenizer": ("is the tokenizer",),
     }.items():
         with pytest.raises(NielsCacheError) as refused:
             open_cache(tmp_path / path)
-        assert str(refused.value) == f"{tmp_path / path}: {said}; type open_cache({str(root)!r})"
-    for path, said in {"nothing": "no such folder; build caches first", ".": "holds no cache .*; build caches first"}.items():
+        assert missing(refused.value, f"{tmp_path / path}: ", *said, f"; type open_cache({str(root)!r})") == []
+    for path, said in {"nothing": "no such folder; build", ".": "no cache .*; build"}.items():
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(NielsCacheError, match=said):
             open_cache(tmp_path / "empty" / path)

@@ -17,6 +17,7 @@ from niels_cache_runtime import NielsCacheError, kept_examples, sft_dataset
 from niels_cache_runtime.packed_examples import PackedExamples
 from niels_cache_runtime.source import Rows, Source
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
+from tests.messages import missing
 
 A, B, C, U = 30, 31, 32, 21
 OVERFLOWS = ["truncate_right", "truncate_left", "drop"]
@@ -86,7 +87,7 @@ def test_rows_agree_with_a_token_by_token_reading(
     }
     folder = tmp_path_factory.mktemp("pair")
     if not wanted:
-        with pytest.raises(NielsCacheError, match="none of its 40 examples can be packed"):
+        with pytest.raises(NielsCacheError, match="none of its 40"):
             opened(folder, examples, T=T, loss_on=loss_on, overflow=overflow)
         return
     source = opened(folder, examples, T=T, loss_on=loss_on, overflow=overflow, shuffle=shuffle)
@@ -221,7 +222,7 @@ def test_rows_can_be_read_in_any_order_repeatedly_or_not_at_all(tmp_path: Path) 
     none = source.read(numbers[:0], epoch=0, boundaries=True)
     assert (none.tokens.shape, source.origins(numbers[:0], epoch=0).offsets.shape) == ((0, 10), (0, 10))
     for wrong in (-1, source.samples):
-        with pytest.raises(NielsCacheError, match=f"asked for rows .*, it has 0 to {source.samples - 1}"):
+        with pytest.raises(NielsCacheError, match=f"rows .* 0 to {source.samples - 1}"):
             source.read(np.array([0, wrong]), epoch=0, boundaries=True)
     with pytest.raises(NielsCacheError, match="epoch=-1"):
         source.read(numbers, epoch=-1, boundaries=True)
@@ -294,14 +295,13 @@ def test_files_replaced_while_open_keep_serving_the_old_rows(tmp_path: Path) -> 
 def test_the_report_reads_as_a_sentence_and_examples_without_a_target_are_warned_of_once(tmp_path: Path) -> None:
     examples = [[USR, U, EOT, ASST, A, EOT]] * 3 + [[USR, *[U] * 30, EOT, ASST, A, EOT], [USR, U, EOT, ASST, *[A] * 20, EOT]]
     write_pair(tmp_path, "train", examples)
-    with pytest.warns(UserWarning, match=r"1 of 5 examples have no target \(loss_on='assistant'\)") as caught:
+    with pytest.warns(UserWarning, match=r"1 of 5 examples .*\(loss_on='assistant'\)") as caught:
         source = PackedExamples(str(tmp_path / "train"), T=12, seed=0, eot_id=EOT, asst_id=ASST)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert source.report().fill == 31 / 39
-    assert str(source.report()) == (
-        "4 examples in 3 rows of 13 tokens: 79.49% filled, 8 padding; 1 examples cut by 12 tokens; 1 examples left out: without target"
-    )
+    told = ("4 examples", "3 rows of 13", "79.49% filled", "8 padding", "1 examples cut by 12", "1 examples left out", "without target")
+    assert missing(source.report(), *told) == []
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,12 @@ def test_the_report_reads_as_a_sentence_and_examples_without_a_target_are_warned
         ({"T": 0}, "T=0"),
         ({"seed": None}, "seed=None"),
         ({"seed": True}, "seed=True"),
-        ({"loss_on": "user"}, "loss_on='user': must be one of 'assistant', 'last_assistant', 'all'"),
-        ({"overflow": "split"}, "overflow='split': must be one of"),
-        ({"eot_id": None}, "gives no eot id; pass eot_id="),
-        ({"asst_id": None}, "gives no asst id; pass asst_id="),
+        ({"loss_on": "user"}, "loss_on='user': .*'assistant', 'last_assistant', 'all'"),
+        ({"overflow": "split"}, "overflow='split': must"),
+        ({"eot_id": None}, "pass eot_id="),
+        ({"asst_id": None}, "pass asst_id="),
         ({"asst_id": EOT}, "must differ"),
-        ({"eot_id": 70_000}, "eot_id=70000: must be a token id"),
+        ({"eot_id": 70_000}, "eot_id=70000: "),
     ],
 )
 def test_a_setting_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -331,9 +331,9 @@ def test_without_spans_no_sentinel_is_needed(tmp_path: Path) -> None:
 
 def test_a_split_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
     folder = write_sft(tmp_path / "chats")
-    with pytest.raises(NielsCacheError, match=r"val: this split is empty \(0 examples\)"):
+    with pytest.raises(NielsCacheError, match=r"val: .*empty \(0 examples\)"):
         PackedExamples(str(folder / "val"), T=8, seed=0)
-    with pytest.raises(NielsCacheError, match=r"test_tokens.bin: no such tokens file; build this data set first"):
+    with pytest.raises(NielsCacheError, match=r"test_tokens\.bin: no such"):
         PackedExamples(str(folder / "test"), T=8, seed=0)
-    with pytest.raises(NielsCacheError, match=r"give the data set's folder and the split: .*chats/train"):
+    with pytest.raises(NielsCacheError, match=r"folder and .*chats/train"):
         PackedExamples(str(folder), T=8, seed=0)

@@ -112,7 +112,7 @@ def test_wide_rows_and_few_examples_are_packed_too() -> None:
 @pytest.mark.parametrize(
     ("lengths", "settings", "message"),
     [
-        ([3, 0], {}, "lengths from 0 to 3: must be from 1 to the capacity of a row, 10"),
+        ([3, 0], {}, "lengths from 0 to 3: .* 10"),
         ([3, 11], {}, "lengths from 3 to 11"),
         ([3], {"capacity": 0}, "capacity=0"),
         ([3], {"seed": 1.5}, "seed=1.5"),

@@ -126,7 +126,7 @@ def test_both_splits_keep_the_input_order() -> None:
 
 def test_a_source_that_changed_since_it_was_counted_is_refused() -> None:
     for count in (3, 5):
-        with pytest.raises(NielsCacheError, match="counted a moment ago"):
+        with pytest.raises(NielsCacheError, match="counted"):
             list(split_by_fraction(map(Document, sentences(4)), count=count, val_frac=0.25, seed=3))
 
 

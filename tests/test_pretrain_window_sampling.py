@@ -180,12 +180,12 @@ def test_rebuilds_without_end_are_an_error_and_a_broken_build_is_its_own(tmp_pat
     folder, other = two_builds(tmp_path, same_sizes=True)
     with monkeypatch.context() as patch:
         exchange_before(opening, "MappedTokens", folder, other, patch, times=99)
-        with pytest.raises(NielsCacheError, match="was rebuilt 5 times while it was being opened"):
+        with pytest.raises(NielsCacheError, match="rebuilt 5 times"):
             PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
     for path in (folder, other):
         (path / "train" / "shard_00001.bin").unlink()
     exchange_before(opening, "MappedTokens", folder, other, monkeypatch)
-    with pytest.raises(NielsCacheError, match=r"shard_00001.bin: missing, though meta.json lists it"):
+    with pytest.raises(NielsCacheError, match=r"shard_00001\.bin: missing"):
         PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
 
 
@@ -226,12 +226,12 @@ def test_meta_beside_the_split_is_read_and_agrees(tmp_path: Path) -> None:
     ("spoil", "message"),
     [
         (lambda folder: (folder / "train" / "shard_00002.bin").unlink(), "shard_00002.bin: missing"),
-        (lambda folder: write_shards(folder / "train", [[1] * 8, [2] * 8, [3] * 8]), "shard_00002.bin: has 16 bytes, meta.json says 8"),
+        (lambda folder: write_shards(folder / "train", [[1] * 8, [2] * 8, [3] * 8]), r"shard_00002\.bin: .*16 bytes, .* 8"),
         (lambda folder: write_shards(folder / "train", [[1]] * 4), "shard_00003.bin: not listed"),
         (lambda folder: (folder / "meta.json").write_text((folder / "meta.json").read_text()[:100]), "cut short"),
         (lambda folder: rewrite_meta(folder, schema_version=99), "newer"),
         (lambda folder: rewrite_meta(folder, built=False), "never built"),
-        (lambda folder: rewrite_meta(folder, files=[1]), "files is .1., expected a table"),
+        (lambda folder: rewrite_meta(folder, files=[1]), "files is .1., "),
         (lambda folder: rewrite_meta(folder, tokenizer_sha256="0" * 64), "built with tokenizer 000000000000"),
         (lambda folder: (folder / "train" / "shard_00001.bin").unlink(), "shard_00001.bin is missing"),
     ],
@@ -252,11 +252,11 @@ def test_bad_folders_are_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(NielsCacheError, match="no shards here"):
         opened(tmp_path / "bare")
-    with pytest.raises(NielsCacheError, match="give the folder of a split"):
+    with pytest.raises(NielsCacheError, match="of a split"):
         opened(write_pretrain(tmp_path / "notes"))
     write_shards(tmp_path / "odd", [[1] * 9])
     (tmp_path / "odd" / "shard_00000.bin").write_bytes(b"123")
-    with pytest.raises(NielsCacheError, match="3 bytes is no whole number"):
+    with pytest.raises(NielsCacheError, match="3 bytes"):
         opened(tmp_path / "odd")
     with pytest.raises(NielsCacheError, match="empty"):
         opened(write_shards(tmp_path / "empty", [[]]))
@@ -268,7 +268,7 @@ def test_bad_folders_are_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_bad_settings_are_refused_with_the_nearest_valid_choice(tmp_path: Path) -> None:
     folder = str(write_shards(tmp_path, [range(9), range(5)]))
-    with pytest.raises(NielsCacheError, match="T=9 needs a shard of 10 tokens and the longest has 9; use T <= 8"):
+    with pytest.raises(NielsCacheError, match=r"T=9 .*10 tokens .* 9; use T <= 8"):
         PretrainTokenStreamDataset(folder, T=9, device="cpu")
     assert PretrainTokenStreamDataset(folder, T=8, device="cpu").total_windows == 1
     for T in (0, -1, True, 2.5):

@@ -50,11 +50,11 @@ def test_meta_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         ("{}", "no schema_version"),
         ('{"schema_version": "1"}', "no schema_version"),
         ('{"schema_version": 99}', "newer than 1"),
-        ('{"schema_version": 1}', "does not match its meta_sha256"),
+        ('{"schema_version": 1}', "meta_sha256"),
         ("\xff", "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"schema_version": 1, "x": NaN}', "holds a value that no meta.json can hold"),
-        ('{"schema_version": 1, "x": "\\ud800"}', "holds a value that no meta.json can hold"),
+        ('{"schema_version": 1, "x": NaN}', "a value that"),
+        ('{"schema_version": 1, "x": "\\ud800"}', "a value that"),
     ],
     ids=lambda value: value[:40],
 )
@@ -77,7 +77,7 @@ def test_an_edited_value_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="no such file; build this data set first"):
+    with pytest.raises(NielsCacheError, match="build this data set"):
         read_meta(str(tmp_path / "meta.json"))
     with pytest.raises(NielsCacheError, match="cannot be read"):
         read_meta(str(tmp_path))
@@ -106,7 +106,7 @@ def test_content_hash_covers_tokens_and_offsets_and_no_lineage() -> None:
 
 @pytest.mark.parametrize("files", [None, [], {"a": 1}, {"a": {"bytes": "1", "sha256": "x"}}, {"a": {"bytes": 1}}])
 def test_malformed_file_lists_are_refused(files: object) -> None:
-    with pytest.raises(NielsCacheError, match="does not map paths"):
+    with pytest.raises(NielsCacheError, match="paths"):
         listed_files({"files": files}, "folder")
 
 

@@ -75,7 +75,7 @@ def test_ranks_together_read_the_chunks_of_every_epoch_in_order(
     with tempfile.TemporaryDirectory() as temporary:
         chunks = all_chunks(write_files(Path(temporary), lengths, dtype), batch, seq_len)
         if len(chunks) < num_processes:
-            with pytest.raises(NielsCacheError, match="too few for num_processes"):
+            with pytest.raises(NielsCacheError, match="num_processes"):
                 DatasetLoader(batch, seq_len, 0, num_processes, temporary, "cpu")
             return
         steps = len(chunks) // num_processes
@@ -134,7 +134,7 @@ def test_a_position_inside_a_group_of_the_new_ranks_is_refused_and_an_epochs_end
     assert three.chunks == 7
     take(three, 1)
     before = two.state_dict()
-    with pytest.raises(NielsCacheError, match="at chunk 3, which begins no group of num_processes=2"):
+    with pytest.raises(NielsCacheError, match=r"chunk 3, .*num_processes=2"):
         two.load_state_dict(three.state_dict())
     assert two.state_dict() == before
     take(three, 1)  # chunk 6 is left over
@@ -234,12 +234,12 @@ def test_a_folder_without_tokens_is_refused_with_what_is_there(tmp_path: Path) -
     with pytest.raises(NielsCacheError, match="no such folder"):
         opened(tmp_path / "nowhere")
     (tmp_path / "bare").mkdir()
-    with pytest.raises(NielsCacheError, match=r"no token files here; expected .*; found nothing"):
+    with pytest.raises(NielsCacheError, match=r"no token files.*; found nothing"):
         opened(tmp_path / "bare")
     write_stream(tmp_path / "cache" / "train", [1, 2, 3])
     (tmp_path / "cache" / "val").mkdir()
     write_meta_of(tmp_path / "cache")
-    with pytest.raises(NielsCacheError, match=r"val: this split is empty \(0 tokens\); there is nothing to read$"):
+    with pytest.raises(NielsCacheError, match=r"val: .*empty \(0 tokens\)"):
         opened(tmp_path / "cache" / "val")
     np.save(tmp_path / "bare" / "scores.npy", np.ones((2, 3), dtype=np.float32))
     (tmp_path / "bare" / "README.md").write_text("")
@@ -249,7 +249,7 @@ def test_a_folder_without_tokens_is_refused_with_what_is_there(tmp_path: Path) -
         (tmp_path / "bare" / f"{index}.txt").write_text("")
     with pytest.raises(NielsCacheError, match=r"and 14 more$"):
         opened(tmp_path / "bare")
-    with pytest.raises(NielsCacheError, match=r"give the folder of a split: .*train"):
+    with pytest.raises(NielsCacheError, match=r"a split: .*train"):
         opened(write_pretrain(tmp_path / "notes"))
     with pytest.raises(NielsCacheError, match=r"found .*train_idx.npy"):
         opened(write_sft(tmp_path / "chats"))
@@ -260,11 +260,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = (tmp_path / "a.npy").read_bytes()
     for content in (whole[:-1], whole[:50], b"", b"text"):
         (tmp_path / "a.npy").write_bytes(content)
-        with pytest.raises(NielsCacheError, match=r"a.npy: not a readable .npy file"):
+        with pytest.raises(NielsCacheError, match=r"a\.npy: .*readable"):
             DatasetLoader(1, 2, 0, 1, str(tmp_path), "cpu")
     (tmp_path / "a.npy").unlink()
     (tmp_path / "shard_00000.bin").write_bytes(b"123")
-    with pytest.raises(NielsCacheError, match="3 bytes is no whole number"):
+    with pytest.raises(NielsCacheError, match="3 bytes"):
         DatasetLoader(1, 2, 0, 1, str(tmp_path), "cpu")
     (tmp_path / "shard_00000.bin").rename(tmp_path / "shard_00001.bin")
     with pytest.raises(NielsCacheError, match=r"shard_00000.bin is missing"):
@@ -294,7 +294,7 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
         for value in values:
             with pytest.raises(NielsCacheError, match=f"{name}="):
                 DatasetLoader(**{**good, name: value})  # type: ignore[arg-type]
-    with pytest.raises(NielsCacheError, match="1 files with at most 9 tokens hold 0 chunks of batch \\* seq_len = 9"):
+    with pytest.raises(NielsCacheError, match=r"at most 9 tokens .* 0 chunks .* = 9"):
         DatasetLoader(1, 9, 0, 1, str(tmp_path), "cpu")
     np.save(tmp_path / "a.npy", np.arange(0))
     with pytest.raises(NielsCacheError, match="at most 0 tokens hold 0 chunks"):
@@ -304,13 +304,13 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "none of DatasetLoader's version 1"),
-        ({"batch": 2}, "saved with batch=2, this loader has batch=1"),
+        ({"version": 2}, "DatasetLoader's version 1"),
+        ({"batch": 2}, r"saved with batch=2, .* batch=1"),
         ({"seq_len": None}, "saved with seq_len=None"),
-        ({"files": {"a.npy": 9, "b.npy": 9}}, r"b.npy: has no tokens, the state was saved with 9 \(1 files differ\)"),
-        ({"files": {"a.npy": 8}}, "a.npy: has 9 tokens, the state was saved with 8"),
-        ({"files": None}, "a.npy: has 9 tokens, the state was saved with none"),
-        ({"content_sha256": "0" * 64}, "rebuilt with other tokens"),
+        ({"files": {"a.npy": 9, "b.npy": 9}}, r"b\.npy: .*no tokens, .* 9 \(1 files"),
+        ({"files": {"a.npy": 8}}, r"a\.npy: has 9 tokens, .* 8"),
+        ({"files": None}, r"a\.npy: has 9 tokens, .* none"),
+        ({"content_sha256": "0" * 64}, "other tokens"),
         ({"epoch": -1}, "epoch=-1"),
         ({"epoch": 1.0}, "epoch=1.0"),
         ({"next_chunk": 5}, "next_chunk=5"),
@@ -339,7 +339,7 @@ def test_a_pickled_copy_goes_on_where_the_first_is_and_refuses_other_files(tmp_p
     copy = pickle.loads(stored)
     assert take(copy, 20) == take(loader, 20)
     np.save(tmp_path / "shard_00000.npy", np.arange(31))
-    with pytest.raises(NielsCacheError, match="31 tokens, the state was saved with 30"):
+    with pytest.raises(NielsCacheError, match=r"31 tokens, .* 30"):
         pickle.loads(stored)
 
 
@@ -355,10 +355,10 @@ def test_a_split_of_ours_is_checked_against_its_meta_json(tmp_path: Path) -> Non
     DatasetLoader(1, 3, 0, 1, str(folder / "train"), "cpu").load_state_dict(state)  # the tokens are the same
     files = {**loader.meta["files"], "train/shard_00000.bin": {"bytes": 16, "sha256": "0" * 64}}
     rewrite_meta(folder, files=files)
-    with pytest.raises(NielsCacheError, match="rebuilt with other tokens"):
+    with pytest.raises(NielsCacheError, match="other tokens"):
         DatasetLoader(1, 3, 0, 1, str(folder / "train"), "cpu").load_state_dict(state)
     np.save(folder / "train" / "stray.npy", np.arange(9))
-    with pytest.raises(NielsCacheError, match=r"stray.npy: not listed in meta.json"):
+    with pytest.raises(NielsCacheError, match=r"stray\.npy: not listed"):
         DatasetLoader(1, 3, 0, 1, str(folder / "train"), "cpu")
     with pytest.raises(NielsCacheError, match="never built"):
         DatasetLoader(1, 3, 0, 1, str(folder.parent / "off" / "train"), "cpu")

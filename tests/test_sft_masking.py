@@ -105,7 +105,7 @@ def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path
         [ASST, A, EOT],
     ]
     paths = write_pair(tmp_path, "train", examples)
-    with pytest.warns(UserWarning, match="4 of 6 examples have no assistant target in their first 5 tokens") as caught:
+    with pytest.warns(UserWarning, match=r"4 of 6 examples .* 5 tokens") as caught:
         dataset = SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
     assert len(caught) == 1
     assert dataset.examples_without_target == 4
@@ -159,12 +159,12 @@ def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("token", [70_000, 65_536, -1, True, 2.0])
 def test_an_id_that_no_token_can_have_is_refused_when_opened(tmp_path: Path, token: int) -> None:
     paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
-    with pytest.raises(NielsCacheError, match=f"eot_id={token}: must be a token id"):
+    with pytest.raises(NielsCacheError, match=f"eot_id={token}: "):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=token, asst_id=ASST)
-    with pytest.raises(NielsCacheError, match=f"asst_id={token}: must be a token id"):
+    with pytest.raises(NielsCacheError, match=f"asst_id={token}: "):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=token)
     write_meta_of(tmp_path, kind="sft", special_token_ids={"asst": token})
-    with pytest.raises(NielsCacheError, match=f"asst={token}: must be a token id"):
+    with pytest.raises(NielsCacheError, match=f"asst={token}: "):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
 
 
@@ -182,7 +182,7 @@ def test_a_pair_without_an_example_to_sample_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"empty \(0 examples\)"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
     paths = write_pair(tmp_path, "train", [[USR, U, EOT], [USR, U, EOT]])
-    with pytest.raises(NielsCacheError, match="none of its 2 examples has an assistant target"):
+    with pytest.raises(NielsCacheError, match="none of its 2"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
 
 
@@ -194,7 +194,7 @@ def test_a_pair_without_an_example_to_sample_is_refused(tmp_path: Path) -> None:
         (np.array([1, 4], dtype=IDX_DTYPE), "starts at 1, not at 0"),
         (np.array([0, 4, 4], dtype=IDX_DTYPE), "entry 2 is 4 after 4"),
         (np.array([0, 5, 3], dtype=IDX_DTYPE), "entry 2 is 3 after 5"),
-        (np.array([0, 6], dtype=IDX_DTYPE), "starts at 6, out of range of 6"),
+        (np.array([0, 6], dtype=IDX_DTYPE), "at 6, .* of 6"),
         (np.array([], dtype=IDX_DTYPE), "no example for 6 tokens"),
         (np.array([None, 1]), "not a readable"),
     ],
@@ -212,7 +212,7 @@ def test_missing_cut_and_swapped_files_are_refused(tmp_path: Path) -> None:
     def opened(tokens: str = tokens_path, idx: str = idx_path) -> None:
         SFTExampleDataset(tokens, idx, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
 
-    with pytest.raises(NielsCacheError, match="no such tokens file"):
+    with pytest.raises(NielsCacheError, match="no such tokens"):
         opened(tokens=str(tmp_path / "none.bin"))
     with pytest.raises(NielsCacheError, match="no such file"):
         opened(idx=str(tmp_path / "none.npy"))
@@ -224,7 +224,7 @@ def test_missing_cut_and_swapped_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(NielsCacheError, match="not a readable"):
             opened()
     Path(tokens_path).write_bytes(b"12345")
-    with pytest.raises(NielsCacheError, match="5 bytes is no whole number"):
+    with pytest.raises(NielsCacheError, match="5 bytes"):
         opened()
 
 

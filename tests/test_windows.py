@@ -158,7 +158,7 @@ def test_without_a_doc_ends_file_boundaries_are_refused_and_documents_unknown(tm
     assert (origins.documents == -1).all()
     assert (origins.document_offsets == -1).all()
     assert origins.offsets[:, 0].tolist() == [0, 3 * T]
-    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy is not beside it; rebuild"):
+    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy .*rebuild"):
         windows.read(np.array([0]), epoch=0, boundaries=True)
 
 
@@ -190,9 +190,9 @@ def test_short_and_empty_splits_and_bad_settings_are_refused(tmp_path: Path) -> 
 
     write_stream(tmp_path, [5, 4])
     assert opened(tmp_path / "train", T=8).samples == 1
-    with pytest.raises(NielsCacheError, match="T=9 needs 10 tokens and this split has 9; use T <= 8"):
+    with pytest.raises(NielsCacheError, match=r"T=9 needs 10 .* has 9; use T <= 8"):
         opened(tmp_path / "train", T=9)
-    with pytest.raises(NielsCacheError, match=r"T=3 needs 4 tokens and this split has 1$"):
+    with pytest.raises(NielsCacheError, match=r"T=3 needs 4 .* has 1$"):
         opened(write_shards(tmp_path / "single", [[1]]))
     with pytest.raises(NielsCacheError, match="empty"):
         opened(write_shards(tmp_path / "empty", [[], []]))
@@ -204,7 +204,7 @@ def test_short_and_empty_splits_and_bad_settings_are_refused(tmp_path: Path) -> 
         opened(tmp_path / "nowhere")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "listdir", refuse)
-        with pytest.raises(NielsCacheError, match="cannot be listed: Permission denied"):
+        with pytest.raises(NielsCacheError, match="Permission denied"):
             opened(tmp_path / "train")
     for bad in (0, -1, True, 2.5):
         with pytest.raises(NielsCacheError, match=r"T=.*at least 1"):
@@ -215,14 +215,14 @@ def test_short_and_empty_splits_and_bad_settings_are_refused(tmp_path: Path) -> 
 
 def test_document_ends_of_another_stream_or_another_build_are_refused(tmp_path: Path) -> None:
     write_stream(tmp_path, [40], documents=[39])
-    with pytest.raises(NielsCacheError, match="the last document ends at 39, the split has 40 tokens"):
+    with pytest.raises(NielsCacheError, match=r"ends at 39, .* 40 tokens"):
         PretrainWindows(str(tmp_path / "train"), T=T)
     folder = write_pretrain(tmp_path / "notes")
     np.save(folder / "train_doc_ends.npy", np.array([20], dtype=DOC_ENDS_DTYPE))
-    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy: has 136 bytes, meta\.json says 160"):
+    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy: .*136.* 160"):
         PretrainWindows(str(folder / "train"), T=3)
     (folder / "train_doc_ends.npy").unlink()
-    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy: missing, though meta\.json lists it"):
+    with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy: missing"):
         PretrainWindows(str(folder / "train"), T=3)
 
 
@@ -284,7 +284,7 @@ def test_a_pickled_copy_refuses_another_build(tmp_path: Path) -> None:
     write_stream(tmp_path, [40])
     stored = pickle.dumps(PretrainWindows(str(tmp_path / "train"), T=T))
     write_shards(tmp_path / "train", [[1] * 40])
-    with pytest.raises(NielsCacheError, match="changed since it was opened"):
+    with pytest.raises(NielsCacheError, match="changed since"):
         pickle.loads(stored)
 
 
@@ -333,7 +333,7 @@ def test_a_file_replaced_by_another_size_while_it_is_opened_is_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", open_after_replacing)
-        with pytest.raises(NielsCacheError, match=r"shard_00001\.bin: went from 18 to 8 bytes while it was being opened"):
+        with pytest.raises(NielsCacheError, match=r"shard_00001\.bin: .* 18 to 8 bytes"):
             MappedTokens([tmp_path / shard_name(0), tmp_path / shard_name(1)])
 
 
