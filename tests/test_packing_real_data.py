@@ -20,8 +20,8 @@ pytestmark = [
 NAMES = ["dolly15k", "oasst1"]
 _CONFIG = """
 [tokenizer]
-vocab_size = 8000
-sample_bytes = 2_000_000
+vocab_size = 4000
+sample_bytes = 300_000
 train_on = ["dolly15k", "oasst1"]
 [sft.dolly15k]
 files = ["$NIELS_CACHE_REAL_DATA/dolly/*.jsonl"]
