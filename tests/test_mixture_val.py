@@ -20,6 +20,7 @@ from niels_cache_assets.pipeline import BuildOutcome, build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,24 +36,22 @@ MIRROR = 'source = "huggingface"\ndataset = "local/mirror"\nfiles = ["a.parquet"
 CLEAN = 'prepare = ["clean"]\ncleaning = { skip = ["not_english", "language_error", "repetitive", "no_stopwords", "too_short"] }\n'
 RULES = {
     "budgets": FILES + BUDGETS,
-    "budgets, shuffled by the builder": FILES + BUDGETS + "shuffle_buffer = 50\n",
-    "budgets, shuffled by its stream": MIRROR + BUDGETS + "shuffle_buffer = 50\n",
+    "budgets, builder shuffles": FILES + BUDGETS + "shuffle_buffer = 50\n",
+    "budgets, stream shuffles": MIRROR + BUDGETS + "shuffle_buffer = 50\n",
     "budgets, no end to train": FILES + "val_tokens = 3_000\n",
     "budgets, cleaned": FILES + BUDGETS + CLEAN,
     "budgets, deduplicated and shuffled": FILES + BUDGETS + 'shuffle_buffer = 50\nprepare = ["dedup"]\n',
-    "budgets, shuffled by its stream and cleaned": MIRROR + BUDGETS + "shuffle_buffer = 50\n" + CLEAN,
+    "budgets, stream shuffles, cleaned": MIRROR + BUDGETS + "shuffle_buffer = 50\n" + CLEAN,
     "budgets, decontaminated exactly": FILES + BUDGETS + 'shuffle_buffer = 50\ndecontaminate = "exact"\n',
     "budgets, cleaned and decontaminated": FILES + BUDGETS + CLEAN + 'decontaminate = "near"\n',
     "val_frac": FILES + "val_frac = 0.2\n",
-    "val_frac, shuffled by its stream": MIRROR + "val_frac = 0.2\nshuffle_buffer = 50\n",
+    "val_frac, stream shuffles": MIRROR + "val_frac = 0.2\nshuffle_buffer = 50\n",
     "val_frac, cleaned": FILES + "val_frac = 0.2\n" + CLEAN,
-    "val_frac, decontaminated exactly": FILES + 'val_frac = 0.2\ndecontaminate = "exact"\n',
     "val_frac, decontaminated nearly": FILES + 'val_frac = 0.2\ndecontaminate = "near"\n',
-    "upstream's split": MIRROR + 'val_files = ["val.parquet"]\n',
     "upstream's split, decontaminated": MIRROR + 'val_files = ["val.parquet"]\ndecontaminate = "exact"\n',
 }
 MIX = 'source = "interleave"\nmembers = { a = 3, b = 1 }\nval_frac = 0.1\n'
-DOCUMENTS = 400
+DOCUMENTS, OTHERS = 240, 120
 
 
 def texts_of_a() -> list[str]:
@@ -66,7 +65,7 @@ def texts_of_a() -> list[str]:
 
 def project(folder: Path, model: Path, rule: str, mix: str = MIX, *, build: str = "") -> Registry:
     """`a` with the rule, `b` and the mixture of both."""
-    texts, other = texts_of_a(), sentences(200, seed=9, words=40)
+    texts, other = texts_of_a(), sentences(OTHERS, seed=9, words=40)
     write_jsonl(folder / "a.jsonl", texts)
     write_jsonl(folder / "b.jsonl", [*other, texts[3].upper()])
     (folder / "a.parquet").write_bytes(parquet([{"id": f"a-{row}", "text": text} for row, text in enumerate(texts)]))
@@ -107,24 +106,17 @@ def no_split_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From when it is called, no member's val may be found by its tokens."""
 
     def refuse(*_: object, **settings: object) -> Iterator[None]:
-        raise AssertionError("a member was tokenized")
+        raise AssertionError("tokenized")
 
     return lambda: monkeypatch.setattr(held_out, "encode_documents", refuse)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"budgets", "budgets, cleaned"}))  # which other rules are, and more
 def test_nothing_that_a_member_keeps_for_val_is_in_a_mixture_whatever_is_built_first(tmp_path: Path, tiny_model: Path, rule: str) -> None:
-    registry = project(tmp_path, tiny_model, rule)
-    first, second = tmp_path / "first", tmp_path / "second"
+    registry, first = project(tmp_path, tiny_model, RULES[rule]), tmp_path / "first"
     before = build_dataset(ready(registry, first), "mix", root=first)
     member = build_dataset(registry, "a", root=first)
-    shutil.copytree(first / "tokenizer", second / "tokenizer")
-    if (first / "corpus").exists():
-        shutil.copytree(first / "corpus", second / "corpus")
-    if (first / "duplicates").exists():
-        shutil.copytree(first / "duplicates", second / "duplicates")
-    build_dataset(registry, "a", root=second)
-    after = build_dataset(registry, "mix", root=second)
+    after = build_dataset(registry, "mix", root=first, force=True)
     assert files_of(before) == files_of(after)
     assert before.meta["dropped"] == after.meta["dropped"]
     val, inside = set(ids(first, "a", "val")), set(mixed(first))
@@ -134,7 +126,7 @@ def test_nothing_that_a_member_keeps_for_val_is_in_a_mixture_whatever_is_built_f
     assert before.meta["dropped"]["member_val"] >= len(val)
     if "decontaminate" in rule:
         texts = {f"a-{row}": text.casefold() for row, text in enumerate(texts_of_a())}
-        texts |= {f"v-{row}": texts[f"a-{row + 10}"] for row in range(50)} | {"b-200": texts["a-3"]}
+        texts |= {f"v-{row}": texts[f"a-{row + 10}"] for row in range(50)} | {f"b-{OTHERS}": texts["a-3"]}
         seen = {texts[each] for each in val}
         assert member.meta["dropped"]["in_val"] > 0
         assert seen & {texts[each] for each in inside if each in texts} == set()
@@ -145,7 +137,7 @@ def test_nothing_that_a_member_keeps_for_val_is_in_a_mixture_whatever_is_built_f
             assert before.meta["dropped"]["near_val_of_member"] > 0
 
 
-@pytest.mark.parametrize("rule", ["budgets", "budgets, shuffled by the builder", "budgets, shuffled by its stream", "budgets, cleaned"])
+@pytest.mark.parametrize("rule", ["budgets", "budgets, builder shuffles", "budgets, stream shuffles", "budgets, cleaned"])
 def test_train_of_a_member_is_mixed_however_far_its_own_cache_reaches(tmp_path: Path, tiny_model: Path, rule: str) -> None:
     mix = 'source = "interleave"\nmembers = { a = 1 }\nval_frac = 0\n'
     registry = ready(project(tmp_path, tiny_model, RULES[rule], mix), tmp_path)
@@ -162,7 +154,7 @@ def test_train_of_a_member_is_mixed_however_far_its_own_cache_reaches(tmp_path: 
 def test_val_comes_of_the_lineage_of_a_finished_cache_that_a_build_would_keep(
     tmp_path: Path, tiny_model: Path, no_split_pass: Callable[[], None]
 ) -> None:
-    registry = ready(project(tmp_path, tiny_model, RULES["budgets, shuffled by the builder"]), tmp_path)
+    registry = ready(project(tmp_path, tiny_model, RULES["budgets, builder shuffles"]), tmp_path)
     found = files_of(build_dataset(registry, "mix", root=tmp_path))
     build_dataset(registry, "a", root=tmp_path)
     with pytest.MonkeyPatch.context() as patch:
@@ -184,12 +176,12 @@ def test_val_comes_of_the_lineage_of_a_finished_cache_that_a_build_would_keep(
     lineage.write_bytes(damaged)
     assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
     no_split_pass()
-    with pytest.raises(AssertionError, match="a member was tokenized"):
+    with pytest.raises(AssertionError, match="tokenized"):
         build_dataset(registry, "mix", root=tmp_path, force=True)
 
 
 def test_a_mixture_of_another_seed_leaves_out_what_its_members_keep_by_theirs(tmp_path: Path, tiny_model: Path) -> None:
-    for rule in ("val_frac", "budgets, shuffled by its stream"):
+    for rule in ("val_frac", "budgets, stream shuffles"):
         root = tmp_path / rule
         registry = ready(project(tmp_path, tiny_model, RULES[rule]), root)
         build_dataset(registry, "a", root=root)
@@ -224,8 +216,8 @@ def test_a_mixture_is_built_again_when_a_member_keeps_another_val(tmp_path: Path
 
 
 def test_what_is_held_out_is_in_no_fingerprint_where_no_budget_or_decontamination_asks_for_it(tmp_path: Path, tiny_model: Path) -> None:
-    for rule in ("val_frac", "val_frac, cleaned", "upstream's split"):
-        registry = project(tmp_path, tiny_model, RULES[rule])
+    for rule in (RULES["val_frac"], RULES["val_frac, cleaned"], MIRROR + 'val_files = ["val.parquet"]\n'):
+        registry = project(tmp_path, tiny_model, rule)
         assert [held_out_identity(registry, registry.pretrain[name], seed=42) for name in ("mix", "a")] == [{}, {}]
     registry = project(tmp_path, tiny_model, FILES + "train_tokens = 6_000\n")
     assert held_out_identity(registry, registry.pretrain["mix"], seed=42) == {}
@@ -235,7 +227,8 @@ def test_what_is_held_out_is_in_no_fingerprint_where_no_budget_or_decontaminatio
 
 def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mix = 'source = "interleave"\nmembers = { a = 3, b = 1 }\ntrain_tokens = 20_000\nval_tokens = 1_000\ndecontaminate = "exact"\n'
-    registry = project(tmp_path, tiny_model, RULES["budgets, shuffled by the builder"], mix, build="seed = 3\n")
+    monkeypatch.setattr(encode, "_CHUNK_ITEMS", 64)
+    registry = project(tmp_path, tiny_model, RULES["budgets, builder shuffles"], mix, build="seed = 3\n")
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     expected = files_of(build_dataset(ready(registry, whole), "mix", root=whole))
     ready(registry, torn)
@@ -261,7 +254,7 @@ PREPARED_MIX = MIX + CLEAN
 
 def test_a_prepared_mixture_of_members_with_budgets_takes_the_tokenizer_first(tmp_path: Path, tiny_model: Path) -> None:
     registry = project(tmp_path, tiny_model, RULES["budgets"], PREPARED_MIX)
-    with pytest.raises(NielsCacheError, match=r"mix: .*split by token budgets.*materialize the asset 'tokenizer' first"):
+    with pytest.raises(NielsCacheError, match=r"mix: .*budgets.*'tokenizer'"):
         prepare_corpus(registry, "mix", root=tmp_path, processes=1)
     build_dataset(ready(registry, tmp_path), "a", root=tmp_path)
     outcome = build_dataset(registry, "mix", root=tmp_path)
@@ -279,9 +272,7 @@ def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_ru
     assert corpus_state(registry, "mix", root=tmp_path).state == "in sync"
     longer = project(tmp_path, tiny_model, RULES["budgets"].replace("3_000", "4_000"), PREPARED_MIX)
     assert corpus_state(longer, "mix", root=tmp_path).state == "other settings"
-    with pytest.raises(
-        NielsCacheError, match="made with other settings or another code version; materialize corpus/documents of 'mix' first"
-    ):
+    with pytest.raises(NielsCacheError, match=r"other settings.*'mix'"):
         build_dataset(longer, "mix", root=tmp_path)
     other = train_tiny_tokenizer(tmp_path / "other")
     shutil.copy(other, tmp_path / "copy.model")
@@ -306,7 +297,7 @@ def test_a_source_whose_documents_nothing_tells_apart_is_refused_as_a_member_wit
 
     monkeypatch.setattr(Jsonl, "documents", without_origins)
     assert build_dataset(registry, "a", root=tmp_path).state == "built", "alone it needs no origins"
-    with pytest.raises(NielsCacheError, match="a: several of its documents have the same file, row and source_id"):
+    with pytest.raises(NielsCacheError, match=r"^a: .*source_id"):
         build_dataset(registry, "mix", root=tmp_path)
 
 
@@ -314,5 +305,5 @@ def test_a_source_whose_documents_nothing_tells_apart_is_refused_as_a_member_wit
 def test_a_member_that_is_all_val_is_an_error_that_says_so(tmp_path: Path, tiny_model: Path, strategy: str) -> None:
     mix = MIX.replace("0.1", "0") + f'stopping_strategy = "{strategy}"\n'
     registry = ready(project(tmp_path, tiny_model, FILES + "val_tokens = 1_000_000\n", mix), tmp_path)
-    with pytest.raises(NielsCacheError, match=r"a: its source ends before val has its 1,000,000 tokens.*lower its val_tokens"):
+    with pytest.raises(NielsCacheError, match=r"^a: .*1,000,000 tokens.*val_tokens"):
         build_dataset(registry, "mix", root=tmp_path)
