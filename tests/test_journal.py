@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -324,8 +323,8 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
 
     journal().record({"documents": 1}, files={})
     assert journal().state == {"documents": 1}
-    version = metadata.version
-    monkeypatch.setattr(resuming.metadata, "version", lambda name: "99" if name == changed else version(name))
+    installed = resuming._version
+    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == changed else installed(name))
     if changed == "python":
         monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
     assert journal().state is None

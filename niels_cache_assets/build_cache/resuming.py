@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,6 +149,7 @@ def _first(items: Iterator[Item], count: int) -> Iterator[Item]:
             raise NielsCacheError("the source now ends before what is built of it already; build afresh (--force)") from None
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
