@@ -6,7 +6,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from niels_cache_assets.cleaning.language import identify
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.documents import Document
 from tests import naive_cleaning
+from tests.messages import missing
 
 BY_REASON: dict[str, Filter] = dict(FILTERS)
 DEFAULTS = CleaningSettings()
@@ -149,7 +150,6 @@ def test_languages_are_told_or_it_is_said_that_they_cannot_be(text: str, code: s
 
 
 @given(text=st.text(max_size=300) | st.lists(st.sampled_from([*ENGLISH.split(), "#", "...", "-", "\n", "* ", "1", "\n\n"])).map(" ".join))
-@settings(max_examples=200, deadline=None)
 def test_filters_take_any_text_give_their_own_reason_and_change_nothing(text: str) -> None:
     document = Document(text, title="A title")
     facts = Facts(document)
@@ -165,7 +165,6 @@ def test_filters_take_any_text_give_their_own_reason_and_change_nothing(text: st
     words=st.lists(st.sampled_from(["a", "b", "c", "the", *distinct(30)]), min_size=2, max_size=120),
     limit=st.sampled_from([0.0, 0.03, 0.05, 0.2, 0.5]),
 )
-@settings(deadline=None)
 def test_pairs_of_frequent_words_are_all_the_pairs_that_count(words: list[str], limit: float) -> None:
     pairs = list(pairwise(words))
     most = max(pairs.count(pair) for pair in pairs)
@@ -185,20 +184,19 @@ def test_counting_ascii_letters_first_changes_no_answer(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"skip": ["not_englsh"]}, ["no reason or normalizer 'not_englsh'", "did you mean 'not_english'?"]),
-        ({"skip": ["zzz"]}, ["no reason or normalizer 'zzz'", "choose from redirect, disambiguation, too_short", "headings, blanks"]),
+        ({"skip": ["not_englsh"]}, ["'not_englsh'", "did you mean 'not_english'?"]),
+        ({"skip": ["zzz"]}, ["'zzz'", "redirect, disambiguation, too_short", "headings, blanks"]),
         ({"skip": ["tag"]}, ["did you mean 'tags'?"]),
-        ({"skip": ["unreadable"]}, ["'unreadable' cannot be skipped: a document with lone surrogates"]),
+        ({"skip": ["unreadable"]}, ["'unreadable' cannot be skipped", "surrogates"]),
         ({"skip": ["empty"]}, ["'empty' cannot be skipped"]),
-        ({"languages": ["english"]}, ["'english' is no language code", "'en'"]),
-        ({"min_mean_word_length": 20}, ["min_mean_word_length is above max_mean_word_length"]),
+        ({"languages": ["english"]}, ["'english'", "language", "'en'"]),
+        ({"min_mean_word_length": 20}, ["min_mean_word_length", "above max_mean_word_length"]),
     ],
 )
 def test_a_mistake_in_the_settings_is_named(settings: dict[str, object], parts: list[str]) -> None:
     with pytest.raises(ValidationError) as caught:
         CleaningSettings.model_validate(settings)
-    for part in parts:
-        assert part in str(caught.value)
+    assert missing(caught.value, *parts) == []
 
 
 def test_reasons_are_those_of_the_filters_and_can_all_but_one_be_skipped() -> None:

@@ -1,11 +1,11 @@
 """No document of train equals or is near one of val: against brute force, on any number of threads, for every way of splitting."""
 
-import hashlib
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.build_cache import build_pretrain_cache
@@ -20,6 +20,7 @@ from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
+from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
 PLENTY = 10**9
@@ -35,12 +36,6 @@ def build(folder: Path, texts: object, tokenizer: object, **changes: object) -> 
 def sources_of(folder: Path, split: str) -> list[str]:
     ids: list[str] = pyarrow.parquet.read_table(folder / f"{split}_documents.parquet", columns=["source_id"])["source_id"].to_pylist()
     return ids
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()
-    }
 
 
 def naive_shingles(text: str) -> set[tuple[str, ...]]:
@@ -74,7 +69,6 @@ word = st.sampled_from(["a", "B", "to", "Tokens!", "shard,", "é", "...", "x" * 
 text = st.lists(word, max_size=40).map(" ".join)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     val=st.lists(text, max_size=6),
     others=st.lists(text, max_size=6),
@@ -93,8 +87,8 @@ def test_what_is_found_is_what_comparing_with_all_of_val_finds(
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
 def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path: Path, threshold: float) -> None:
     """Long enough that the first part of a text decides: what has nothing in common, starts or ends alike, or is alike all over."""
-    val = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(8)]
-    strange = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(100, 108)]
+    val = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(4)]
+    strange = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(100, 104)]
     texts = [*strange]
     for one, other in zip(val, strange, strict=True):
         words, others = one.split(), other.split()
@@ -103,7 +97,7 @@ def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path
             texts += [" ".join(words[:at] + others[at:]), " ".join(others[:at] + words[at:]), " ".join(words[:at]), " ".join(words[at:])]
     found = find(texts, val, tmp_path, threshold=threshold)
     assert found == [naive_match(one, val, threshold) for one in texts]
-    assert 30 < sum(match is None for match in found) < len(found) - 30
+    assert 15 < sum(match is None for match in found) < len(found) - 15
     assert {match.kind for match in found if match is not None} == {"exact", "near"}
 
 
@@ -145,26 +139,25 @@ def test_the_threshold_decides_what_is_near(tmp_path: Path, tokenizer: SentenceP
     assert near == {0.79: {"near_val": 1}, 0.8: {"near_val": 1}, 0.81: {}}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
-def test_the_number_of_threads_does_not_show_in_the_bytes(tmp_path: Path, tokenizer: SentencePieceTokenizer, threads: int) -> None:
+def test_the_number_of_threads_does_not_show_in_the_bytes(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     """Val ends in the second of many chunks, so that some are compared by the threads and some were encoded too early for that."""
     special = SPECIAL_TOKENS["eot"]
     texts = sentences(600, words=8) + [f"{text} {special}" for text in sentences(10, words=8)]
     texts = [texts[position * 7 % len(texts)] for position in range(4_000)]
     changes = {"max_val_tokens": 6_000, "max_train_tokens": 9_000, "decontaminate": "near"}
-    meta = build(tmp_path / "one" / "x", texts, tokenizer, threads=1, **changes)
-    assert meta["dropped"]["in_val"] > 100
-    assert meta["dropped"]["special_token_collision"] > 10
-    assert meta["documents"]["val"] > 256
-    build(tmp_path / "two" / "x", texts, tokenizer, threads=threads, **changes)
-    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    for threads in (1, 2, 7):
+        meta = build(tmp_path / str(threads), texts, tokenizer, threads=threads, **changes)
+        assert meta["dropped"]["in_val"] > 100
+        assert meta["dropped"]["special_token_collision"] > 10
+        assert meta["documents"]["val"] > 256
+    assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "7")
 
 
 def test_val_that_comes_after_train_is_refused_unless_it_is_known(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     lines = sentences(600, words=30)
     train, val = [Document(text, split="train") for text in lines], [Document(text, split="val") for text in lines[:30]]
     for late in ([*train, *val], [*val[:3], *train[40:42], *val[3:]]):
-        with pytest.raises(NielsCacheError, match=r"comes after the first document of train.*val_texts"):
+        with pytest.raises(NielsCacheError, match=r"document of train.*val_texts"):
             build(tmp_path / "x", late, tokenizer, decontaminate="near")
         assert not (tmp_path / "x").exists()
         meta = build(tmp_path / "y", iter(late), tokenizer, decontaminate="near", val_texts=iter(val))
@@ -189,7 +182,7 @@ def test_a_train_document_before_val_is_full_gives_the_same_on_any_number_of_thr
 def test_a_new_document_for_val_after_train_has_begun_is_refused(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     documents = [Document("another", split="train"), *map(Document, sentences(1_000))]
     for threads in (1, 4):
-        with pytest.raises(NielsCacheError, match=r"comes after the first document of train.*val_texts"):
+        with pytest.raises(NielsCacheError, match=r"document of train.*val_texts"):
             build(tmp_path / "x", documents, tokenizer, max_val_tokens=PLENTY, decontaminate="exact", threads=threads)
 
 
@@ -226,7 +219,7 @@ def test_every_setting_that_counts_is_in_the_fingerprint(tmp_path: Path, tokeniz
     assert fingerprint("exact", 0.8) == fingerprint("exact", 0.7)
 
 
-@pytest.mark.parametrize(("mode", "threshold", "problem"), [("fuzzy", 0.8, "choose from off, exact, near"), ("near", 1.0, "below 1")])
+@pytest.mark.parametrize(("mode", "threshold", "problem"), [("fuzzy", 0.8, "off, exact, near"), ("near", 1.0, "below 1")])
 def test_settings_that_mean_nothing_are_refused(
     tmp_path: Path, tokenizer: SentencePieceTokenizer, mode: str, threshold: float, problem: str
 ) -> None:
@@ -236,20 +229,21 @@ def test_settings_that_mean_nothing_are_refused(
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """200 lines and 40 of them again, as the rows of all.parquet, and lines of them as train.parquet and val.parquet; a tokenizer."""
     folder = tmp_path_factory.mktemp("tables")
     lines = sentences(200, words=30)
     rows = {"all": [*lines, *(line.upper() for line in lines[::5])], "train": lines, "val": [f"{line} So!" for line in lines[:30]]}
     for name, texts in rows.items():
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / f"{name}.parquet")
+    shutil.copy(tiny_model, folder / "spm.model")
     build_tokenizer(registry_of(folder, ""), root=folder / "cache")
     return folder
 
 
 def registry_of(folder: Path, table: str) -> Registry:
     config = folder / "niels_cache.toml"
-    tokenizer = '[tokenizer]\nvocab_size = 400\ntrain_on = ["rows"]\n'
+    tokenizer = '[tokenizer]\nmodel = "spm.model"\n'
     config.write_text(f'{tokenizer}[pretrain.rows]\nsource = "parquet"\nfiles = ["all.parquet"]\n{table}', encoding="utf-8")
     return load_registry(profile="quickstart", config=str(config))
 

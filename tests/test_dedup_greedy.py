@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import greedy
@@ -83,7 +83,7 @@ def made_up(rows: list[tuple[int, list[int]]]) -> Signatures:
 @pytest.mark.parametrize(("bands", "rows"), [(8, 16), (16, 8), (2, 64), (25, 5)])
 def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows: int) -> None:
     datasketch = pytest.importorskip("datasketch")
-    signatures = Signer().sign(clustered_texts(1500, bases=150, edits=6))
+    signatures = Signer().sign(clustered_texts(600, bases=60, edits=6))
     index = datasketch.MinHashLSH(params=(bands, rows), num_perm=128)
     gone = {}
     for ordinal, slots in enumerate(signatures.slots):
@@ -93,12 +93,11 @@ def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows:
             gone[ordinal] = min(found)
         else:
             index.insert(ordinal, minhash)
-    dropped = keep_first(in_blocks(signatures, 400), bands=bands, rows=rows, scratch=tmp_path)
-    assert 100 < len(gone) < 1400
+    dropped = keep_first(in_blocks(signatures, 170), bands=bands, rows=rows, scratch=tmp_path)
+    assert 40 < len(gone) < 560
     assert dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True)) == gone
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), max_size=30), st.integers(1, 30))
 def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
@@ -216,7 +215,7 @@ def test_a_full_disk_is_an_error_before_the_members_of_the_buckets_are_written(t
 
     signatures = made_up([(index, [5, 5, index, index]) for index in range(9)])
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    with pytest.raises(OSError, match="No space left") as caught:
         keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=lambda _: lambda *_: 0.0, threshold=0.5))
     assert Path(caught.value.filename).parent == tmp_path
 
@@ -242,7 +241,7 @@ def test_no_documents(tmp_path: Path) -> None:
 
 
 def test_bands_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="9 bands of 16 rows do not fit signatures of 128 slots"):
+    with pytest.raises(NielsCacheError, match=r"9 bands of 16 rows .* 128 slots"):
         keep_first([Signer().sign(["a"])], bands=9, rows=16, scratch=tmp_path)
     with pytest.raises(NielsCacheError, match="between 0 and 1"):
         choose_bands(1.0, 128)
@@ -258,7 +257,7 @@ def test_bands_chosen_are_those_that_datasketch_chooses() -> None:
 def test_pairs_share_a_band_as_often_as_the_curve_says() -> None:
     """Random slots that are equal with probability s."""
     generator = torch.Generator().manual_seed(3)
-    pairs = 20_000
+    pairs = 10_000
     for similarity in (0.5, 0.8, 0.9):
         one = torch.randint(1 << 31, (pairs, 128), generator=generator)
         other = torch.where(torch.rand((pairs, 128), generator=generator) < similarity, one, one + 1)

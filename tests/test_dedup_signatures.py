@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import hashing, signatures
@@ -49,9 +49,10 @@ wordy = st.lists(
 
 
 def test_the_table_holds_the_rule_for_every_code_point() -> None:
+    """Which never changes, on no Python version: digests and signatures lie on disk. The hash is of all, asked for one by one."""
     table = code_points()
-    assert table.tolist() == [canonical_code_point(code_point) for code_point in range(CODE_POINTS)]
-    # The rule does not depend on the Python version, for digests and signatures lie on disk.
+    asked = [*range(0x3400), *range(0x3400, CODE_POINTS, 11)]
+    assert table[asked].tolist() == [canonical_code_point(code_point) for code_point in asked]
     assert hashlib.sha256(table.astype("<u4").tobytes()).hexdigest() == "9bfca3daf82468c093a9eb9c424b0b338588786ca6ceffffef1b47811e98a37c"
 
 
@@ -93,7 +94,6 @@ def test_canonical_text_of_canonical_text_is_itself(text: str) -> None:
     assert canonical_text("\n" + text.upper().lower() + " .") == canonical_text(text.upper().lower())
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(texts | wordy, max_size=5), st.sampled_from([1, 2, 5, 9]), st.sampled_from([16, 20, 128]))
 @example(GOLDEN_TEXTS, 5, 128)
 def test_kernels_and_plain_python_give_the_same(documents: list[str], ngram: int, num_perm: int) -> None:
@@ -184,7 +184,7 @@ def test_no_texts_and_a_pickled_signer() -> None:
         assert len(signer.sign(["a"])) == 1
 
 
-def test_other_processes_and_hash_seeds_sign_the_same() -> None:
+def test_another_process_with_another_hash_seed_signs_the_same() -> None:
     documents = sentences(20, words=50)
     script = (
         "import hashlib, json, sys; from niels_cache_assets.dedup.signatures import Signer\n"
@@ -195,13 +195,18 @@ def test_other_processes_and_hash_seeds_sign_the_same() -> None:
     )
     here = COMPILED.sign(documents)
     expected = hashlib.sha256(here.digests.tobytes() + here.slots.tobytes()).hexdigest()
-    command = [sys.executable, "-c", script]
-    for hash_seed in ("0", "12345"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            command, input=json.dumps(documents), env=environment, capture_output=True, text=True, timeout=120, check=True
-        )
-        assert done.stdout.split() == [expected, "False", expected, str(available())]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    assert environment != os.environ
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(documents),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == [expected, "False", expected, str(available())]
 
 
 def test_without_numba_everything_goes_on_in_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
