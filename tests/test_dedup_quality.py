@@ -28,7 +28,7 @@ pytestmark = [
     ("texts", "pairs"),
     [
         pytest.param(lambda pairs: pairs.edited_pairs(DATA, 400), 100, id="edited pairs"),
-        pytest.param(lambda pairs: pairs.edited_pairs(DATA, 2000), 500, id="many edited pairs", marks=pytest.mark.torture),
+        pytest.param(lambda pairs: pairs.edited_pairs(DATA, 800), 200, id="more edited pairs", marks=pytest.mark.torture),
         pytest.param(lambda pairs: pairs.book_windows(DATA), 150, id="Shakespeare and Gutenberg", marks=pytest.mark.torture),
         pytest.param(lambda pairs: pairs.fineweb_rows(DATA), 5, id="repeated rows"),
     ],
