@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
@@ -18,7 +19,7 @@ from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.formats import META_NAME, Split, documents_name
 from niels_cache_runtime.meta import read_meta
 from tests import programs
 from tests.built_project import Built
@@ -246,10 +247,10 @@ def test_corpora_come_before_the_tokenizer_but_for_mixtures_that_leave_out_what_
     prepared_project: Project, budgets: bool
 ) -> None:
     project = prepared_project
-    results, _ = launch(project, only=["mix"])
+    results, _ = launch(project, only=["letters", "mix"])
     last = ["tokenizer", "corpus/mix"] if budgets else ["corpus/mix", "tokenizer"]
     reports = ["report/books", "report/letters", "report/mix"]
-    assert [*results] == ["corpus/books", "corpus/letters", "corpus/duplicates", *last, *reports, "mix"]
+    assert [*results] == ["corpus/books", "corpus/letters", "corpus/duplicates", *last, *reports, "letters", "mix"]
     tokenizer = results["tokenizer"].meta
     assert (tokenizer is not None, results["tokenizer"].message) == (True, None), "no data set was left out, or read raw"
     assert tokenizer is not None
@@ -262,6 +263,16 @@ def test_corpora_come_before_the_tokenizer_but_for_mixtures_that_leave_out_what_
     }
     again = build_tokenizer(project.registry, root=project.root, force=True)
     assert again.meta == tokenizer, "whatever corpora are there now"
+    if budgets:
+        val, train = ids_of(project, "letters", "val"), ids_of(project, "mix", "train")
+        assert len(val) >= 1
+        assert train & ids_of(project, "letters", "train"), "they are called the same in both"
+        assert val & train == set()
+
+
+def ids_of(project: Project, name: str, split: Split) -> set[str]:
+    """Of the documents in a split."""
+    return set(pq.read_table(project.root / "pretrain" / name / documents_name(split))["source_id"].to_pylist())
 
 
 def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built: Project) -> None:

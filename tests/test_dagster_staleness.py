@@ -153,21 +153,18 @@ def test_the_job_passes_over_a_source_that_breaks_in_any_way(project: Project, m
 _CORPUS = {name: {f"corpus/documents {name}"} | caches("pretrain", name) for name in ("books", "letters")}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
+def test_settings_of_one_data_set_make_that_partition_stale_and_no_other(prepared: Project) -> None:
+    for old, new, expected in (
         ('files = ["chats.jsonl"]', 'files = ["chats.jsonl"]\nval_frac = 0.25', caches("sft", "chats")),
         ('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "title"', caches("pretrain", "notes")),
         ('files = ["letters.jsonl"]', 'files = ["letters.jsonl"]\ntrain_tokens = 500', _CORPUS["letters"]),
         ("min_words = 3", "min_words = 4", _CORPUS["books"]),
         ("threads = 1", "threads = 2", set()),
-    ],
-)
-def test_settings_of_one_data_set_make_that_partition_stale_and_no_other(prepared: Project, old: str, new: str, expected: set[str]) -> None:
-    prepared.edit(old, new)
-    observe_all(prepared)
-    assert stale(prepared) == expected
-    prepared.edit(new, old)
+    ):
+        prepared.edit(old, new)
+        observe_all(prepared)
+        assert (new, stale(prepared)) == (new, expected)
+        prepared.edit(new, old)
     observe_all(prepared)
     assert stale(prepared) == set(), "they are what it was built with"
 

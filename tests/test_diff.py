@@ -194,7 +194,7 @@ def write_lineage(folder: Path, splits: dict[Split, list[Row]]) -> dict[Split, P
 ROWS = st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from(["f", "g"]), st.integers(0, 3), st.just(1)), max_size=12)
 
 
-@cases(15)
+@cases(8)
 @given(sides=st.lists(st.fixed_dictionaries({"train": ROWS, "val": ROWS}), min_size=2, max_size=2), at_once=st.integers(1, 5))
 def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
     sides: list[dict[Split, list[Row]]], at_once: int, tmp_path_factory: pytest.TempPathFactory
