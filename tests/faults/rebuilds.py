@@ -47,9 +47,13 @@ def make_rebuilds(folder: Path, tokenizer_model: Path) -> Rebuilds:
 
 
 def visible(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder but hidden ones and what lies in hidden folders."""
+    """Every file below the folder but hidden ones, what lies in hidden folders, and reports, which tell the minute of a build."""
     files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name.as_posix(): path.read_bytes() for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
+    return {
+        name.as_posix(): path.read_bytes()
+        for name, path in files.items()
+        if not any(part.startswith(".") or part == "reports" for part in name.parts)
+    }
 
 
 def in_root(root: Path, stage: str) -> dict[str, bytes]:
