@@ -1,8 +1,6 @@
 """Dagster's own commands on this code location, as CI calls them."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +8,7 @@ import pytest
 
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_runtime.verify import verify_cache
+from tests import programs
 from tests.dagster_tools import Project
 
 
@@ -24,17 +23,15 @@ def test_dagster_asset_materialize_builds_and_checks_one_partition(
         config.write('[build]\ncache_dir = "cache"\n')
     with ensure_instance():
         pass
-    command = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"]
-    run = subprocess.run(
-        [*command, "--select", 'key:"pretrain/*"', "--partition", "notes"],
+    run = programs.run(
+        *("-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"),
+        *("--select", 'key:"pretrain/*"', "--partition", "notes"),
         cwd=Path(__file__).parent.parent,
         env={
             **os.environ,
             "NIELS_CACHE_CONFIG": str(tmp_path / "niels_cache.toml"),
             "NIELS_CACHE_PROFILE": "quickstart",
         },
-        capture_output=True,
-        text=True,
     )
     assert run.returncode == 0, run.stderr
     assert verify_cache(project.root) == []

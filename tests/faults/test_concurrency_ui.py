@@ -20,7 +20,6 @@ from tests.tiny import sentences
 from tests.ui.running import is_alive, running_ui, wait_until
 
 BUILD_SECONDS = 240
-TERMINATE = "mutation ($id: String!) { terminateRun(runId: $id) { __typename } }"
 TERMINATIONS = 20
 
 
@@ -71,7 +70,7 @@ def test_runs_terminated_at_random_moments_end_within_two_seconds_and_the_last_f
             writer = work_on(target).writer
             assert writer is not None, f"termination {number}: finished before; lengthen the notes"
             begin = time.monotonic()
-            ui.graphql(TERMINATE, {"id": run})
+            ui.terminate(run)
             wait_until(lambda: not is_alive(writer.pid), seconds=60, what=f"termination {number}: the step runs")  # noqa: B023
             wait_until(lambda: ui.status_of(run) == "CANCELED", seconds=60, what=f"termination {number}: not canceled")  # noqa: B023
             lasted.append(time.monotonic() - begin)

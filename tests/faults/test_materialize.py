@@ -9,10 +9,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
@@ -20,45 +20,41 @@ import pytest
 
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.streaming.directories import work_on
 from niels_cache_runtime.verify import verify_cache
+from tests import programs
 from tests.dagster_tools import Project
-from tests.faults import children
 from tests.faults.test_builds import drawing
 from tests.test_cache_determinism import digests
+from tests.test_dagster_turns import NeverWaiting
 from tests.tiny import sentences
 from tests.ui.running import wait_until
 
 REPOSITORY = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions"]
+# In a session of its own, by which all that it starts is known.
+COMMAND = """
+import os, runpy, sys
+os.setsid()
+sys.argv = ["dagster", "asset", "materialize", "-m", "niels_cache_assets.definitions", *sys.argv[1:]]
+runpy.run_module("dagster", run_name="__main__", alter_sys=True)
+"""
 ORPHAN_SECONDS = 30.0  # on a machine that is busy; 1 or 2 on one that is not
 IN_PROGRESS = {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
 
 
-def build_all(folder: Path, model: Path, home: Path) -> None:
-    """What `niels-cache build-all notes` does, in this process."""
-    from niels_cache_assets.defs.launcher import launch_builds
-    from tests.test_dagster_launcher import Recorder
-
-    os.environ["DAGSTER_HOME"] = str(home)
-    project = Project(folder, model)
-    write_notes(project)
-    results = launch_builds(project.registry, root=project.root, only=["notes"], wait=True, listener=Recorder())
-    assert [result.state for result in results] in (["cache_hit", "built"], ["cache_hit", "cache_hit"]), results
-
-
 def write_notes(project: Project) -> None:
-    project.write_notes(sentences(60, words=200) * 60)  # some seconds of tokenizing
+    project.write_notes(sentences(60) * 400)  # most of a second of tokenizing
     with open(project.folder / "niels_cache.toml", "a", encoding="utf-8") as config:
         config.write('[build]\ncache_dir = "cache"\n')
 
 
 class Workshop:
-    """One home, in which runs are killed one after the other, and the bytes and the seconds of a run that is not."""
+    """One home, in which runs are killed one after the other, and the bytes of a run that is not."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.home, self._model = folder / "home", model
+        self.home = folder / "home"
         self.project = Project(folder / "project", model)
         write_notes(self.project)
         assert self.project.build_tokenizer().success
@@ -69,17 +65,20 @@ class Workshop:
         self._expected = digests(undisturbed / "pretrain/notes")
         with ensure_instance(self.home):
             pass
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a run that is not killed."""
         started = time.monotonic()
         assert self.start().wait(timeout=300) == 0
-        self.seconds = time.monotonic() - started
         assert digests(self.target) == self._expected
+        return time.monotonic() - started
 
     @property
     def target(self) -> Path:
         return self.project.root / "pretrain/notes"
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The command, in a session of its own, by which all that it starts is known."""
+    def start(self) -> programs.Program:
         shutil.rmtree(self.target.parent, ignore_errors=True)
         environment = {
             **os.environ,
@@ -88,15 +87,17 @@ class Workshop:
             "NIELS_CACHE_PROFILE": "quickstart",
             "PYTHONPATH": str(REPOSITORY),
         }
-        command = [*COMMAND, "--select", 'key:"pretrain/*"', "--partition", "notes"]
+        chosen = ["--select", 'key:"pretrain/*"', "--partition", "notes"]
         with open(self.home.parent / "materialize.log", "ab") as log:
-            return subprocess.Popen(command, env=environment, cwd=self.project.folder, stdout=log, stderr=log, start_new_session=True)
+            streams = (0, log.fileno(), log.fileno())
+            return programs.Program("-c", COMMAND, *chosen, env=environment, cwd=self.project.folder, streams=streams)
 
     def check_what_is_left(self, told: str) -> None:
         """After a kill: whole or nothing is there, the next build does not wait for what is dead, and ends in equal bytes."""
         if self.target.exists():
             assert digests(self.target) == self._expected, told
-        assert children.run(build_all, self.project.folder, self._model, self.home) == 0, told
+        results = launch_builds(self.project.registry, root=self.project.root, only=["notes"], listener=NeverWaiting())
+        assert [result.state for result in results] in (["cache_hit", "built"], ["cache_hit", "cache_hit"]), (told, results)
         assert digests(self.target) == self._expected, told
         assert verify_cache(self.project.root) == [], told
         with ensure_instance(self.home) as instance:
@@ -143,7 +144,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
         yield Workshop(folder, tiny_model)
 
 
-def end_of(workshop: Workshop, process: subprocess.Popen[bytes], told: str) -> None:
+def end_of(workshop: Workshop, process: programs.Program, told: str) -> None:
     """After a kill: all that the command started ends, and what it leaves is as it should be."""
     process.wait(timeout=120)
     begin = time.monotonic()
@@ -152,7 +153,7 @@ def end_of(workshop: Workshop, process: subprocess.Popen[bytes], told: str) -> N
     workshop.check_what_is_left(told)
 
 
-def writer_of(workshop: Workshop, process: subprocess.Popen[bytes]) -> int:
+def writer_of(workshop: Workshop, process: programs.Program) -> int:
     """The step worker, when it writes the data set."""
     wait_until(lambda: process.poll() is not None or work_on(workshop.target).writer is not None, seconds=120, what="nothing is built")
     writer = work_on(workshop.target).writer

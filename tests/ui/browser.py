@@ -17,6 +17,12 @@ BROWSER_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Whatever turns while one waits is drawn by the processor here.
+STAND_STILL = """
+addEventListener("DOMContentLoaded", () => {
+  document.head.appendChild(document.createElement("style")).textContent = "* { animation: none !important; transition: none !important }";
+});
+"""
 TIMEOUT_MILLISECONDS = 60_000
 
 
@@ -37,6 +43,7 @@ def browser_page(*, width: int = 1400, height: int = 1000, dark: bool = False) -
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=BROWSER_ARGUMENTS)
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+        page.add_init_script(STAND_STILL)
         page.set_default_timeout(TIMEOUT_MILLISECONDS)
         yield page
         browser.close()

@@ -10,12 +10,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tests import programs
 from tests.dagster_tools import Project
 
+Process = subprocess.Popen[bytes] | programs.Program
+
 START_SECONDS = 120
+DAGSTER_YAML = resources.files("niels_cache_assets.defs").joinpath("dagster.yaml").read_text(encoding="utf-8")
+QUICKLY = "run_queue: {dequeue_interval_seconds: 1}\n"  # 5 as Dagster has it
 SETTINGS = """
 [build]
 cache_dir = "cache"
@@ -26,6 +32,7 @@ enabled = false
 """
 LAUNCH = """mutation ($p: ExecutionParams!) { launchRun(executionParams: $p) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+TERMINATE = "mutation ($id: String!) { terminateRun(runId: $id) { __typename } }"
 RUNS = "{ runsOrError { ... on Runs { results { runId status } } } }"
 
 
@@ -33,7 +40,7 @@ def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"{what} after {seconds} s"
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 @dataclass
@@ -42,7 +49,7 @@ class RunningUi:
 
     project: Project
     home: Path
-    process: subprocess.Popen[bytes]
+    process: Process
     output: Path
     url: str = ""
 
@@ -71,6 +78,10 @@ class RunningUi:
         run: str = launched["run"]["runId"]
         return run
 
+    def terminate(self, run: str) -> None:
+        """As the button does."""
+        assert self.graphql(TERMINATE, {"id": run})["terminateRun"]["__typename"] == "TerminateRunSuccess"
+
     def status_of(self, run: str) -> str:
         return next(each["status"] for each in self.runs() if each["runId"] == run)
 
@@ -98,15 +109,27 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def running_ui(folder: Path, tokenizer_model: Path, *options: str, project: Project | None = None) -> Iterator[RunningUi]:
-    """The UI on a small project in `folder`; what the quickstart profile adds is switched off. Any port that is free."""
+def running_ui(
+    folder: Path,
+    tokenizer_model: Path,
+    *options: str,
+    project: Project | None = None,
+    module: str = "niels_cache_assets.cli",
+    forked: bool = False,
+) -> Iterator[RunningUi]:
+    """The UI on a small project in `folder`; what the quickstart profile adds is switched off. Any port that is free.
+
+    `forked`: without the start of an interpreter, for a test that is not about it (tests/programs.py).
+    """
     folder.mkdir(exist_ok=True)
     if project is None:
         project = Project(folder / "project", tokenizer_model)
         config = project.folder / "niels_cache.toml"
         config.write_text(f"{config.read_text()}{SETTINGS}")
     home, output = folder / "home", folder / "ui.log"
-    command = [sys.executable, "-m", "niels_cache_assets.cli", "ui", "--port", "0", "--profile", "quickstart", *options]
+    home.mkdir(exist_ok=True)
+    (home / "dagster.yaml").write_text(f"{DAGSTER_YAML}{QUICKLY}")
+    command = ["-m", module, "ui", "--port", "0", "--profile", "quickstart", *options]
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -115,7 +138,12 @@ def running_ui(folder: Path, tokenizer_model: Path, *options: str, project: Proj
     }
     environment.pop("NIELS_CACHE_ROOT", None)
     with open(output, "wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=project.folder, stdout=log, stderr=log, start_new_session=True)
+        if forked:
+            process: Process = programs.Program(*command, cwd=project.folder, env=environment, streams=(0, log.fileno(), log.fileno()))
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *command], env=environment, cwd=project.folder, stdout=log, stderr=log, start_new_session=True
+            )
     ui = RunningUi(project, home, process, output)
 
     def is_ready() -> bool:
