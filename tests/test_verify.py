@@ -554,7 +554,7 @@ def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> N
         rewrite_meta(folder, files={**files, name: {"bytes": 2, "sha256": "0"}})
         ((path, problem),) = problems(folder)
         assert path == "meta.json"
-        assert problem == Saying(name[:80], "folder")  # a long one is cut
+        assert problem == Saying(name[:60], "folder")  # a long one is cut
 
 
 def test_corpora_drop_lists_and_indices_are_verified_by_their_files(tmp_path: Path) -> None:
