@@ -44,7 +44,7 @@ from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.reading import available_threads
 
 SHUFFLE_BUFFER = 10_000
 

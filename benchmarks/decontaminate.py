@@ -33,8 +33,8 @@ from niels_cache_assets.registry import load_registry
 from niels_cache_assets.streaming.val_index import ValIndex
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.meta import read_meta
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.reading import available_threads
 from niels_cache_runtime.verify import verify_dataset
 
 MODES = ("off", "exact", "near")

@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 from peers.compare import PeersMissing, compare
 
 from niels_cache_runtime import PretrainTokenStreamDataset
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.cache.mmap import map_example_starts
+from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     META_NAME,
     TOKEN_BYTES,
@@ -48,10 +49,9 @@ from niels_cache_runtime.formats import (
     list_shards,
     shard_name,
 )
-from niels_cache_runtime.loader import TokenLoader
-from niels_cache_runtime.meta import write_meta
-from niels_cache_runtime.mmap import map_example_starts
-from niels_cache_runtime.packing import plan_packing
+from niels_cache_runtime.format.meta import write_meta
+from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.loader.packing.plan import plan_packing
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[[], object]

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, TOKEN_DTYPE_NAME, doc_ends_name, shard_name
-from niels_cache_runtime.meta import content_sha256, sha256_file, write_meta
-from niels_cache_runtime.opening import open_split
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.cache.opening import open_split
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, TOKEN_DTYPE_NAME, doc_ends_name, shard_name
+from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
+from niels_cache_runtime.format.reading import available_threads
 from niels_cache_runtime.verify import verify_dataset
 
 WANTED = 0.8

@@ -5,7 +5,7 @@ python docs/meta.py            (a test fails while the file is out of date)
 
 from pathlib import Path
 
-from niels_cache_runtime.meta_keys import EVERY, META_KEYS, Kind, MetaKey
+from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, Kind, MetaKey
 
 TARGET = Path(__file__).with_suffix(".md")
 

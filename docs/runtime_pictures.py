@@ -16,11 +16,11 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from niels_cache_runtime import TokenLoader
-from niels_cache_runtime.blend import Blend
-from niels_cache_runtime.documents import document_ids, document_mask
-from niels_cache_runtime.formats import TOKEN_DTYPE, shard_name
-from niels_cache_runtime.order import Order
-from niels_cache_runtime.packing import plan_packing
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, shard_name
+from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.documents import document_ids, document_mask
+from niels_cache_runtime.loader.order import Order
+from niels_cache_runtime.loader.packing.plan import plan_packing
 
 TARGET = Path(__file__).parent / "images"
 NAMES, WEIGHTS = ("web", "code", "books", "maths"), (0.4, 0.1, 0.3, 0.2)

@@ -11,8 +11,8 @@ import re
 from niels_cache_assets.contents import counts_of
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.wording import share_of
-from niels_cache_runtime.formats import SPLITS, Split
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.meta import Meta
 
 _RULE = re.compile(r"val until (\d+) tokens, then train until (?:(\d+)(?: tokens)?|the source ends)")  # the builders leave out "tokens"
 _MOST = 0.999  # what is short of a budget is never shown as all of it

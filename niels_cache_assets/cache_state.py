@@ -22,13 +22,13 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenizer_note import training_note
 from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
+from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, load_meta, read_meta
-from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.opening import check_sizes, listed_files, open_one_build
-from niels_cache_runtime.place import place_problem
+from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
+from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.place import place_problem
 
 Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 State = Literal[

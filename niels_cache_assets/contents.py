@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_assets.wording import UNKNOWN, counted
-from niels_cache_runtime.formats import Split
-from niels_cache_runtime.meta import Meta, content_sha256
+from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.meta import Meta, content_sha256
 
 _COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
 

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import read_meta
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

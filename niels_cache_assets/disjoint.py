@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Split, doc_ends_name, documents_name, list_shards
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.mmap import MappedTokens, map_doc_ends
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, documents_name, list_shards
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
 _CHARACTERS_PER_TOKEN = 4

@@ -6,7 +6,7 @@ Named tuples: they are immutable and cost a third of a frozen data class to make
 from collections import Counter
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 Role = Literal["system", "user", "assistant"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from niels_cache_runtime.meta import canonical_json, sha256_text
+from niels_cache_runtime.format.meta import canonical_json, sha256_text
 
 # The keys that count at their defaults too, by table (of sources: by kind): fingerprints have had them from the first.
 # Never add one to a table that was released; a new kind comes with all of its keys.

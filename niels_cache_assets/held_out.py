@@ -35,12 +35,12 @@ from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenization import SentencePieceTokenizer, view_tokenizer
+from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import dataset_dir, documents_name
-from niels_cache_runtime.meta import sha256_file
-from niels_cache_runtime.opening import open_one_build
-from niels_cache_runtime.place import place_problem
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import dataset_dir, documents_name
+from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.val_index import Kind, ValIndex

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.registry import cache_root, load_registry, refuse_choice
 from niels_cache_runtime import NielsCacheError, open_cache
-from niels_cache_runtime.batches import check_positive
+from niels_cache_runtime.cache.gather import check_positive
+from niels_cache_runtime.cache.opening import check_same_id
 from niels_cache_runtime.catalog import Cache, CacheDataset
 from niels_cache_runtime.catalog_split import CacheSplit, TokenStream
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
-from niels_cache_runtime.meta import build_id, sha256_text
-from niels_cache_runtime.opening import check_same_id
-from niels_cache_runtime.reading import find_files
-from niels_cache_runtime.sft_dataset import example_target_mask, resolve_id
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
+from niels_cache_runtime.format.meta import build_id, sha256_text
+from niels_cache_runtime.format.reading import find_files
+from niels_cache_runtime.samplers.sft_dataset import example_target_mask, resolve_id
 
 _FORM = 1  # of rows and columns: part of the fingerprint by which `datasets` finds what it has computed before
 

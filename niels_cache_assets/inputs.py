@@ -15,7 +15,7 @@ from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 ONE_TRY = 0.0  # seconds for which a request that fails is repeated: a build asks for longer
 

@@ -21,8 +21,9 @@ from niels_cache_assets.streaming.lineage_files import LineageWriter
 from niels_cache_assets.streaming.pretrain_writer import LINEAGE
 from niels_cache_assets.streaming.space import Need, require_room, telling
 from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
+from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     MAX_VOCAB_SIZE,
     META_NAME,
@@ -34,9 +35,8 @@ from niels_cache_runtime.formats import (
     doc_ends_name,
     documents_name,
 )
+from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 from niels_cache_runtime.megatron.indexed import IndexedDataset
-from niels_cache_runtime.meta import Meta, content_sha256, write_meta
-from niels_cache_runtime.mmap import map_doc_ends
 from niels_cache_runtime.verify import verify_dataset
 
 Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in all

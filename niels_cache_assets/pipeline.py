@@ -39,10 +39,10 @@ from niels_cache_assets.streaming.space import Need, file_bytes, pretrain_need, 
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import ForeignMetaError, is_foreign
-from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import Meta, load_meta, read_meta
-from niels_cache_runtime.place import check_place, place_problem
+from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
+from niels_cache_runtime.format.place import check_place, place_problem
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]

@@ -32,7 +32,7 @@ from niels_cache_assets.sources.base import PATH_KEYS, ConfigPath, PretrainSourc
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.toml import as_toml, parse_toml
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 CONFIG_NAME = "niels_cache.toml"
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"

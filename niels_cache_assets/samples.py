@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
-from niels_cache_runtime.meta import Meta, build_id
-from niels_cache_runtime.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
+from niels_cache_runtime.format.meta import Meta, build_id
 
 SHOWN_TOKENS = 200
 

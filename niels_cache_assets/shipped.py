@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from niels_cache_assets.toml import parse_toml
-from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 PROFILES = ("default", "quickstart")
 

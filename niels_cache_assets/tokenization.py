@@ -18,8 +18,8 @@ import numpy as np
 
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import MAX_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
-from niels_cache_runtime.meta import sha256_file
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKEN_DTYPE, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import sha256_file
 
 if TYPE_CHECKING:
     import sentencepiece

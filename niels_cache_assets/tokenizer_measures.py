@@ -14,10 +14,10 @@ from typing import Any
 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import META_NAME, SPLITS, Split, built_names, dataset_dir
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.place import check_place
 
 MEASURED_CHARACTERS = 1 << 18  # of each source
 LONGEST_WORDS = 9

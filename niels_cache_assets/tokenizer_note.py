@@ -13,8 +13,8 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PATH_KEYS, StreamContext
 from niels_cache_assets.tokenizer_sample import raw_texts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, dataset_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 _ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and every cache is built again with it"
 

@@ -29,8 +29,8 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import measure_texts
 from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, spool_sample
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
+from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file, write_meta
 
 Log = Callable[[str], None]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from niels_cache_runtime.formats import Family
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.meta import Meta
 
 _WINDOW = 256  # T of the example, or less if a split has fewer tokens
 _ROWS = 4

@@ -29,8 +29,8 @@ from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.journal import Recorded, read_journal
 from niels_cache_assets.streaming.made_of import differences
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta
 
 _HASHED_BYTES = 1 << 28
 _OLD_JOURNAL = "its settings, data or code version have changed since (an older journal does not say which)"

@@ -10,15 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niels_cache_runtime.batch import Batch
     from niels_cache_runtime.catalog import open_cache
-    from niels_cache_runtime.documents import document_mask, flex_block_mask
     from niels_cache_runtime.errors import NielsCacheError
-    from niels_cache_runtime.loader import TokenLoader
-    from niels_cache_runtime.meta import read_meta, sha256_file, write_meta
-    from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
-    from niels_cache_runtime.sequential import DatasetLoader
-    from niels_cache_runtime.sft_dataset import SFTExampleDataset, assistant_target_mask
+    from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
+    from niels_cache_runtime.loader.batch import Batch
+    from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
+    from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
+    from niels_cache_runtime.samplers.sequential import DatasetLoader
+    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset, assistant_target_mask
 
 __all__ = [
     "Batch",
@@ -37,19 +37,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Batch": "batch",
-    "DatasetLoader": "sequential",
+    "Batch": "loader.batch",
+    "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
-    "PretrainTokenStreamDataset": "pretrain_dataset",
-    "SFTExampleDataset": "sft_dataset",
-    "TokenLoader": "loader",
-    "assistant_target_mask": "sft_dataset",
-    "document_mask": "documents",
-    "flex_block_mask": "documents",
+    "PretrainTokenStreamDataset": "samplers.pretrain_dataset",
+    "SFTExampleDataset": "samplers.sft_dataset",
+    "TokenLoader": "loader.loader",
+    "assistant_target_mask": "samplers.sft_dataset",
+    "document_mask": "loader.documents",
+    "flex_block_mask": "loader.documents",
     "open_cache": "catalog",
-    "read_meta": "meta",
-    "sha256_file": "meta",
-    "write_meta": "meta",
+    "read_meta": "format.meta",
+    "sha256_file": "format.meta",
+    "write_meta": "format.meta",
 }
 
 

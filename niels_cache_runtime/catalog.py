@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.catalog_split import CacheSplit
 from niels_cache_runtime.catalog_text import html_table, in_lines
-from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import FAMILIES, META_NAME, SPLITS, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.opening import open_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.place import check_place
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
 

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.cache.mmap import map_offsets
+from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_split
 from niels_cache_runtime.catalog_text import in_bytes
-from niels_cache_runtime.doc_ends import require_doc_ends
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, TOKEN_BYTES, Split, doc_ends_name, idx_name, tokens_name
-from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.mmap import map_offsets
-from niels_cache_runtime.opening import Verify, check_same_build, listed_files, open_split
-from niels_cache_runtime.reading import find_files
+from niels_cache_runtime.format.doc_ends import require_doc_ends
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_BYTES, Split, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.reading import find_files
 
 if TYPE_CHECKING:
     from niels_cache_runtime.catalog import CacheDataset
-    from niels_cache_runtime.loader import TokenLoader
-    from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
-    from niels_cache_runtime.sft_dataset import SFTExampleDataset
+    from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
+    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 _SHOWN_T = 1024  # what the snippets propose, where a split is long enough
 
@@ -78,7 +78,7 @@ class CacheSplit:
 
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
         """A TokenLoader over this split alone: each window or packed row once per epoch, resumable. `settings`, errors: TokenLoader's."""
-        from niels_cache_runtime.loader import TokenLoader
+        from niels_cache_runtime.loader.loader import TokenLoader
 
         return TokenLoader(self.folder, T=T, B=B, seed=seed, **settings)
 
@@ -88,10 +88,10 @@ class CacheSplit:
         T: tokens per row. Raises NielsCacheError as those classes do.
         """
         if self.dataset.family == "pretrain":
-            from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
+            from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
             return PretrainTokenStreamDataset(self.folder, T=T, device=device, verify=verify)
-        from niels_cache_runtime.sft_dataset import SFTExampleDataset, resolve_id
+        from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset, resolve_id
 
         tokens_path, idx_path = self._pair()
         eot_id = resolve_id("eot", None, meta=self.dataset.meta, tokens_path=tokens_path)
@@ -102,7 +102,7 @@ class CacheSplit:
         """The tokens, mapped, and the place of every row; 8 bytes a row of memory. Raises NielsCacheError as `opening.open_split` does,
         and if the data set was rebuilt since it was looked up."""
         if self.dataset.family == "sft":
-            from niels_cache_runtime.sft_dataset import open_pair
+            from niels_cache_runtime.samplers.sft_dataset import open_pair
 
             meta, tokens, starts = open_pair(*self._pair())
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)

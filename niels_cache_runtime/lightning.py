@@ -19,9 +19,9 @@ from typing import Any
 import lightning.pytorch as L
 from torch.utils.data import DataLoader
 
-from niels_cache_runtime.batch import Batch
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader import TokenLoader
+from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.loader.loader import TokenLoader
 
 
 class LightningTokens(L.Callback):

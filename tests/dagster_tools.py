@@ -21,7 +21,7 @@ from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_runtime.formats import Family, dataset_dir
+from niels_cache_runtime.format.layout import Family, dataset_dir
 from tests.tiny import sentences
 
 TRAIN_HERE = 'vocab_size = 330\ntrain_on = ["notes"]'  # for Project.configure

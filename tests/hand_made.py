@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     IDX_DTYPE,
     META_NAME,
@@ -20,7 +20,7 @@ from niels_cache_runtime.formats import (
     shard_name,
     tokens_name,
 )
-from niels_cache_runtime.meta import content_sha256, sha256_file, sha256_text, write_meta
+from niels_cache_runtime.format.meta import content_sha256, sha256_file, sha256_text, write_meta
 
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 VOCAB_SIZE = 50
@@ -146,6 +146,6 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:
     """Change fields of a meta.json as a build with a mistake would: with a valid meta_sha256."""
-    from niels_cache_runtime.meta import read_meta
+    from niels_cache_runtime.format.meta import read_meta
 
     write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})

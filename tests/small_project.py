@@ -16,7 +16,7 @@ from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.formats import dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
 from tests.corpora import articles, write_jsonl
 from tests.tiny import sentences
 

@@ -216,7 +216,7 @@ def test_where_the_system_cannot_exchange_the_old_directory_is_renamed_aside(tmp
 def test_a_reader_keeps_the_build_it_opened_while_another_takes_its_place(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     import torch
 
-    from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
+    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
     build(tmp_path / "x", sentences(60), tokenizer)
     dataset = PretrainTokenStreamDataset(str(tmp_path / "x" / "train"), T=16, device="cpu")

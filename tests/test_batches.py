@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.batches import PairMaker, _RecycledMemory, draw
+from niels_cache_runtime.cache.gather import PairMaker, _RecycledMemory, draw
 
 SMALL, LARGE = (3, 5), (16, 1024)  # fresh memory and recycled memory
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.blend import MAX_PERIOD, Blend
+from niels_cache_runtime.loader.blend import MAX_PERIOD, Blend
 
 
 def names(count: int) -> list[str]:

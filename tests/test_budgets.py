@@ -11,8 +11,8 @@ from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta
 from tests.corpora import write_jsonl
 from tests.messages import missing
 from tests.tiny import sentences

@@ -13,7 +13,7 @@ import pytest
 from niels_cache_assets.build_cache import Message, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.meta import read_meta
 from tests.tiny import sentences
 
 ROOT = Path(__file__).parent.parent

@@ -24,8 +24,8 @@ from niels_cache_assets.cli.console import output
 from niels_cache_assets.cli.sampling import render
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime import Batch
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import read_meta, write_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests import programs
 from tests.messages import missing
 from tests.tiny import sentences

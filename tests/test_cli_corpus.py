@@ -24,7 +24,7 @@ from niels_cache_assets.cli.seeds import seeded_choice
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 from tests import programs
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl
 from tests.messages import missing

@@ -26,10 +26,10 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
-from niels_cache_runtime.loader import TokenLoader
-from niels_cache_runtime.packed_examples import PackedExamples
-from niels_cache_runtime.trace import BatchTrace
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
+from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.loader.trace import BatchTrace
 from tests.messages import missing
 from tests.tiny import sentences
 from tests.traced_root import QUESTION, build_notes, build_root, put_tokenizer

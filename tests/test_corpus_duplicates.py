@@ -20,7 +20,7 @@ from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.meta import read_meta
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 
 

@@ -20,7 +20,7 @@ from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import documents_name
+from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl
 

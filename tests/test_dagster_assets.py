@@ -17,8 +17,8 @@ from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl
-from niels_cache_runtime.formats import META_NAME, dataset_dir
-from niels_cache_runtime.meta import read_meta, sha256_file
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, failure, files_of, json_of, materializations, metadata
 from tests.messages import missing

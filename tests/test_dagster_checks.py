@@ -11,8 +11,8 @@ from niels_cache_assets.defs.cache_checks import BUDGETS_MET, CHECK_NAMES
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer_training import RoundTripLoss
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import read_meta, write_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.built_project import Built
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, rows
 from tests.messages import missing

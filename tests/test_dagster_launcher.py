@@ -19,8 +19,8 @@ from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Split, documents_name
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
+from niels_cache_runtime.format.meta import read_meta
 from tests import programs
 from tests.built_project import Built
 from tests.dagster_tools import Project

@@ -14,8 +14,8 @@ from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
 from niels_cache_runtime import Batch
-from niels_cache_runtime.formats import FAMILIES
-from niels_cache_runtime.meta import read_meta, sha256_file
+from niels_cache_runtime.format.layout import FAMILIES
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, files_of, materializations, metadata, rows
 from tests.messages import missing

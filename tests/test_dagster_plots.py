@@ -21,8 +21,8 @@ from niels_cache_assets.plots.tokenizers import tokenizer_plots
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
-from niels_cache_runtime.formats import Family
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.meta import read_meta
 from tests.built_project import Built
 from tests.dagster_tools import Project, materializations, metadata, rows
 from tests.tiny import sentences

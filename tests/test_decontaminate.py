@@ -18,7 +18,7 @@ from niels_cache_assets.streaming.val_index import Match, ValIndex
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences

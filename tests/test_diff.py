@@ -19,8 +19,8 @@ from niels_cache_assets.differences.tokens import SplitTokens
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.lineage_files import LineageWriter
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import META_NAME, SPLITS, Split
-from niels_cache_runtime.meta import write_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.meta import write_meta
 from tests.depth import cases
 from tests.messages import missing
 from tests.tiny import sentences

@@ -27,7 +27,7 @@ from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.formats import FAMILIES, META_NAME
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME
 from niels_cache_runtime.megatron import IndexedWriter
 from tests.corpora import articles, nearly, write_jsonl
 from tests.docs_reader import PAGES, PARSERS, REPOSITORY, SHOWN, Block, Reader, blocks_of, inline_commands, page_name, parses

@@ -12,10 +12,10 @@ import pytest
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.meta_form import form_problem
-from niels_cache_runtime.meta_keys import EVERY, META_KEYS
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta_form import form_problem
+from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS
 from tests.small_project import small_project
 from tests.tiny import sentences
 

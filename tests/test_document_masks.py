@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.documents import document_mask, flex_block_mask
+from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
 
 
 @st.composite

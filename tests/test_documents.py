@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.documents import (
+from niels_cache_runtime.loader.documents import (
     cross_document_targets,
     cu_seqlens,
     document_ids,
@@ -17,7 +17,7 @@ from niels_cache_runtime.documents import (
     max_seqlen,
     position_ids,
 )
-from niels_cache_runtime.source import Boundaries
+from niels_cache_runtime.loader.source import Boundaries
 
 NO_BOUNDARIES = np.empty(0, dtype=np.int64)
 

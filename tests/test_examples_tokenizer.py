@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.meta import read_meta
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ from niels_cache_assets.export import megatron
 from niels_cache_assets.export.datatrove import human_tokens
 from niels_cache_assets.export.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
-from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
 from niels_cache_runtime.megatron import indexed_writer
 from tests import megatron_core
 from tests.exports import export, random_documents, read_back, stream_of, write_documents_cache

@@ -10,9 +10,9 @@ import torch
 from niels_cache_assets.cli import main
 from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
-from niels_cache_runtime.formats import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
+from niels_cache_runtime.format.meta import Meta, sha256_file
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
-from niels_cache_runtime.meta import Meta, sha256_file
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.exports import export, random_documents, stream_of, write_documents_cache
 from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache

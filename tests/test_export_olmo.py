@@ -12,7 +12,7 @@ import pytest
 from niels_cache_assets.export import olmo
 from niels_cache_assets.export.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Split
 from tests import olmo_core
 from tests.exports import contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE

@@ -28,8 +28,8 @@ from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_expo
 from niels_cache_assets.export.writing import write_export
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
-from niels_cache_runtime.trace import BatchTrace
 from tests.exports import contents
 from tests.golden import FOLDER, Golden, differences
 from tests.golden.definitions import told_of

@@ -13,12 +13,12 @@ import pytest
 
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta, write_meta
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, META_NAME
+from niels_cache_runtime.cache.mmap import map_doc_ends
+from niels_cache_runtime.cache.opening import open_split
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, META_NAME
+from niels_cache_runtime.format.meta import MOST_META_BYTES, canonical_json, sha256_text
+from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset
-from niels_cache_runtime.meta import MOST_META_BYTES, canonical_json, sha256_text
-from niels_cache_runtime.mmap import map_doc_ends
-from niels_cache_runtime.npy_files import map_npy, read_npy_header
-from niels_cache_runtime.opening import open_split
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
 from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain, write_stream

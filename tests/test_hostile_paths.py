@@ -12,9 +12,9 @@ from niels_cache_assets.cli.exit_codes import WRONG_USE
 from niels_cache_assets.export.placing import Place
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
-from niels_cache_runtime.hostile_paths import link_problem, name_problem
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.safe_open import link_problem, name_problem
 from niels_cache_runtime.megatron import write_indexed
-from niels_cache_runtime.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.exports import export
 from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain

@@ -38,7 +38,7 @@ def test_every_runtime_module_imports_where_nothing_else_is_installed() -> None:
     free = [path for path in RUNTIME if path.name not in OPTIONAL or path.name in IMPORTED_LATE]
     assert len(free) == len(RUNTIME) - len(OPTIONAL) + len(IMPORTED_LATE)
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in free]
-    assert "niels_cache_runtime.sft_dataset" in modules
+    assert "niels_cache_runtime.samplers.sft_dataset" in modules
     script = f"""
 import importlib, sys
 import numpy, torch
@@ -64,7 +64,7 @@ print("imported", len({modules!r}))
 
 
 def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:
-    script = "import sys, niels_cache_runtime.verify, niels_cache_runtime.meta; print('torch' in sys.modules)"
+    script = "import sys, niels_cache_runtime.verify, niels_cache_runtime.format.meta; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -26,7 +26,7 @@ from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE
 from tests.test_cache_determinism import conversations, digests
 from tests.tiny import sentences
 

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, TokenLoader, blend
+from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.loader import blend
 from tests.hand_made import rewrite_meta, write_meta_of, write_pair, write_stream
 
 T = 10

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from niels_cache_runtime import NielsCacheError, TokenLoader
-from niels_cache_runtime.formats import TOKEN_DTYPE
-from niels_cache_runtime.trace import BatchTrace, TokenOrigin
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin
 from tests.hand_made import write_meta_of, write_pair, write_stream
 
 T = 12

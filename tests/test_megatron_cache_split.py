@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
 from niels_cache_runtime.megatron import (
     CacheSplit,
     IndexCache,
@@ -24,7 +25,6 @@ from niels_cache_runtime.megatron import (
     write_indexed,
 )
 from niels_cache_runtime.megatron.indexed import PROBE_BYTES
-from niels_cache_runtime.meta import read_meta, sha256_file, write_meta
 from tests.exports import random_documents, write_documents_cache
 
 PAGE = mmap.PAGESIZE // TOKEN_BYTES

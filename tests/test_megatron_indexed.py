@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, doc_ends_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, doc_ends_name
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, indexed_builder, indexed_writer, plan_indexed, write_indexed
 from niels_cache_runtime.megatron.indexed import DTYPES, HEADER
 from tests import megatron_core

@@ -24,7 +24,7 @@ from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, Split, documents_name
+from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
 from tests.corpora import nearly, write_jsonl
 from tests.hand_made import rewrite_meta
 from tests.hub_repositories import parquet

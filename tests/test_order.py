@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.order import _ROUNDS, MAX_SAMPLES, ORDER_VERSION, Order, _tight_rectangle
+from niels_cache_runtime.loader.order import _ROUNDS, MAX_SAMPLES, ORDER_VERSION, Order, _tight_rectangle
 
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 10**6)

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, kept_examples, sft_dataset
-from niels_cache_runtime.packed_examples import PackedExamples
-from niels_cache_runtime.source import Rows, Source
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.loader.packing import kept as kept_examples
+from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.loader.source import Rows, Source
+from niels_cache_runtime.samplers import sft_dataset
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 from tests.messages import missing
 

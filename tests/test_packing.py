@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.packing import PACKING_VERSION, Packing, place_examples, plan_packing, shape_rows
+from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, plan_packing, shape_rows
 
 
 def drawn(n: int, low: int, high: int, *, seed: int = 0) -> np.ndarray:

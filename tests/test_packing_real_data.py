@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.packed_examples import PackedExamples
+from niels_cache_runtime.loader.packing.rows import PackedExamples
 
 pytestmark = [
     pytest.mark.real_data,

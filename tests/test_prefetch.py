@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from niels_cache_runtime.prefetch import prefetched
+from niels_cache_runtime.loader.prefetch import prefetched
 
 
 def running() -> list[threading.Thread]:

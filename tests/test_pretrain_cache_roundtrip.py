@@ -13,8 +13,8 @@ from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.splits import split_by_fraction, val_mask
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE, list_shards
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, batches, mmap, opening
-from niels_cache_runtime.mmap import MappedTokens
+from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset
+from niels_cache_runtime.cache import gather as batches
+from niels_cache_runtime.cache import mmap, opening
+from niels_cache_runtime.cache.mmap import MappedTokens
 from tests.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
 PAGE_TOKENS = mmap.mmap.PAGESIZE // 2

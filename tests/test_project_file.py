@@ -19,7 +19,7 @@ from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.tokenizer_training import build_tokenizer, needs_training
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 from tests import programs
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing

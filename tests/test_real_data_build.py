@@ -13,8 +13,8 @@ from niels_cache_assets.cache_state import all_states
 from niels_cache_assets.cli import main
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
-from niels_cache_runtime.formats import FAMILIES
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import FAMILIES
+from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
 
 pytestmark = [

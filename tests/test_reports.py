@@ -34,10 +34,10 @@ from niels_cache_assets.reports.mixture import ALL, Mixture, all_mixtures
 from niels_cache_assets.reports.page import render_page, write_page
 from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
-from niels_cache_runtime.blend import Blend
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.loader.blend import Blend
 from niels_cache_runtime.megatron import IndexedWriter
-from niels_cache_runtime.meta import content_sha256
 from tests.messages import missing
 from tests.small_project import STAGES, SmallProject, small_project
 from tests.ui.browser import browser_page, browser_path

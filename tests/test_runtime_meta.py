@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from niels_cache_runtime import NielsCacheError, read_meta, sha256_file, write_meta
-from niels_cache_runtime.formats import SCHEMA_VERSION, list_shards, shard_name
-from niels_cache_runtime.meta import content_sha256, sha256_text
-from niels_cache_runtime.opening import listed_files
+from niels_cache_runtime.cache.opening import listed_files
+from niels_cache_runtime.format.layout import SCHEMA_VERSION, list_shards, shard_name
+from niels_cache_runtime.format.meta import content_sha256, sha256_text
 from niels_cache_runtime.verify import verify_dataset
 
 META: dict[str, Any] = {"dataset_name": "notes", "seed": 42, "source": {"kind": "text", "größe": None}, "dropped": {}}

@@ -12,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, mmap, sequential
-from niels_cache_runtime.sequential import DatasetLoader
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.cache import mmap
+from niels_cache_runtime.samplers import sequential
+from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.hand_made import (
     exchange,
     exchange_before,

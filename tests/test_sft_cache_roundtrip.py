@@ -12,9 +12,9 @@ from niels_cache_assets.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
 from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.sft_dataset import SFTExampleDataset
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 

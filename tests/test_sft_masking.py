@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask, sft_dataset
-from niels_cache_runtime.formats import IDX_DTYPE, IGNORE_INDEX
+from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask
+from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
+from niels_cache_runtime.samplers import sft_dataset
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 
 A, B, S, U = 30, 31, 20, 21

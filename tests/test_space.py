@@ -18,8 +18,8 @@ from niels_cache_assets.streaming.directories import atomic_directory, partial_d
 from niels_cache_assets.streaming.space import Need, file_bytes, naming, pretrain_need, refusal, require_room, telling
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.formats import Split
-from niels_cache_runtime.npy_files import create_npy
+from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.npy_files import create_npy
 from tests.corpora import articles
 from tests.small_project import STAGES, small_project
 

@@ -30,8 +30,8 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE, list_shards
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
+from niels_cache_runtime.format.meta import Meta, read_meta
 from tests.read_sources import read
 from tests.tiny import sentences
 

@@ -28,8 +28,8 @@ from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, J
 from niels_cache_assets.streaming.locks import lock_path, writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import read_meta, write_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.corpora import articles
 from tests.hand_made import rewrite_meta
 from tests.messages import missing

@@ -30,8 +30,8 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.tokenizer_training import build_tokenizer, round_trip_losses, tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE, dataset_dir
-from niels_cache_runtime.meta import read_meta, sha256_file
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE, dataset_dir
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.corpora import write_jsonl
 from tests.messages import missing
 from tests.tiny import sentences

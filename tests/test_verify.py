@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, progress_bar, read_meta, reading, verify
-from niels_cache_runtime.formats import IDX_DTYPE
-from niels_cache_runtime.invariants import SpecialIds
-from niels_cache_runtime.verify import main, verify_cache, verify_dataset
+from niels_cache_runtime import NielsCacheError, read_meta, verify
+from niels_cache_runtime.format import reading
+from niels_cache_runtime.format.layout import IDX_DTYPE
+from niels_cache_runtime.verify import main, progress_bar, verify_cache, verify_dataset
+from niels_cache_runtime.verify.invariants import SpecialIds
 from tests.hand_made import (
     ASST,
     EOT,

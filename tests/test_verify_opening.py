@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader, opening
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime.cache import opening
+from niels_cache_runtime.format.layout import META_NAME
 from tests.hand_made import EOT, write_cache
 
 

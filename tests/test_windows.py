@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, mmap, opening
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, TOKEN_DTYPE, shard_name
-from niels_cache_runtime.mmap import MappedTokens
-from niels_cache_runtime.source import Source
-from niels_cache_runtime.windows import PretrainWindows
+from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.cache import mmap, opening
+from niels_cache_runtime.cache.mmap import MappedTokens
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, shard_name
+from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.windows import PretrainWindows
 from tests import programs
 from tests.hand_made import exchange, exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
@@ -349,7 +350,7 @@ def test_six_hundred_shards_open_where_a_process_may_have_256_files(tmp_path: Pa
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 import numpy as np
-from niels_cache_runtime.windows import PretrainWindows
+from niels_cache_runtime.loader.windows import PretrainWindows
 windows = PretrainWindows({str(folder)!r}, T={PAGE_TOKENS - 1})
 print(len(windows.files), windows.read(np.array([0, windows.samples - 1]), epoch=0, boundaries=False).tokens.sum())
 """

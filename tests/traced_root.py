@@ -8,8 +8,8 @@ from typing import Any
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Conversation, Document
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import sha256_file, write_meta
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import sha256_file, write_meta
 
 QUESTION = "a stream?"  # of every chat
 _SETTINGS: dict[str, Any] = {"max_train_tokens": 100_000, "max_val_tokens": 0, "shard_bytes": 1024, "seed": 1, "shuffle_buffer": None}

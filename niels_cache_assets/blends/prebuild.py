@@ -23,10 +23,10 @@ from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.processes import end_with_parent
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.formats import META_NAME, dataset_dir
-from niels_cache_runtime.meta import read_meta
-from niels_cache_runtime.npy_files import read_npy_header
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.npy_files import read_npy_header
+from niels_cache_runtime.format.place import check_place
 
 if TYPE_CHECKING:
     from niels_cache_assets.blends.megatron_core_cache import CoreNames

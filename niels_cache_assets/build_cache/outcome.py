@@ -8,8 +8,8 @@ from niels_cache_assets.build_cache.resuming import Counts
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.sources.encodings import nothing_is_text
 from niels_cache_assets.tokenization import BuildTokenizer
-from niels_cache_runtime.formats import TOKEN_DTYPE_NAME
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import TOKEN_DTYPE_NAME
+from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # bumped by hand when the bytes change for the same input
 

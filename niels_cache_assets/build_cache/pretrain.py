@@ -19,9 +19,9 @@ from niels_cache_assets.streaming.splits import BudgetSplitter
 from niels_cache_assets.streaming.writers import require_shard_bytes
 from niels_cache_assets.tokenization import view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import content_sha256, write_meta
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import content_sha256, write_meta
+from niels_cache_runtime.format.reading import available_threads
 
 
 def build_pretrain_cache(

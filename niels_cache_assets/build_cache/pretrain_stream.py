@@ -24,7 +24,7 @@ from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _LONG_COUNT_SECONDS = 1.0  # a pass over the source that took longer is worth a record of its own
 

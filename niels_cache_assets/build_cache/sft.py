@@ -25,9 +25,9 @@ from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKEN_DTYPE
-from niels_cache_runtime.meta import content_sha256, write_meta
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
+from niels_cache_runtime.format.meta import content_sha256, write_meta
+from niels_cache_runtime.format.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)

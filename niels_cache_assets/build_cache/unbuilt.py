@@ -5,8 +5,8 @@ from typing import Literal
 from niels_cache_assets.build_cache.outcome import Provenance
 from niels_cache_assets.defaults import ROLE_KEYS
 from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE_NAME
-from niels_cache_runtime.meta import content_sha256, write_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME
+from niels_cache_runtime.format.meta import content_sha256, write_meta
 
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 

@@ -18,7 +18,7 @@ from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.cli.report import print_next_steps, print_results, result_json
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.hostile_paths import require_utf8
+from niels_cache_runtime.format.safe_open import require_utf8
 
 
 def run(arguments: argparse.Namespace) -> int:

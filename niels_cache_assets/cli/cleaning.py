@@ -39,7 +39,7 @@ from niels_cache_assets.sources.files import near_path, walk_folder
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.reading import available_threads
 
 KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),

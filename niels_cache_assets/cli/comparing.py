@@ -27,12 +27,12 @@ from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_model
 from niels_cache_assets.tokenizer_measures import characters_per_token
 from niels_cache_assets.wording import SHORT_SHA256
+from niels_cache_runtime.cache.mmap import MappedTokens
+from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
-from niels_cache_runtime.meta import sha256_file
-from niels_cache_runtime.mmap import MappedTokens
-from niels_cache_runtime.opening import open_meta
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import FAMILIES, TOKENIZER_MODEL_NAME, list_shards, tokenizer_dir, tokens_name
+from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     import sentencepiece

@@ -18,7 +18,7 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.parser import build_parsers
 from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE
 from niels_cache_assets.shipped import catalog
-from niels_cache_runtime.formats import SPLITS
+from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry

@@ -11,11 +11,11 @@ from niels_cache_assets.cache_state import CacheState
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 from niels_cache_assets.streaming.directories import work_on
-from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, load_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.place import check_place
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
 

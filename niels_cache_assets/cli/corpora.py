@@ -13,9 +13,9 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, built_names
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.layout import META_NAME, built_names
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.place import check_place
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:

@@ -29,7 +29,7 @@ from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 LEAST_PYTHON = (3, 11)
 LITTLE_SPACE = 5_000_000_000  # bytes; the default profile's caches take 1 GB and what the hub keeps

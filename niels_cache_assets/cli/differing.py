@@ -25,8 +25,8 @@ from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS, Split
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.meta import read_meta
 
 DIFFERENT = FAILED
 _LONGEST_VALUE = 80  # a sha256 with its name is 71

@@ -28,7 +28,7 @@ from niels_cache_assets.decoding import spell_controls
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
 MOST_CHARACTERS = 10_000  # of a text that is shown: finding the words that differ takes time quadratic in them

@@ -22,7 +22,7 @@ from niels_cache_assets.export.writing import ExportPlan, write_export
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, SPLITS, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, tokenizer_dir
 
 
 def run(arguments: argparse.Namespace) -> int:

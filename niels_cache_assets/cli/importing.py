@@ -19,8 +19,8 @@ from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
 from niels_cache_assets.tokenization import load_model
 from niels_cache_assets.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Split, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta, sha256_file
+from niels_cache_runtime.format.layout import META_NAME, Split, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 FORMATS = ("megatron",)
 

@@ -19,7 +19,7 @@ from niels_cache_assets.sources.base import Source
 from niels_cache_assets.streaming.journal import write_whole
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 
 def run(arguments: argparse.Namespace) -> int:

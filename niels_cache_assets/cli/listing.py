@@ -18,7 +18,7 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.contents import content_hash, contents, counts_of
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import UNKNOWN
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
 _WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "other data set", "not configured")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader_state import FORMAT
+from niels_cache_runtime.loader.state import FORMAT
 
 _ADVICE = "save one beside the weights: json.dump(loader.state_dict(), file)"
 _POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # in what the states of one loader differ from worker to worker

@@ -21,7 +21,7 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.toml import as_toml
 from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # of text; with less of it, training often ends for want of pieces

@@ -23,10 +23,18 @@ from niels_cache_assets.cli.console import new_table
 from niels_cache_assets.decoding import as_text, open_tokenizer, spell_controls
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.formats import META_NAME, TOKENIZER_MODEL_NAME, Split, documents_name, examples_name, tokenizer_dir, tokens_name
-from niels_cache_runtime.meta import read_meta
-from niels_cache_runtime.opening import current_tokenizer_sha256
-from niels_cache_runtime.trace import BatchTrace
+from niels_cache_runtime.cache.opening import current_tokenizer_sha256
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    TOKENIZER_MODEL_NAME,
+    Split,
+    documents_name,
+    examples_name,
+    tokenizer_dir,
+    tokens_name,
+)
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.loader.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
 EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it: hardly any text has more tokens than characters

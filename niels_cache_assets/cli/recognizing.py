@@ -22,7 +22,7 @@ from niels_cache_assets.sources.files import SourceFile, reading
 from niels_cache_assets.sources.rows import file_rows, first_rows
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.format.layout import Family
 
 _LOOKED_AT = 5  # files of a pattern, spread over all
 _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")

@@ -21,8 +21,8 @@ from niels_cache_assets.contents import all_counts, content_hash, contents, tota
 from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 from niels_cache_assets.training_code import training_code
 from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size, listed
-from niels_cache_runtime.formats import FAMILIES
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import FAMILIES
+from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult

@@ -29,8 +29,10 @@ from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.samples import pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import counted
+from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
+from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
@@ -41,11 +43,9 @@ from niels_cache_runtime.formats import (
     list_shards,
     tokens_name,
 )
-from niels_cache_runtime.meta_form import is_count
-from niels_cache_runtime.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.opening import open_meta
-from niels_cache_runtime.pretrain_dataset import PretrainTokenStreamDataset
-from niels_cache_runtime.sft_dataset import assistant_target_mask
+from niels_cache_runtime.format.meta_form import is_count
+from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
+from niels_cache_runtime.samplers.sft_dataset import assistant_target_mask
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"

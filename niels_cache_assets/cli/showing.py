@@ -30,11 +30,11 @@ from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.report import funnel
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
-from niels_cache_runtime.described import describe
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import UNVERIFIABLE, foreign_family, is_foreign
-from niels_cache_runtime.formats import META_NAME, SPLITS
-from niels_cache_runtime.meta import Meta, load_meta
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, foreign_family, is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.format.meta import Meta, load_meta
 
 # Shown by a table of their own, or only there for the file itself.
 _NOT_FACTS = frozenset(

@@ -24,7 +24,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import Work, work_on
 from niels_cache_assets.unfinished import Unfinished, unfinished_build
 from niels_cache_assets.wording import counted
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.verify import Finding, verify_cache
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}

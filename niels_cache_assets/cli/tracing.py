@@ -21,9 +21,9 @@ from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Split, tokens_name
-from niels_cache_runtime.loader import TokenLoader
-from niels_cache_runtime.trace import BatchTrace
+from niels_cache_runtime.format.layout import Split, tokens_name
+from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.loader.trace import BatchTrace
 
 
 def run(arguments: argparse.Namespace) -> int:

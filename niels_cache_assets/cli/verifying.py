@@ -13,9 +13,9 @@ from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.registry import refuse_choice
-from niels_cache_runtime.verified_folder import VerifiedFolder
-from niels_cache_runtime.verified_table import COLUMNS, NUMBERS, results, summary
 from niels_cache_runtime.verify import find_folders, notes, verify_folders
+from niels_cache_runtime.verify.folder import VerifiedFolder
+from niels_cache_runtime.verify.table import COLUMNS, NUMBERS, results, summary
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 

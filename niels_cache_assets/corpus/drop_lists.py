@@ -17,7 +17,7 @@ from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # bumped by hand when other documents go for the same signatures and settings
 

@@ -32,8 +32,8 @@ from niels_cache_assets.streaming.space import Need, require_room, telling
 from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, SPLITS
-from niels_cache_runtime.meta import Meta, read_meta, sha256_text, write_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_text, write_meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.buckets import Steps

@@ -17,9 +17,9 @@ from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.place import check_place
 
 _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}

@@ -17,8 +17,8 @@ from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corp
 from niels_cache_assets.corpus.reading import document_splits
 from niels_cache_assets.corpus.rows import ArrayRows
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import SPLITS
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import Dropped

@@ -41,10 +41,10 @@ from niels_cache_assets.streaming.directories import atomic_directory, finished_
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.space import corpus_need, file_bytes, require_room, telling
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.meta import Meta, read_meta, write_meta
-from niels_cache_runtime.place import check_place
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.reading import available_threads
 
 Log = Callable[[str], None]
 State = Literal["built", "cache_hit", "disabled"]

@@ -27,8 +27,8 @@ from niels_cache_assets.registry import BuildSettings, Registry
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, Split
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     import pyarrow as pa

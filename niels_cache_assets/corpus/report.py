@@ -19,8 +19,8 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS
-from niels_cache_runtime.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 
 CODE_VERSION = "3"  # bumped by hand when a report or a plot changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # of English in vocabularies of 16,000 to 50,000 pieces; the cache itself says what it really is

@@ -29,7 +29,7 @@ from niels_cache_assets.dedup.signatures import DIGEST_BYTES
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
 from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.format.layout import META_NAME
 
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group
 ROWS_PER_GROUP = 16_384  # of texts so short that rows, not text, fill the memory

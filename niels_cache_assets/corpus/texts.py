@@ -20,7 +20,7 @@ from niels_cache_assets.corpus.reading import document_files, open_documents
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.corpus.order import Input, Inputs

@@ -19,9 +19,9 @@ from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import Meta, load_meta
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 
 BUDGETS_MET = "budgets_met"

@@ -7,7 +7,7 @@ from niels_cache_assets.defs.corpus_checks import corpus_checks
 from niels_cache_assets.defs.sync_checks import in_sync_check
 from niels_cache_assets.defs.tokenizer_checks import tokenizer_checks
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 
 def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:

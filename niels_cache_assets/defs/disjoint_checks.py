@@ -15,7 +15,7 @@ from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource
 from niels_cache_assets.tokenization import load_tokenizer
-from niels_cache_runtime.formats import dataset_dir
+from niels_cache_runtime.format.layout import dataset_dir
 
 SPLITS_DISJOINT = "splits_disjoint"
 MAX_PAIRS = 20

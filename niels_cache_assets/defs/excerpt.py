@@ -15,8 +15,8 @@ from niels_cache_assets.decoding import as_text
 from niels_cache_assets.samples import Sample, pick_samples
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family, Split
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.meta import Meta
 
 COLUMNS = 110  # of the UI's window for Markdown
 NARROW = 62  # characters that an entry of metadata has beside its name on a screen of 1280 pixels, and a sha256 has 64
@@ -58,7 +58,7 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
 
 
 def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> str:
-    from niels_cache_runtime.sft_dataset import assistant_target_mask  # torch
+    from niels_cache_runtime.samplers.sft_dataset import assistant_target_mask  # torch
 
     ids = tokenizer.special_token_ids()
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"]).tolist()

@@ -23,7 +23,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.cache import Item
 from niels_cache_assets.reports.history import Check, History, Outcome, Recorded, Upstream
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.format.layout import Family
 
 _RECORDS = 1000  # of one asset and partition, the newest
 _PAGE = 20

@@ -31,7 +31,7 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.network import briefly
-from niels_cache_runtime.formats import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 if TYPE_CHECKING:  # what define_asset_job returns has no public name
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dagster import AssetDep, AssetKey, StaticPartitionMapping, StaticPartitionsDefinition
 
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.format.layout import Family
 
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")

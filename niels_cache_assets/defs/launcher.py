@@ -54,8 +54,8 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.page import page_path
 from niels_cache_assets.tokenizer_training import needs_training
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]

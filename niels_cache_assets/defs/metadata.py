@@ -24,9 +24,9 @@ from niels_cache_assets.tokenizer_measures import of_cache
 from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.training_code import training_code
 from niels_cache_assets.wording import abbreviated, counted, duration, file_size, share_of
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
-from niels_cache_runtime.meta import Meta, content_sha256, sha256_file
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
 MOST_ENTRIES = 12  # of what is made once, before a warning: more than a person reads

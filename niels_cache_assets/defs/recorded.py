@@ -15,8 +15,8 @@ from niels_cache_assets.defs.home_refusals import home_refusals
 from niels_cache_assets.defs.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, META_KEYS, TOKENIZER
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
-from niels_cache_runtime.meta import load_meta
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # of one asset and partition, the newest: a home may serve many cache roots

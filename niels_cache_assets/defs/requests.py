@@ -10,7 +10,7 @@ from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, family_keys
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_TAG = "niels_cache/upstream"  # of a run or backfill: the version of upstream that it was asked for
 

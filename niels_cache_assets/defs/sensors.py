@@ -25,7 +25,7 @@ from niels_cache_assets.sources.folders import MarkdownFolder, Roam
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.network import briefly
 from niels_cache_assets.wording import counted
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
 ASKING_SECONDS = 20.0  # no data set is asked for later in a look; one that does not answer takes up to 20 more

@@ -22,8 +22,8 @@ from niels_cache_assets.defs.tables import without_empty
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, Family, dataset_dir
-from niels_cache_runtime.meta import Meta, read_meta
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import Finding, verify_dataset
 
 IN_SYNC = "caches_in_sync"

@@ -11,7 +11,7 @@ from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer_training import ROUND_TRIP_TEXTS, round_trip_losses
-from niels_cache_runtime.formats import MAX_VOCAB_SIZE
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
 
 SPECIAL_TOKENS = "special_tokens_are_one_id_each"
 ROUND_TRIP = "text_survives_a_round_trip"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.lineage import Lineage, read_lineage
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,10 @@ from typing import cast
 from niels_cache_assets.differences.documents import DocumentDifferences, compare_documents
 from niels_cache_assets.differences.settings import MetaDifferences, compare_metas
 from niels_cache_assets.differences.tokens import SplitTokens, TokenDifference, first_difference
-from niels_cache_runtime.described import describe
+from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
@@ -23,9 +24,8 @@ from niels_cache_runtime.formats import (
     examples_name,
     tokenizer_dir,
 )
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.opening import open_one_build
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta_form import check_form
 
 OnProgress = Callable[[int, int], None]
 

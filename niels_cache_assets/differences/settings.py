@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from niels_cache_assets.labels import label
-from niels_cache_runtime.meta import Meta
+from niels_cache_runtime.format.meta import Meta
 
 _COUNTS = frozenset(
     {"train_tokens", "val_tokens", "train_examples", "val_examples", "documents", "characters", "cut", "cut_document", "dropped", "facts"}

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.lineage import Lineage, read_lineage
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_offsets
+from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     IDX_DTYPE,
     TOKEN_BYTES,
@@ -30,7 +31,6 @@ from niels_cache_runtime.formats import (
     list_shards,
     tokens_name,
 )
-from niels_cache_runtime.mmap import MappedTokens, Offsets, map_offsets
 
 _BLOCK_TOKENS = 1 << 20
 AROUND = 24  # tokens that are shown on either side

@@ -15,8 +15,8 @@ import numpy as np
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.doc_ends import cut_documents
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.doc_ends import cut_documents
+from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 200 * 1000**3  # its 100 billion tokens in a file
 INDEX_DTYPE = np.dtype("<u8")

@@ -10,7 +10,7 @@ from niels_cache_assets.export.placing import Place
 from niels_cache_assets.export.splits import ExportSplit, open_export_split
 from niels_cache_assets.export.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
 
 # By name, the largest file of tokens in bytes where none is given; None: one file for each split.
 MAX_BYTES: dict[str, int | None] = {

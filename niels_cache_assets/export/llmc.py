@@ -12,7 +12,7 @@ import numpy as np
 from niels_cache_assets.export.splits import ExportSplit, even_cuts
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAGIC = 20240520
 VERSION = 1

@@ -8,7 +8,7 @@ from typing import Literal
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 512 * 1000**3  # of one .bin
 Link = Literal["copy", "hardlink", "reflink"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.formats import TOKEN_BYTES, Split
+from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
 
 DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
 

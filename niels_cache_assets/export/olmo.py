@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.export.splits import ExportSplit
 from niels_cache_assets.export.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.doc_ends import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.doc_ends import cut_documents
+from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 1 << 30  # dolma's 512 Mi tokens in a file
 MAX_TOKENS = 2**32 - 1  # its padding and mixing data sets keep positions in a file as uint32

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from niels_cache_assets.signals import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
+from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 NEW, OLD = "new", "old"  # below the stage: complete files that wait for their places, and those that lay there
 _PLACED = "placed"  # below the stage: which files are being put into their places, a line of JSON each

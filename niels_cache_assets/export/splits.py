@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.doc_ends import require_doc_ends
+from niels_cache_runtime.cache.opening import OpenedSplit, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.opening import OpenedSplit, open_split
+from niels_cache_runtime.format.doc_ends import require_doc_ends
+from niels_cache_runtime.format.layout import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 _BLOCK_BYTES = 1 << 18  # stays in the processor's cache; blocks of megabytes took twice as long and more
 

@@ -29,7 +29,7 @@ from niels_cache_assets.plots.style import (
     short,
 )
 from niels_cache_assets.wording import share_of
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.format.layout import Family
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

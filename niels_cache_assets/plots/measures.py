@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map_offsets
+from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     MAX_VOCAB_SIZE,
     SPLITS,
@@ -25,8 +26,7 @@ from niels_cache_runtime.formats import (
     list_shards,
     tokens_name,
 )
-from niels_cache_runtime.meta import Meta
-from niels_cache_runtime.mmap import MappedTokens, map_example_starts, map_offsets
+from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
 CONTEXT = 1024  # tokens: the T of the examples
@@ -149,7 +149,7 @@ class _Conversations:
         self._targets = 0
 
     def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
-        from niels_cache_runtime.sft_dataset import example_target_mask  # torch, which pretrain does not need here
+        from niels_cache_runtime.samplers.sft_dataset import example_target_mask  # torch, which pretrain does not need here
 
         is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])

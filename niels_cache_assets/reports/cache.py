@@ -23,12 +23,12 @@ from niels_cache_assets.reports.history import Check, History, Recorded
 from niels_cache_assets.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.sources.encodings import decoding_warning
 from niels_cache_assets.wording import counted
+from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import META_NAME, SPLITS, Family, built_names
-from niels_cache_runtime.meta import Meta, load_meta
-from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.opening import listed_files
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
+from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.meta_form import check_form
 
 CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches and settings
 

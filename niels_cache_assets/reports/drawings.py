@@ -92,7 +92,7 @@ def _plots(registry: Registry, item: Item, root: Path) -> dict[str, bytes]:
         from niels_cache_assets.plots.tokenizers import tokenizer_plots
         from niels_cache_assets.tokenization import SentencePieceTokenizer
         from niels_cache_assets.tokenizer_measures import by_source, split_words
-        from niels_cache_runtime.formats import TOKENIZER_MODEL_NAME
+        from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
         tokenizer = SentencePieceTokenizer(str(directory / TOKENIZER_MODEL_NAME), special_tokens=meta["special_tokens"])
         return tokenizer_plots(

@@ -1,6 +1,6 @@
 """`reports/mixture`: what a planned run would read of each pretrain data set: shares, tokens, epochs, and what it would read too often.
 
-Counted in the order that TokenLoader takes samples in (niels_cache_runtime.blend), so exact, and cheap for any number of steps: a second
+Counted in the order that TokenLoader takes samples in (niels_cache_runtime.loader.blend), so exact, and cheap for any number of steps: a second
 where weights are so uneven that their period is a million samples, milliseconds else. Reads the sizes of caches, no token. Megatron-LM's
 order of the same weights differs by single samples.
 """
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from niels_cache_assets.blends.settings import ALL_TRAIN
 from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import META_NAME, dataset_dir
-from niels_cache_runtime.meta import read_meta
-from niels_cache_runtime.place import check_place
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.place import check_place
 
 CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
 ALL = "all pretrain data sets"
@@ -131,7 +131,7 @@ class _Split(NamedTuple):
 
 def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
     """Train splits by name, and why the others have none that can be read."""
-    from niels_cache_runtime.windows import PretrainWindows  # torch
+    from niels_cache_runtime.loader.windows import PretrainWindows  # torch
 
     opened, left_out = {}, {}
     for name in names:
@@ -164,7 +164,7 @@ def _mixed(
     left_out: Mapping[str, str],
     note: str,
 ) -> Mixture:
-    from niels_cache_runtime.blend import Blend
+    from niels_cache_runtime.loader.blend import Blend
 
     settings = registry.reports
     sources: list[MixedSource] = []

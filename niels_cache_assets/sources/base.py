@@ -20,7 +20,7 @@ from niels_cache_assets import defaults
 from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
 from niels_cache_assets.fingerprint import settings_that_count
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family
+from niels_cache_runtime.format.layout import Family
 
 if TYPE_CHECKING:
     from niels_cache_assets.held_out import HeldOut

@@ -26,7 +26,7 @@ from niels_cache_assets.sources.network import install, shown
 from niels_cache_assets.sources.parquet_files import is_string_type
 from niels_cache_assets.sources.rows import refuse_long_lines
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")

@@ -20,7 +20,7 @@ from niels_cache_assets.sources.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.hub import HubData, Part
 from niels_cache_assets.sources.rows import HeldText, json_rows, row_id
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _ROLES: dict[str, Literal["user", "assistant"]] = {"prompter": "user", "assistant": "assistant"}
 _TURNS = ("user", "assistant")

@@ -24,7 +24,7 @@ from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.mediawiki import read_pages
 from niels_cache_assets.sources.places import FilePass, RowsPass
 from niels_cache_assets.sources.rows import HeldText, batched, file_rows, row_id, text_problem
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 

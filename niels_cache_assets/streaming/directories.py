@@ -19,8 +19,9 @@ from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, rea
 from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
 from niels_cache_assets.streaming.space import bytes_below, naming, refusal
 from niels_cache_assets.wording import file_size
+from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import (
+from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
     TOKENIZER_MODEL_NAME,
@@ -30,10 +31,9 @@ from niels_cache_runtime.formats import (
     idx_name,
     tokens_name,
 )
-from niels_cache_runtime.hostile_paths import link_problem, require_utf8
-from niels_cache_runtime.meta import Meta, read_meta
-from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.opening import listed_files
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

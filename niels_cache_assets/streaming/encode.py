@@ -19,7 +19,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.in_flight import no_size, results_in_order
 from niels_cache_assets.tokenization import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed, Position

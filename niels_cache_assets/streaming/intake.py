@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from niels_cache_assets.documents import Conversation, Document, Message
 from niels_cache_assets.streaming.encode import describe_item
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS
+from niels_cache_runtime.format.layout import SPLITS
 
 
 def as_documents(texts: Iterable[str | Document], *, first: int = 0) -> Iterator[Document]:

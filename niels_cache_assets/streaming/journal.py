@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.streaming.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.hostile_paths import link_problem, name_problem, read_regular
-from niels_cache_runtime.meta_form import is_count
+from niels_cache_runtime.format.meta_form import is_count
+from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds

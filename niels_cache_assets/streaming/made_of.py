@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from niels_cache_runtime.meta import canonical_json
+from niels_cache_runtime.format.meta import canonical_json
 
 MadeOf = dict[str, Any]
 

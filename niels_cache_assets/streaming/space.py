@@ -17,7 +17,7 @@ from pathlib import Path
 
 from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES
+from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 _BYTES_PER_TOKEN = 4  # of text, roughly
 _MOST_BYTES_PER_TOKEN = 16  # of text: longer pieces are not trained, so that it surely has a token for so many

@@ -11,7 +11,7 @@ import numpy as np
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.encode import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Split
 
 UNLIMITED = 2**62  # a budget that no stream meets
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from niels_cache_assets.streaming.space import naming
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES, shard_name
-from niels_cache_runtime.meta import sha256_file
+from niels_cache_runtime.format.layout import TOKEN_BYTES, shard_name
+from niels_cache_runtime.format.meta import sha256_file
 
 Files = dict[str, dict[str, Any]]
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import as_int
+from niels_cache_runtime.cache.gather import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
 from niels_cache_runtime.megatron.kernels import advance_for

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.batches import as_int, check_count
+from niels_cache_runtime.cache.gather import as_int, check_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.blend_indices import (
     Advance,

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.doc_ends import require_doc_ends
+from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.foreign_meta import is_foreign
-from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.doc_ends import require_doc_ends
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.meta import build_id
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,
@@ -34,8 +36,6 @@ from niels_cache_runtime.megatron.indexed import (
     probe,
     states_here,
 )
-from niels_cache_runtime.meta import build_id
-from niels_cache_runtime.opening import open_split
 
 _LONGEST = np.iinfo(LENGTHS_DTYPE).max
 

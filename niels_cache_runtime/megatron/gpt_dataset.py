@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.batches import as_int, check_count
+from niels_cache_runtime.cache.gather import as_int, check_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (

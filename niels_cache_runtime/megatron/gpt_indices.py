@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import as_int, check_count, check_positive
+from niels_cache_runtime.cache.gather import as_int, check_count, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.kernels import place_for
 

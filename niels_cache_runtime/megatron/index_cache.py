@@ -25,15 +25,15 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.formats import META_NAME
-from niels_cache_runtime.hostile_paths import link_problem
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file, write_meta
+from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.npy_files import create_npy, map_npy
+from niels_cache_runtime.format.place import index_name
+from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
-from niels_cache_runtime.meta import Meta, read_meta, sha256_file, write_meta
-from niels_cache_runtime.meta_form import check_form
-from niels_cache_runtime.npy_files import create_npy, map_npy
-from niels_cache_runtime.opening import listed_files
-from niels_cache_runtime.place import index_name
 
 INDEX_VERSION = 1  # of the algorithms: a change of what they give is a change of every hash
 _POLL_SECONDS = 0.2

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import as_int
+from niels_cache_runtime.cache.gather import as_int
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.hostile_paths import open_regular
+from niels_cache_runtime.format.safe_open import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

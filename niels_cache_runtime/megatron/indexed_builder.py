@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_DTYPE
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,

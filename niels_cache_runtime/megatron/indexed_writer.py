@@ -15,13 +15,13 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.batches import check_positive
-from niels_cache_runtime.doc_ends import cut_documents, require_doc_ends
+from niels_cache_runtime.cache.gather import check_positive
+from niels_cache_runtime.cache.opening import OpenedSplit, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.doc_ends import cut_documents, require_doc_ends
+from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.megatron.indexed import BLOCK, DOCUMENTS_DTYPE, HEADER, LENGTHS_DTYPE, POINTERS_DTYPE
 from niels_cache_runtime.megatron.indexed_builder import MAX_SEQUENCE_TOKENS, Output, refuse_existing, write_index
-from niels_cache_runtime.opening import OpenedSplit, open_split
 
 MAX_BYTES = 512 * 1000**3  # of one .bin
 Link = Literal["copy", "hardlink", "reflink"]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.reading import available_threads
+from niels_cache_runtime.format.reading import available_threads
 
 _LANES_AT_ONCE = 32
 _MANY = 1_000_000  # fewer numbers take numpy some milliseconds: not worth loading numba

@@ -17,7 +17,7 @@ from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
-from niels_cache_runtime.formats import dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
 from tests.faults.disk import Disk
 from tests.tiny import sentences
 

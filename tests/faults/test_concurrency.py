@@ -18,9 +18,9 @@ from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.resuming import Resume
 from niels_cache_assets.streaming.directories import finished_meta, in_turn, sweep_leftovers
 from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import idx_name, tokens_name
-from niels_cache_runtime.opening import open_split
+from niels_cache_runtime.format.layout import idx_name, tokens_name
 from tests.faults import children
 from tests.test_cache_determinism import digests
 

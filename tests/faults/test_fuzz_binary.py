@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta
-from niels_cache_runtime.formats import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
+from niels_cache_runtime.cache.mmap import map_doc_ends, map_example_starts
+from niels_cache_runtime.cache.opening import open_split
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
+from niels_cache_runtime.format.meta import canonical_json, sha256_text
+from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.megatron import IndexedDataset
-from niels_cache_runtime.meta import canonical_json, sha256_text
-from niels_cache_runtime.mmap import map_doc_ends, map_example_starts
-from niels_cache_runtime.opening import open_split
-from niels_cache_runtime.packed_examples import PackedExamples
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
 from tests.hand_made import ASST, EOT, USR, write_cache, write_pair

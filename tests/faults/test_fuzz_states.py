@@ -15,7 +15,7 @@ import pytest
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, Journal
 from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
-from niels_cache_runtime.formats import META_NAME
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset
 from niels_cache_runtime.megatron.index_cache import open_arrays
 from tests import megatron_core

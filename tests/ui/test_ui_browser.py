@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_runtime.meta import read_meta
+from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
 from tests.dagster_tools import Project
 from tests.tiny import sentences

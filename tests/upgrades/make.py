@@ -58,9 +58,9 @@ from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE, read_journal
 from niels_cache_assets.tokenizer_training import CODE_VERSION as TOKENIZER_CODE_VERSION
 from niels_cache_runtime import DatasetLoader, TokenLoader
-from niels_cache_runtime.batch import Batch
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.megatron.index_cache import INDEX_VERSION
-from niels_cache_runtime.meta import read_meta
 
 WORKSHOP = Path("/tmp/niels-cache-upgrades")
 CONFIG = Path(__file__).with_name("project.toml")

@@ -25,8 +25,8 @@ from niels_cache_assets.registry import BuildSettings, Registry, apply_run_setti
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import Family, Split, dataset_dir
-from niels_cache_runtime.meta import Meta, build_id
+from niels_cache_runtime.format.layout import Family, Split, dataset_dir
+from niels_cache_runtime.format.meta import Meta, build_id
 
 
 def family_specs(family: Family, *, train: str, val: str, meta: str, above: Sequence[dg.AssetDep]) -> list[dg.AssetSpec]:

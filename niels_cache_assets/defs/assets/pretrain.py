@@ -19,7 +19,7 @@ from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.training_code import loader_code
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards, every document followed by one EOT.
 

@@ -11,7 +11,7 @@ from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.training_code import loader_code
-from niels_cache_runtime.formats import Split
+from niels_cache_runtime.format.layout import Split
 
 _PAIR = """The {split} split of a data set of conversations: tokens and the start of each example.
 

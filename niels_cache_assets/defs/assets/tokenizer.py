@@ -15,7 +15,7 @@ from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer, needs_training, tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.formats import tokenizer_dir
+from niels_cache_runtime.format.layout import tokenizer_dir
 
 _DESCRIPTION = """The SentencePiece model of all caches below the root: imported, or trained on the data sets.
 

@@ -15,7 +15,7 @@ from niels_cache_assets.corpus.member import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
-from niels_cache_runtime.formats import FAMILIES
+from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"
 _POINTER_TAG = "dagster/input_event_pointer/"  # and the key of an asset that was read: its newest event then, of any partition

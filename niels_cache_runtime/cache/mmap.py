@@ -1,0 +1,233 @@
+"""Memory-mapped token shards and the offset files beside tokens.
+
+All shards of a split are mapped into one reserved address range, so that the split is one array: a batch of windows is then
+one gather, whatever the number of shards. Cost: a few system calls per shard when opened, one file descriptor at a time, no
+memory but page cache. Full shards are page multiples and lie back to back; a shard of another size is followed by zeros up to
+the next page. Where the system cannot do that (`tokens` is None), each shard is mapped by itself, which may keep a descriptor
+each.
+
+Nothing here samples, and nothing here needs torch. Maps are never pickled: whoever holds one reopens it.
+"""
+
+import ctypes
+import mmap
+import os
+import stat
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.npy_files import map_npy
+from niels_cache_runtime.format.safe_open import open_regular
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_BLOCK_OFFSETS = 1 << 20
+
+
+class Offsets(Protocol):
+    """An array of offsets, mapped or read in pieces."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class MappedTokens:
+    """Token shards, read-only, as one range of positions.
+
+    `shard_starts` and `shard_lengths` (int64, tokens) say where each shard lies. `tokens` (uint16, 1-D, read-only) is the whole
+    range, or None where each shard had to be mapped by itself; `shards` always works. Positions between two shards, if
+    any, read as 0 and belong to nobody.
+
+    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a
+    file does not disturb a map; cutting one short does.
+
+    Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced by one of another size meanwhile.
+    """
+
+    def __init__(self, paths: Sequence[str | Path], *, one_range: bool = True) -> None:
+        sizes = [_tokens_size(path) for path in paths]
+        self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
+        buffer = _map_one_range(paths, sizes) if one_range and any(sizes) and _can_map_one_range() else None
+        self.tokens: NDArray[np.uint16] | None = None
+        if buffer is not None:
+            self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
+            self.tokens = np.frombuffer(memoryview(buffer), dtype=TOKEN_DTYPE)
+            self.tokens.flags.writeable = False  # the pages are: a write would be a segmentation fault
+            self.shards = [
+                self.tokens[start : start + length]
+                for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
+            ]
+        else:
+            self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
+            self.shards = [_map_alone(path, size) for path, size in zip(paths, sizes, strict=True)]
+
+
+def _tokens_size(path: str | Path) -> int:
+    """Size in bytes."""
+    try:
+        state = os.stat(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such tokens file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    if not stat.S_ISREG(state.st_mode):
+        raise NielsCacheError(f"{path}: is no regular file; rebuild this data set")
+    if state.st_size % TOKEN_BYTES:
+        raise NielsCacheError(f"{path}: {state.st_size} bytes is no whole number of uint16 tokens (cut short?); rebuild this data set")
+    return state.st_size
+
+
+def _open_tokens(path: str | Path, size: int) -> int:
+    """File descriptor of a file that must still have that size: another file may have taken its place."""
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    found = os.fstat(descriptor).st_size
+    if found != size:
+        os.close(descriptor)
+        raise NielsCacheError(f"{path}: went from {size} to {found} bytes while it was being opened; open it again when it is complete")
+    return descriptor
+
+
+def _map_alone(path: str | Path, size: int) -> NDArray[np.uint16]:
+    if size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=TOKEN_DTYPE)
+    descriptor = _open_tokens(path, size)
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=TOKEN_DTYPE)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _page_end(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _can_map_one_range() -> bool:
+    """Linux and macOS, and a byte order in which the file's tokens can be used as they are."""
+    return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
+
+
+@cache
+def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.restype = ctypes.c_int
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc.mmap, libc.munmap
+
+
+def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
+    """Map every file, of that size in bytes, at consecutive pages of one reservation; None where the system refuses.
+
+    The array returned owns the range: numpy and torch views keep it alive, and it is unmapped when the last of them goes. Only
+    one file is open at a time: a map needs no descriptor, and a process may have few of them.
+    """
+    map_pages, unmap_pages = _libc_mmap()
+    total = sum(map(_page_end, sizes))
+    base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if base is None or base == _MAP_FAILED:
+        return None
+    buffer = (ctypes.c_uint16 * (total // TOKEN_BYTES)).from_address(base)
+    # At interpreter exit views may outlive finalizers, and the system unmaps anyway.
+    weakref.finalize(buffer, unmap_pages, base, total).atexit = False
+    address = base
+    for path, size in zip(paths, sizes, strict=True):
+        if not size:
+            continue
+        descriptor = _open_tokens(path, size)
+        try:
+            if map_pages(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+                return None
+        finally:
+            os.close(descriptor)
+        address += _page_end(size)
+    return buffer
+
+
+def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a 1-D .npy file of offsets, read-only. Raises NielsCacheError if it is missing, unreadable, or of another dtype or shape."""
+    try:
+        offsets = map_npy(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    check_offsets_form(path, offsets.dtype, offsets.shape, wanted=dtype)
+    return offsets
+
+
+def check_offsets_form(path: str | Path, dtype: object, shape: tuple[int, ...], *, wanted: np.dtype[Any]) -> None:
+    """Raise NielsCacheError unless an array of offsets is one dimension of `wanted`."""
+    if not isinstance(dtype, np.dtype) or dtype != wanted or len(shape) != 1:
+        raise NielsCacheError(f"{path}: holds {dtype} of shape {shape}, expected one dimension of {wanted}; rebuild this data set")
+
+
+def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
+    """The start offset of every SFT example (int64, 1-D, in tokens; mapped): from 0, strictly increasing, below `token_count`.
+
+    Raises NielsCacheError if the file breaks any of that.
+    """
+    starts = map_offsets(path, IDX_DTYPE)
+    check_example_starts(path, starts, token_count=token_count)
+    return starts
+
+
+def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int) -> None:
+    """Raise NielsCacheError unless they are what `map_example_starts` says."""
+    if not len(starts):
+        if token_count:
+            raise NielsCacheError(f"{path}: lists no example for {token_count} tokens; rebuild this data set")
+        return
+    if starts[0] != 0:
+        raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
+    _check_increasing(path, starts)
+    if starts[-1] >= token_count:
+        raise NielsCacheError(
+            f"{path}: example {len(starts) - 1} starts at {starts[-1]}, out of range of {token_count} tokens; rebuild this data set"
+        )
+
+
+def map_doc_ends(path: str | Path, *, token_count: int) -> NDArray[np.uint64]:
+    """The exclusive end of every pretrain document (uint64, 1-D, in tokens; mapped): strictly increasing, ending at `token_count`.
+
+    Raises NielsCacheError if the file breaks any of that.
+    """
+    ends = map_offsets(path, DOC_ENDS_DTYPE)
+    check_doc_ends(path, ends, token_count=token_count)
+    return ends
+
+
+def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None:
+    """Raise NielsCacheError unless they are what `map_doc_ends` says."""
+    end = int(ends[-1]) if len(ends) else 0
+    if end != token_count:
+        raise NielsCacheError(f"{path}: the last document ends at {end}, the split has {token_count} tokens; rebuild this data set")
+    if len(ends) and ends[0] == 0:
+        raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
+    _check_increasing(path, ends)
+
+
+def _check_increasing(path: str | Path, offsets: Offsets) -> None:
+    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # in blocks, so that memory does not grow with the file
+        block = offsets[first : first + _BLOCK_OFFSETS + 1]
+        increases = block[1:] > block[:-1]
+        if not increases.all():
+            entry = first + int(np.argmin(increases)) + 1
+            raise NielsCacheError(
+                f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
+            )

@@ -1,0 +1,237 @@
+"""Opening a cache: meta.json, where there is one, must describe the files, and all of them are of one build.
+
+Costs one small read, and per shard what it takes to map it (`mmap`). Content is hashed only where `verify="sha256"` asks for it: then
+every file that is opened is read once, several at a time. All of a cache, and what must hold inside it, is the module `verify`'s business.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    META_NAME,
+    SPLITS,
+    TOKEN_BYTES,
+    doc_ends_name,
+    list_shards,
+    shard_name,
+    tokenizer_dir,
+)
+from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, build_id, read_meta
+from niels_cache_runtime.format.meta_form import check_form, is_count
+from niels_cache_runtime.format.reading import hash_files
+from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
+
+FileEntries = dict[str, dict[str, Any]]
+Verify = Literal["size", "sha256"]  # what of the files is held against meta.json when a cache is opened
+_Opened = TypeVar("_Opened")
+TRIES = 5  # of whoever reads files of a data set that may be rebuilt meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSplit:
+    """A pretrain split, open.
+
+    meta: the meta.json above it, None for a bare folder. shards: paths of its token files, in stream order. tokens: those files,
+    mapped. doc_ends: (documents,) uint64, mapped; None where it was not asked for or there is none.
+    """
+
+    meta: Meta | None
+    shards: list[str]
+    tokens: MappedTokens
+    doc_ends: NDArray[np.uint64] | None
+
+
+def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
+    """Open a split's folder, such as `cache/pretrain/NAME/train`, all of it from one build; `doc_ends`: also where documents end.
+
+    verify: "size" compares sizes with meta.json, "sha256" reads what is opened and compares its content.
+    Raises NielsCacheError if the folder or its shards are missing, of odd length or not those of meta.json, if the data set was
+    never built or belongs to another tokenizer, or if the document ends are not those of these tokens. An empty split opens.
+    """
+    folder = Path(folder)
+    return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
+
+
+def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSplit:
+    if not folder.is_dir():
+        raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
+    meta = open_meta(folder.parent, verify=verify)
+    shards = [str(path) for path in list_shards(folder)]
+    ends_path = folder.parent / doc_ends_name(folder.name)
+    tokens = MappedTokens(shards)
+    if meta is not None and is_foreign(meta):
+        check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
+    elif meta is not None:
+        sizes = (tokens.shard_lengths * TOKEN_BYTES).tolist()
+        found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
+        if with_doc_ends and ends_path.exists():
+            found[ends_path.name] = ends_path.stat().st_size
+        check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
+    elif not shards:
+        split = next((path.parent for below in ("", "*/", "pretrain/*/") for path in _splits_in(folder, below)), None)
+        hint = f"give the folder of a split: {split}" if split else f"expected {shard_name(0)} and so on"
+        raise NielsCacheError(f"{folder}: no shards here; {hint}")
+    token_count = int(tokens.shard_lengths.sum())
+    ends = map_doc_ends(ends_path, token_count=token_count) if with_doc_ends and ends_path.exists() else None
+    return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
+
+
+def _splits_in(folder: Path, below: str) -> list[Path]:
+    """First shards of the splits of data sets in a folder: `below` is a glob of where these lie in it."""
+    found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
+    """What `open_files` returns, with all that it opens in the data set's folder from one build.
+
+    A rebuild exchanges the folder in one step, `open_files` opens its files one after the other. Where meta.json is another one
+    afterwards, all is opened again, also if opening failed; an error with the same meta.json before and after is the caller's.
+    """
+    for _ in range(TRIES):
+        build = read_build(folder)
+        try:
+            opened = open_files()
+        except (NielsCacheError, OSError):
+            if read_build(folder) == build:
+                raise
+        else:
+            if read_build(folder) == build:
+                return opened
+    raise NielsCacheError(f"{folder}: was rebuilt {TRIES} times while it was being opened; open it again when the build is done")
+
+
+def read_build(folder: str | Path) -> bytes | None:
+    """The bytes of meta.json, which hold its meta_sha256 and with it the sha256 of every file; None where there is none to read."""
+    try:
+        return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
+    except (NielsCacheError, OSError):
+        return None
+
+
+def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
+    """The meta.json of a data set's folder, None where there is none (a bare folder of tokens).
+
+    Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
+    cache root holds now, or if there is none and `verify` asks for hashes.
+    """
+    if verify not in get_args(Verify):
+        raise NielsCacheError(f"verify={verify!r}: must be one of {', '.join(get_args(Verify))}")
+    path = Path(folder) / META_NAME
+    if not path.exists():
+        if verify == "sha256":
+            raise NielsCacheError(
+                f"{path}: no such file, so nothing says what the sha256 of these files must be; open them without verify="
+            )
+        return None
+    meta = check_form(read_meta(str(path)), path)
+    if is_foreign(meta) and verify == "sha256":
+        raise NielsCacheError(f"{path}: {UNVERIFIABLE}; open it without verify=")
+    if meta.get("built") is False:
+        raise NielsCacheError(f'{path}: this data set was never built ("built": false); turn it on and build it')
+    problem = tokenizer_problem(meta, current_tokenizer_sha256(folder))
+    if problem:
+        raise NielsCacheError(f"{path}: {problem}")
+    return meta
+
+
+def current_tokenizer_sha256(folder: str | Path) -> str | None:
+    """The sha256 of the tokenizer in the cache root above a data set's folder; None outside a cache root or without one."""
+    folder = Path(folder).absolute()
+    path = tokenizer_dir(folder.parent.parent) / META_NAME
+    if folder.parent.name not in FAMILIES or not path.exists():
+        return None
+    return read_meta(str(path)).get("sha256")
+
+
+def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
+    """One clause if the data set was built with another tokenizer than `current`, else None."""
+    used = meta.get("tokenizer_sha256")
+    if used is None or current is None or used == current:
+        return None
+    holds = f"built with tokenizer {short_sha256(used)}, the cache holds {short_sha256(current)} now"
+    return f"{holds}; rebuild this data set or restore its tokenizer"
+
+
+def short_sha256(sha256: object) -> str:
+    return str(sha256)[:12]
+
+
+def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
+    """The `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if it is not of that form."""
+    files = meta.get("files")
+    well_formed = isinstance(files, dict) and all(
+        isinstance(entry, dict) and is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str) for entry in files.values()
+    )
+    if not isinstance(files, dict) or not well_formed:
+        raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` does not map paths to bytes and sha256; rebuild this data set")
+    for name in files:
+        if problem := name_problem(name):
+            raise NielsCacheError(f"{Path(folder) / META_NAME}: `files` lists {name!r:.80}, which {problem}; rebuild this data set")
+    return files
+
+
+def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEntries:
+    """What meta.json lists of one pretrain split: its shards and, on request, its document ends."""
+    folder = Path(folder)
+    prefix, ends = f"{folder.name}/", doc_ends_name(folder.name) if doc_ends else None
+    listed = listed_files(meta, folder.parent)
+    return {path: entry for path, entry in listed.items() if path.startswith(prefix) or path == ends}
+
+
+def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
+    """Raise NielsCacheError unless `found` (relative path -> bytes) are exactly the files `listed`, in their sizes; and in their content,
+    which is read for it, where `verify` is "sha256"."""
+    for path in sorted(listed.keys() - found.keys()):
+        raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
+    for path in sorted(found.keys() - listed.keys()):
+        raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
+    if leaves := link_problem(folder, sorted(found)):
+        raise NielsCacheError(f"{Path(folder) / leaves[0]}: {leaves[1]}")
+    for path, size in sorted(found.items()):
+        if size != listed[path]["bytes"]:
+            raise NielsCacheError(f"{Path(folder) / path}: has {size} bytes, meta.json says {listed[path]['bytes']}; rebuild this data set")
+    if verify == "sha256":
+        _check_hashes(Path(folder), listed)
+
+
+def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
+    """Raise NielsCacheError if `key` of a meta.json that lists no files is not the number `found` in them. A missing key passes."""
+    if meta.get(key, found) != found:
+        raise NielsCacheError(
+            f"{Path(folder) / META_NAME}: {key} is {meta[key]}, the files hold {found}; copy the cache again, or correct the count"
+        )
+
+
+def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None:
+    hashes = hash_files(dict.fromkeys(folder / path for path in listed))
+    wrong = []
+    for path, entry in sorted(listed.items()):
+        sha256 = hashes[folder / path]
+        if isinstance(sha256, NielsCacheError):
+            raise sha256
+        if sha256 != entry["sha256"]:
+            wrong.append(path)
+    if wrong:
+        more = f" (and that of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise NielsCacheError(f"{folder / wrong[0]}: its sha256 is not the one in meta.json{more}; rebuild this data set, or copy it again")
+
+
+def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:
+    """Raise NielsCacheError if a worker reopens another build than its parent opened."""
+    check_same_id(where, opened=build_id(opened), reopened=build_id(reopened))
+
+
+def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
+    """Do as `check_same_build`, given each one's `build_id`."""
+    if opened != reopened:
+        raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

@@ -1,0 +1,102 @@
+"""What lies at a path, in words: a cache root, a data set, a split, a file of one, or none of these. For messages to who gave another path
+than is asked for; nothing else depends on it. Costs a few looks at names, and one meta.json.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, built_names, tokenizer_dir
+from niels_cache_runtime.format.meta import MOST_META_BYTES
+from niels_cache_runtime.format.safe_open import read_regular
+
+NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
+
+Described = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
+
+_NAMED = (*FAMILIES, "corpus", "index")  # their data sets have names
+_ONE = ("tokenizer", "duplicates")
+_MOST_NAMED = 3
+
+
+class Whereabouts(NamedTuple):
+    """said: a clause, such as `is a pretrain data set, no cache root`. roots: cache roots that may be meant. dataset: the data set that it
+    is or lies in."""
+
+    kind: Described
+    said: str
+    roots: list[Path]
+    dataset: Path | None = None
+
+    @property
+    def root_advice(self) -> str | None:
+        """Which root to give instead; None where none is near."""
+        return f"give the cache root: {' or '.join(map(str, self.roots[:_MOST_NAMED]))}" if self.roots else None
+
+
+def describe(given: str | Path) -> Whereabouts:
+    """Never raises: what cannot be looked at is "nothing"."""
+    try:
+        return _describe(Path(given).expanduser())
+    except (OSError, RuntimeError):  # no permission; no such home
+        return Whereabouts("nothing", "cannot be looked at", [])
+
+
+def _describe(path: Path) -> Whereabouts:
+    if not path.exists():
+        return Whereabouts("missing", "no such folder", [])
+    inside = None if _is_dataset(path) else next((parent for parent in _parents(path) if _is_dataset(parent)), None)
+    if inside is not None:
+        part = path.absolute().relative_to(inside.absolute()).as_posix()
+        what = f"the split {part}" if part in SPLITS and path.is_dir() else f"the {'folder' if path.is_dir() else 'file'} {part}"
+        return Whereabouts("inside", f"is {what} of {_called(inside)}", _root_of(inside), inside)
+    if path.is_file():
+        return Whereabouts("file", "is a file, no folder", [])
+    if _is_dataset(path):
+        return Whereabouts("dataset", f"is {_called(path)}, no cache root", _root_of(path), path)
+    if path.absolute().name in _NAMED and (built_names(path) or _is_root(path.absolute().parent)):
+        return Whereabouts("family", f"is the folder of {path.absolute().name} data sets, no cache root", [_above(path, 1)])
+    if _is_root(path):
+        return Whereabouts("root", "is a cache root", [path])
+    below = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".") and _is_root(folder)]
+    if below:
+        return Whereabouts("above", "is no cache root, there is one in it", below)
+    return Whereabouts("nothing", NO_CACHE, [])
+
+
+def _is_dataset(path: Path) -> bool:
+    return (path / META_NAME).is_file()
+
+
+def _is_root(path: Path) -> bool:
+    return _is_dataset(tokenizer_dir(path)) or any(built_names(path / name) for name in _NAMED)
+
+
+def _parents(path: Path) -> list[Path]:
+    """The two folders above it, written as the path is where it can be."""
+    return [_above(path, levels) for levels in (1, 2)]
+
+
+def _above(path: Path, levels: int) -> Path:
+    return path.parents[levels - 1] if len(path.parts) >= levels and ".." not in path.parts else path.absolute().parents[levels - 1]
+
+
+def _root_of(dataset: Path) -> list[Path]:
+    folder = dataset.absolute()
+    if folder.name in _ONE:
+        return [_above(dataset, 1)]
+    return [_above(dataset, 2)] if folder.parent.name in _NAMED else []
+
+
+def _called(dataset: Path) -> str:
+    """`the pretrain data set notes`, by its meta.json, which may be damaged."""
+    try:
+        meta = json.loads(read_regular(dataset / META_NAME, most_bytes=MOST_META_BYTES))
+        kind = meta.get("kind") if isinstance(meta, dict) else None
+    except (NielsCacheError, OSError, ValueError, RecursionError):
+        kind = None
+    name = dataset.absolute().name
+    if kind in FAMILIES:
+        return f"the {'SFT' if kind == 'sft' else kind} data set {name}"
+    return f"the {kind}" if kind in _ONE else f"the {kind} {name}" if kind == "corpus" else f"the folder {name} with a {META_NAME}"

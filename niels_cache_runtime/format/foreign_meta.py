@@ -1,0 +1,72 @@
+"""A meta.json that another program wrote: enough to open a cache by, nothing to verify its files by.
+
+It has none of `schema_version`, `meta_sha256` and `files`, and at least what a reader of tokens needs. A meta.json of ours that lost only
+some of those three keys is damaged, not foreign. Costs a look at its keys; how files are then held against its counts is `opening`'s.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, Family
+from niels_cache_runtime.format.meta_keys import FORM_OF, FORMS, is_count
+
+UNVERIFIABLE = "another program wrote this meta.json, which lists no files and has no hash of its own, so nothing can be verified"
+TOKEN_DTYPE_NAMES = ("uint16-le", "uint16", "<u2")  # what other programs call the one dtype that is read
+
+_OWN_KEYS = ("schema_version", "meta_sha256", "files")
+_COUNTS: dict[Family, tuple[str, str]] = {"pretrain": ("train_tokens", "val_tokens"), "sft": ("train_examples", "val_examples")}
+_NEEDED = ("token_dtype", "vocab_size", "special_token_ids")
+_warned: set[str] = set()
+
+
+class ForeignMetaError(NielsCacheError):
+    """A meta.json of another program that lacks what a reader of tokens needs."""
+
+
+def is_foreign(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether another program wrote it. False for None, which stands for a folder without a meta.json."""
+    return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
+
+
+def foreign_family(meta: Mapping[str, Any]) -> Family:
+    """Return the kind of cache that a foreign `meta` is of. What it counts tells that; no key has to."""
+    return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
+
+
+def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
+    """Return the foreign `meta` without keys that have our names and values of another form.
+
+    Raises ForeignMetaError if what is needed is missing or of another form, or if its tokens are not little-endian uint16.
+    """
+    if meta["token_dtype"] not in TOKEN_DTYPE_NAMES:
+        raise ForeignMetaError(
+            f"{path}: token_dtype is {meta['token_dtype']!r:.80}; tokens must be little-endian uint16 ({' or '.join(TOKEN_DTYPE_NAMES)})"
+        )
+    ids = meta.get("special_token_ids")
+    counts = _COUNTS[foreign_family(meta)]
+    lacking = [key for key in (*_NEEDED, *counts) if key not in meta]
+    lacking += ["special_token_ids.eot"] if isinstance(ids, dict) and "eot" not in ids else []
+    if lacking:
+        raise ForeignMetaError(f"{path}: another program wrote it, and it has no {', '.join(lacking)}; add that, or remove the file")
+    numbers = {"vocab_size": meta["vocab_size"], **{key: meta[key] for key in counts}}
+    numbers |= {"special_token_ids.eot": ids["eot"] if isinstance(ids, dict) else ids}
+    for key, value in numbers.items():
+        if not is_count(value):
+            raise ForeignMetaError(f"{path}: {key} is {value!r:.80}, expected a whole number")
+    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= MAX_VOCAB_SIZE:
+        raise ForeignMetaError(
+            f"{path}: vocab_size is {numbers['vocab_size']} and the eot id {numbers['special_token_ids.eot']}; "
+            f"the id must be below the size, and the size at most {MAX_VOCAB_SIZE:,}"
+        )
+    return {key: value for key, value in meta.items() if key not in FORM_OF or FORMS[FORM_OF[key]](value)}
+
+
+def warn_unverifiable(path: str) -> None:
+    """Say once in this process that nothing of the cache with this meta.json can be verified."""
+    known = os.path.abspath(path)
+    if known not in _warned:
+        _warned.add(known)
+        warnings.warn(f"{path}: {UNVERIFIABLE}", stacklevel=3)

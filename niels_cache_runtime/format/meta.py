@@ -1,0 +1,163 @@
+"""meta.json: the commit record of a cache. Canonical bytes, self-hashed, written last.
+
+No clock, host or absolute path belongs in it: identical inputs give identical bytes. Reading costs one small file;
+`sha256_file` reads the whole file it is given.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import check_foreign, is_foreign, warn_unverifiable
+from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, tokenizer_dir
+from niels_cache_runtime.format.safe_open import read_regular
+
+Meta = dict[str, Any]
+_NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # what we never write, but for text that says so
+MOST_META_BYTES = 1 << 25  # two hundred thousand files: thirty terabytes of full shards
+
+
+def canonical_json(value: Any) -> str:
+    """Sorted keys, two blanks of indentation, UTF-8 kept, one newline at the end: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sha256_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: str) -> str:
+    """Hex sha256 of a file's bytes, read in blocks (the GIL is released while hashing). Raises NielsCacheError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be hashed: {error.strerror or error}") from error
+
+
+def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """sha256 over the sorted lines `path bytes sha256` of the token and doc_ends/idx files among `files`.
+
+    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet lineage is left out: its bytes depend on the
+    parquet writer's version, the training content does not.
+    """
+    lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
+    return sha256_text("".join(lines))
+
+
+def is_content(path: str) -> bool:
+    """Whether content_sha256 covers a file."""
+    return path.endswith((".bin", ".npy"))
+
+
+def write_meta(path: str, meta: Meta) -> None:
+    """Write `meta` as canonical JSON with its own hash (`meta_sha256`, over the same bytes with that field empty), fsynced.
+
+    Adds `schema_version` where the caller gave none. Replaces `path` in one step: a reader sees the old file or the new one. Raises
+    NielsCacheError for more than 32 MiB, which no reader takes, and OSError for what the disk refuses.
+    """
+    record = {"schema_version": SCHEMA_VERSION, **meta, "meta_sha256": ""}
+    record["meta_sha256"] = sha256_text(canonical_json(record))
+    content = canonical_json(record).encode()
+    if len(content) > MOST_META_BYTES:
+        raise NielsCacheError(
+            f"{path}: would have {len(content)} bytes, more than {MOST_META_BYTES}; make fewer files, with larger shard_bytes"
+        )
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_meta(path: str) -> Meta:
+    """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
+
+    One that another program wrote has no such hash. It is read if it has what a reader of tokens needs (`foreign_meta`), with one
+    warning for each cache and process.
+    """
+    meta = load_meta(path)
+    if is_foreign(meta):
+        warn_unverifiable(path)
+    return meta
+
+
+def _how_to_build(folder: Path) -> str:
+    is_named = folder == tokenizer_dir(folder.parent) or folder.parent.name in FAMILIES
+    return f"build it first: niels-cache build-all --only {folder.name}" if is_named else "build this data set first"
+
+
+def load_meta(path: str) -> Meta:
+    """Do as `read_meta`, without its warning: for code that says itself that nothing can be verified."""
+    try:
+        content = read_regular(path, most_bytes=MOST_META_BYTES)
+        meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except NielsCacheError:
+        raise
+    except ValueError as error:
+        raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
+    except RecursionError as error:
+        raise NielsCacheError(f"{path}: nested too deeply for a meta.json; rebuild this data set") from error
+    if isinstance(meta, dict) and is_foreign(meta):
+        _own_sha256(meta, path)  # of what can be written: code that compares builds may take its hash
+        return check_foreign(meta, path)
+    if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
+        raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
+    if meta["schema_version"] > SCHEMA_VERSION:
+        raise NielsCacheError(
+            f"{path}: schema_version {meta['schema_version']} is newer than {SCHEMA_VERSION}, the newest this version reads; "
+            "upgrade niels-cache or rebuild this data set"
+        )
+    if _is_own_sha256(content, meta.get("meta_sha256")):
+        return meta
+    if meta.get("meta_sha256") != _own_sha256(meta, path):
+        raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
+    return meta
+
+
+def build_id(meta: Meta | None) -> str | None:
+    """Return what differs between builds of a cache: `meta_sha256`, or a hash over a foreign meta.json. None for None."""
+    if meta is None or not is_foreign(meta):
+        return (meta or {}).get("meta_sha256")
+    return sha256_text(canonical_json(meta))
+
+
+def _own_sha256(meta: Meta, path: str) -> str:
+    try:
+        return sha256_text(canonical_json({**meta, "meta_sha256": ""}))
+    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, nested too deeply: parsed, but never written by us
+        raise NielsCacheError(f"{path}: holds a value that no meta.json can hold: {error}; rebuild this data set") from error
+
+
+def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
+    """Whether canonical `content` has that hash with its field empty: so found, thousands of files need not be serialized again."""
+    if _NEVER_WRITTEN.search(content):
+        return False
+    field = f'"meta_sha256": "{meta_sha256}"'.encode()
+    return content.count(field) == 1 and hashlib.sha256(content.replace(field, b'"meta_sha256": ""')).hexdigest() == meta_sha256
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, as json makes it of its pairs, but not of two with one key: programs differ in which of them they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a key twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"no float holds {text[:40]}")
+    return number

@@ -1,0 +1,132 @@
+"""Files of a cache, found and read whole: what lies in a folder, and the sha256 of many files at once.
+
+Hashing is the cost, and it releases the GIL: as many files at a time as there are cores, the largest first, each in blocks into one buffer
+of its thread. Whoever wants to see the bytes is shown the same blocks, so that a file is read once and memory stays flat. What files must
+hold is not known here. Needs neither torch nor numpy.
+"""
+
+import hashlib
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.safe_open import open_regular
+
+BLOCK_BYTES = 1 << 21  # calls of Python are few then, and a block that was just hashed is still in a cache when it is looked at
+
+Look = Callable[[memoryview], None]
+OnBytes = Callable[[int], None]
+
+
+class Found(NamedTuple):
+    """What lies below a folder, by relative path, sorted.
+
+    sizes: bytes of every file. strange: one clause about each entry that is no such file. unread: what was not looked at, because its name
+    has a leading dot. empty: folders without any entry.
+    """
+
+    sizes: dict[str, int]
+    strange: dict[str, str]
+    unread: list[str]
+    empty: list[str]
+
+
+def find_files(folder: Path) -> Found:
+    """Find the files below `folder`. Links are not followed, wherever they lead.
+
+    An entry with a leading dot is the file manager's, or a build at work: neither it nor what is in it is looked at.
+    """
+    sizes: dict[str, int] = {}
+    strange: dict[str, str] = {}
+    unread: list[str] = []
+    empty: list[str] = []
+
+    def unlisted(error: OSError) -> None:
+        strange[Path(error.filename).relative_to(folder).as_posix()] = f"cannot be listed: {error.strerror or error}"
+
+    for below, folders, names in os.walk(folder, onerror=unlisted):
+        if not folders and not names:
+            empty.append(Path(below).relative_to(folder).as_posix())
+        for name in [*names, *folders]:
+            path = Path(below, name)
+            relative = path.relative_to(folder).as_posix()
+            if name.startswith("."):
+                unread.append(relative)
+                continue
+            try:
+                found = path.lstat()
+            except OSError as error:
+                strange[relative] = f"cannot be read: {error.strerror or error}"
+                continue
+            if stat.S_ISREG(found.st_mode):
+                sizes[relative] = found.st_size
+            elif stat.S_ISLNK(found.st_mode):
+                strange[relative] = "is a link, which is not followed; put the file itself there"
+            elif not stat.S_ISDIR(found.st_mode):
+                strange[relative] = "is no regular file"
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return Found(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
+
+
+def hash_files(
+    files: Mapping[Path, Look | None],
+    *,
+    sizes: Mapping[Path, int] | None = None,
+    threads: int | None = None,
+    on_bytes: OnBytes | None = None,
+) -> dict[Path, str | NielsCacheError]:
+    """The sha256 of each file, or why it cannot be read; several files at a time, each shown to its `Look` block by block.
+
+    sizes: to begin with the largest, so that no core is left with it at the end. threads: None for as many as this process may use.
+    on_bytes: told of each block, by one thread at a time. An exception of a `Look` ends all of it.
+    """
+    if threads is not None and threads < 1:
+        raise NielsCacheError(f"threads={threads}: at least one file at a time must be read")
+    order = sorted(files, key=lambda path: -(sizes or {}).get(path, 0))
+    stopped, lock, buffers = threading.Event(), threading.Lock(), threading.local()
+
+    def read(path: Path) -> str | NielsCacheError:
+        if not hasattr(buffers, "block"):
+            buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # begins with a page: the system copies into others at half the speed
+        block, look, digest = buffers.block, files[path], hashlib.sha256()
+        try:
+            with FileIO(open_regular(path)) as file:
+                while not stopped.is_set() and (count := _fill(file, block)):
+                    digest.update(block[:count])
+                    if look is not None:
+                        look(block[:count])
+                    if on_bytes is not None:
+                        with lock:
+                            on_bytes(count)
+        except NielsCacheError as error:  # no regular file any more
+            return error
+        except OSError as error:
+            return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}")
+        return digest.hexdigest()
+
+    with ThreadPoolExecutor(max_workers=threads or available_threads()) as pool:
+        try:
+            return dict(zip(order, pool.map(read, order), strict=True))
+        finally:
+            stopped.set()  # after an interrupt nobody reads on
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _fill(file: FileIO, block: memoryview) -> int:
+    """Read until the block is full or the file ends, so that no block but the last is short; bytes read."""
+    count = 0
+    while count < len(block) and (more := file.readinto(block[count:])):
+        count += more
+    return count
+
+
+def available_threads() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

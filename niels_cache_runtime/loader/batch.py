@@ -1,0 +1,162 @@
+"""One batch as training takes it, and how rows of several sources become one.
+
+Tokens are gathered per source, laid into one array of two-byte rows, and widened once on the device. Costs one gather for each
+source in the batch. Which samples a batch holds is the loader's business.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import PairMaker, send
+from niels_cache_runtime.format.layout import IGNORE_INDEX
+from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
+from niels_cache_runtime.loader.mixture import Located
+from niels_cache_runtime.loader.source import Boundaries, Rows, Source
+
+FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """B rows of T tokens on one device. What was not asked for is None.
+
+    x, y: (B, T) int64, contiguous, y[:, :-1] == x[:, 1:].
+    y_masked: (B, T) int64, y with -100 where nothing is to be learned (SFT, or mask_cross_document_targets).
+    document_ids: (B, T) int32, 0, 1, 2, ... from each row's first document; padding counts as a document.
+    position_ids: (B, T) int32, position within the document, or since the row's start where it began before.
+    cu_seqlens: (documents + 1,) int32, starts of documents among the B * T flattened inputs and their end: the convention of
+        flash-attention's varlen functions, with max_seqlen, the longest of them.
+    dataset_ids: (B,) int64, index into the loader's `names`.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    y_masked: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+    max_seqlen: int | None = None
+    dataset_ids: torch.Tensor | None = None
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "Batch":
+        """The batch with every tensor on that device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """The batch in pinned memory; what `DataLoader(pin_memory=True)` calls."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor of the batch."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, torch.Tensor):
+                yield value
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return Batch(**values)
+
+
+class BatchMaker:
+    """Reads samples from sources and makes a batch of them on a device."""
+
+    def __init__(
+        self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
+    ) -> None:
+        self._sources = sources
+        self._T = T
+        self._device = device
+        self._packs = any(source.packs for source in sources)
+        self._wanted = frozenset(wanted) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
+        self._mask_cross = mask_cross_document_targets
+        self._boundaries = mask_cross_document_targets or bool(self._wanted - {"dataset_ids"})
+        self._pairs = PairMaker(device)
+
+    def check_boundaries(self) -> None:
+        """Raise the NielsCacheError that a batch would, if documents are wanted of a source that lists none."""
+        for source in self._sources:
+            if self._boundaries and not source.packs:
+                source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_pairs"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pairs = PairMaker(self._device)
+
+    def make(self, located: Located) -> Batch:
+        """The samples at `located` (n,), one row each, in that order."""
+        rows = self._read(located)
+        n = len(located)
+        x, y = self._pairs.pairs(rows.tokens)
+        extra: dict[str, Any] = {}
+        if "dataset_ids" in self._wanted:
+            extra["dataset_ids"] = self._send(located.sources.copy())
+        boundaries = rows.boundaries
+        if boundaries is not None:
+            extra |= self._document_fields(boundaries, n)
+        targets = rows.targets
+        if self._mask_cross and boundaries is not None:
+            within = ~cross_document_targets(boundaries, rows=n, T=self._T)
+            targets = within if targets is None else targets & within
+        elif targets is None and self._packs:  # pretrain rows among packed ones: all is learned
+            targets = np.ones((n, self._T), dtype=np.bool_)
+        if targets is not None:
+            extra["y_masked"] = self._masked(y, targets)
+        return Batch(x=x, y=y, **extra)
+
+    def _document_fields(self, boundaries: Boundaries, n: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        if not self._wanted & {"document_ids", "position_ids", "cu_seqlens"}:
+            return made
+        cu = cu_seqlens(boundaries, rows=n, T=self._T)
+        if "document_ids" in self._wanted:
+            made["document_ids"] = self._send(document_ids(cu, rows=n, T=self._T))
+        if "position_ids" in self._wanted:
+            made["position_ids"] = self._send(position_ids(cu, rows=n, T=self._T))
+        if "cu_seqlens" in self._wanted:
+            made["cu_seqlens"] = self._send(cu)
+            made["max_seqlen"] = max_seqlen(cu)
+        return made
+
+    def _masked(self, y: torch.Tensor, targets: NDArray[np.bool_]) -> torch.Tensor:
+        """(B, T) int64: y where `targets`, else -100."""
+        if self._device.type == "cpu":  # numpy, as everything here on the calling thread: see batches
+            return torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
+        return torch.where(self._send(targets), y, IGNORE_INDEX)
+
+    def _send(self, array: NDArray[Any]) -> torch.Tensor:
+        return send(array, self._device)
+
+    def _read(self, located: Located) -> Rows:
+        """Rows of every (source, epoch) in the batch, each group with one read, laid back into the order asked for."""
+        if located.same is not None:
+            source, epoch = located.same
+            return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)
+        n, groups = len(located), list(located.groups())
+        tokens = np.empty((n, self._T + 1), dtype=np.uint16)
+        targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
+        continues = np.zeros(n, dtype=np.bool_)
+        starts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for source, epoch, places in groups:
+            rows = self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
+            tokens[places] = rows.tokens
+            if targets is not None and rows.targets is not None:
+                targets[places] = rows.targets
+            if rows.boundaries is not None:
+                continues[places] = rows.boundaries.continues
+                starts.append((places[rows.boundaries.rows], rows.boundaries.columns))
+        if not self._boundaries:
+            return Rows(tokens=tokens, targets=targets)
+        row, column = (np.concatenate(parts) for parts in zip(*starts, strict=True))
+        order = np.lexsort((column, row))
+        boundaries = Boundaries(rows=row[order], columns=column[order], continues=continues)
+        return Rows(tokens=tokens, boundaries=boundaries, targets=targets)

@@ -1,0 +1,251 @@
+"""Which source the next sample comes from: several sources mixed by weights, as evenly as whole samples can be.
+
+    global sample --Blend.at--> source, how many samples of that source came before --Blend.position--> global sample
+
+At every prefix of a segment each source's count is its exact share rounded down or up. The greedy rule (take the source that lags
+most) misses that: with one source of weight 40 beside 60 of weight 1 it is 1.2 samples off. One period of a segment is computed when
+a blend is made, about a microsecond and 9 bytes per sample of the period (at most 2**20); every lookup is then O(1), vectorized, and
+exact at any position. What changes which source a sample has counts order.ORDER_VERSION up. Nothing is random here: the order inside
+a source is `order`, what happens at a source's end is the loader's business.
+"""
+
+import difflib
+import heapq
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.errors import NielsCacheError
+
+MAX_PERIOD = 2**20
+_MOST_SAMPLES = 2**60  # of a run: what is counted in int64 then stays one
+
+
+class Blend:
+    """The sources of all samples of a run, by a schedule of weights.
+
+    names: of the sources, each once. schedule: (first sample, weight per name) of every segment, the first from sample 0, strictly
+    increasing; each segment names every source. Weights are positive numbers of any scale; 0 keeps a source out of a segment,
+    allowed where another segment has it. Raises NielsCacheError otherwise.
+
+    weights: (first sample, whole weight per source in the order of `names`) of every segment: the given decimals exactly where their
+    ratio allows it with a sum of at most 2**20, else rounded by largest remainders to that sum, never to 0.
+
+    A segment begins a period of its own; how many samples of a source came before goes on from segment to segment.
+
+    Why a prefix is never off by 1: with whole weights a of sum P, the j-th sample of a source may come at slots floor(jP/a) to
+    ceil((j+1)P/a) - 1 of the period. Serving every source at its constant rate fits these windows, so (matchings in a bipartite graph
+    being integral) some order of whole samples does, and then so does the one that always takes the open window that closes first.
+    After t slots the windows closed by then give at least floor(ta/P) samples, those opened by then at most ceil(ta/P).
+    Tijdeman 1980, "The chairman assignment problem"; the windows are those of P-fair scheduling (Baruah et al. 1996).
+    """
+
+    def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self.weights = _whole_schedule(list(names), list(schedule))
+        self._sources = len(names)
+        self._segments: list[_Segment] = []
+        ends: list[int | None] = [first for first, _ in self.weights[1:]]
+        before = np.zeros(self._sources, dtype=np.int64)
+        for (first, weights), end in zip(self.weights, [*ends, None], strict=True):
+            segment = _make_segment(first=first, weights=weights, before=before, length=None if end is None else end - first)
+            self._segments.append(segment)
+            if end is not None:
+                before = segment.counts(end)
+        self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
+
+    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For global `samples` (n,): index of the source, and how many samples of that source came before; both (n,) int64."""
+        if samples.size and samples.min() < 0:
+            raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
+        if len(self._segments) == 1:
+            return self._segments[0].at(samples)
+        sources, numbers = np.empty_like(samples, dtype=np.int64), np.empty_like(samples, dtype=np.int64)
+        segment_of_sample = self._firsts.searchsorted(samples, side="right") - 1
+        for index in np.unique(segment_of_sample).tolist():
+            chosen = np.flatnonzero(segment_of_sample == index)
+            sources[chosen], numbers[chosen] = self._segments[index].at(samples[chosen])
+        return sources, numbers
+
+    def counts(self, samples: int) -> NDArray[np.int64]:
+        """How many of the first `samples` global samples come from each source, (sources,) int64."""
+        total = as_int(samples)
+        if total is None or total < 0:
+            raise NielsCacheError(f"samples={samples!r}: must be a whole number of at least 0")
+        return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
+
+    def position(self, source: int, number: int) -> int | None:
+        """The global sample that is a source's `number`-th (from 0), None if the last segment leaves that source out before it."""
+        if not 0 <= source < self._sources:
+            raise NielsCacheError(f"source {source}: there are {self._sources}, counted from 0")
+        if number < 0:
+            raise NielsCacheError(f"number {number}: a source's samples are counted from 0")
+        for segment, following in itertools.pairwise(self._segments):
+            if number < following.before[source]:
+                return segment.position(source, number)
+        return self._segments[-1].position(source, number) if self._segments[-1].weights[source] else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """Samples from `first` on.
+
+    before: (sources,) samples of each source in earlier segments. sources, numbers: (up to a period,) the source of every slot and
+    how many slots it had before; slots: all slots sorted by source, those of source i from slot_starts[i].
+    """
+
+    first: int
+    weights: NDArray[np.int64]
+    period: int
+    before: NDArray[np.int64]
+    sources: NDArray[Any]
+    numbers: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    slot_starts: NDArray[np.int64]
+
+    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        periods, slots = divmod(samples - self.first, self.period)
+        sources = self.sources[slots].astype(np.int64)
+        numbers = self.numbers[slots].astype(np.int64)
+        numbers += self.before[sources] + periods * self.weights[sources]
+        return sources, numbers
+
+    def counts(self, samples: int) -> NDArray[np.int64]:
+        periods, slots = divmod(samples - self.first, self.period)
+        of_source = np.split(self.slots, self.slot_starts[1:])
+        return self.before + periods * self.weights + np.array([own.searchsorted(slots) for own in of_source], dtype=np.int64)
+
+    def position(self, source: int, number: int) -> int:
+        periods, number_in_period = divmod(int(number) - int(self.before[source]), int(self.weights[source]))
+        return self.first + periods * self.period + int(self.slots[self.slot_starts[source] + number_in_period])
+
+
+def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.int64], length: int | None) -> _Segment:
+    """`length`: samples until the next segment, None for the last; no more slots than that are computed."""
+    period = sum(weights)
+    sources = _interleave(weights, slots=period if length is None else min(period, length))
+    order = sources.argsort(kind="stable")
+    slots_of_source = np.bincount(sources, minlength=len(weights))
+    starts = np.cumsum(slots_of_source) - slots_of_source
+    numbers = np.empty(len(sources), dtype=np.int32)
+    numbers[order] = np.arange(len(sources)) - starts.repeat(slots_of_source)
+    return _Segment(
+        first=first,
+        weights=np.array(weights, dtype=np.int64),
+        period=period,
+        before=before,
+        sources=sources,
+        numbers=numbers,
+        slots=order.astype(np.int32),
+        slot_starts=starts,
+    )
+
+
+def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
+    """The source of each of the first `slots` slots of a period: of all windows that are open, the one that closes first."""
+    period = sum(weights)
+    # The windows that open before `slots`: those with j * period / weight < slots.
+    windows = [np.arange(-(-slots * weight // period), dtype=np.int64) for weight in weights]
+    opens = np.concatenate([j * period // max(weight, 1) for j, weight in zip(windows, weights, strict=True)])
+    closes = np.concatenate([-(-(j + 1) * period // max(weight, 1)) for j, weight in zip(windows, weights, strict=True)])
+    source = np.repeat(np.arange(len(weights)), [len(j) for j in windows])
+    by_opening = opens.argsort(kind="stable")
+    keys = iter((closes * len(weights) + source)[by_opening].tolist())  # one number to compare: when it closes, then which source
+    chosen: list[int] = []
+    is_open: list[int] = []
+    for opening in np.bincount(opens, minlength=slots).tolist():
+        for key in itertools.islice(keys, max(opening - 1, 0)):
+            heapq.heappush(is_open, key)
+        chosen.append(heapq.heappushpop(is_open, next(keys)) if opening else heapq.heappop(is_open))
+    return (np.array(chosen) % len(weights)).astype(np.min_scalar_type(len(weights)))
+
+
+def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, float]]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The schedule with whole weights, checked."""
+    if not names or len(set(names)) < len(names) or len(names) > MAX_PERIOD:
+        raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a name of its own")
+    if not schedule:
+        raise NielsCacheError("schedule: empty; give at least (0, weights)")
+    firsts = [as_int(first) for first, _ in schedule]
+    if firsts[0] != 0:
+        raise NielsCacheError(f"schedule: the first segment starts at sample {schedule[0][0]!r}; it must start at 0")
+    checked: list[tuple[int, tuple[int, ...]]] = []
+    ever = set()
+    for first, (given, weights) in zip(firsts, schedule, strict=True):
+        if first is None or (checked and first <= checked[-1][0]) or first >= _MOST_SAMPLES:
+            raise NielsCacheError(
+                f"schedule: a segment starts at sample {given!r:.40}; starts must be whole numbers that increase, below 2**60"
+            )
+        where = f"weights from sample {first}"
+        _check_names(where, names, weights)
+        fractions = [_fraction(where, name, weights[name], zero=len(schedule) > 1) for name in names]
+        if not any(fractions):
+            raise NielsCacheError(f"{where}: all are 0; give at least one source a positive weight")
+        ever |= {name for name, fraction in zip(names, fractions, strict=True) if fraction}
+        checked.append((first, _whole_weights(fractions)))
+    never = [name for name in names if name not in ever]
+    if never:
+        raise NielsCacheError(f"weights of {', '.join(never)}: 0 in every segment; leave out a source that is never read")
+    return tuple(checked)
+
+
+def _check_names(where: str, names: list[str], weights: Mapping[str, float]) -> None:
+    unknown = [name for name in weights if name not in names]
+    if unknown:
+        close = difflib.get_close_matches(str(unknown[0]), names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the sources are {', '.join(names)}"
+        raise NielsCacheError(f"{where}: no source is named {', '.join(map(str, unknown))}{hint}")
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise NielsCacheError(f"{where}: none for {', '.join(missing)}; every source needs one")
+
+
+def _fraction(where: str, name: str, weight: Any, *, zero: bool) -> Fraction:
+    """The weight as it was written: 0.1 is a tenth, not the nearest binary number."""
+    whole = as_int(weight)
+    try:
+        fraction = Fraction(whole) if whole is not None else Fraction(repr(float(weight)))
+    except (TypeError, ValueError):
+        fraction = Fraction(-1)
+    if fraction < 0 or isinstance(weight, bool | str) or (fraction == 0 and not zero):
+        hint = "leave out a source that is never read" if fraction == 0 else "give a positive number"
+        raise NielsCacheError(f"{where}: {name} has {weight!r}; {hint}")
+    return fraction
+
+
+def _whole_weights(fractions: Sequence[Fraction]) -> tuple[int, ...]:
+    """Whole numbers in the ratio of `fractions` or, where their sum would be above MAX_PERIOD, as near to it as that sum allows."""
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    shares = _divided_by_gcd([int(fraction * scale) for fraction in fractions])
+    return shares if sum(shares) <= MAX_PERIOD else _divided_by_gcd(_largest_remainder(shares, total=MAX_PERIOD))
+
+
+def _divided_by_gcd(shares: Sequence[int]) -> tuple[int, ...]:
+    divisor = math.gcd(*shares)
+    return tuple(share // divisor for share in shares)
+
+
+def _largest_remainder(shares: Sequence[int], *, total: int) -> list[int]:
+    """`total` in the ratio of `shares`, but at least 1 for every positive share: who would get less gets 1 and the rest is divided."""
+    result = [0] * len(shares)
+    divided = {index for index, share in enumerate(shares) if share}
+    while True:
+        places, of = total - sum(result), sum(shares[index] for index in divided)
+        below = {index for index in divided if shares[index] * places < of}
+        if not below:
+            break
+        for index in below:
+            result[index] = 1
+        divided -= below
+    for index in divided:
+        result[index] = shares[index] * places // of
+    by_remainder = sorted(divided, key=lambda index: (-(shares[index] * places % of), index))
+    for index in by_remainder[: total - sum(result)]:
+        result[index] += 1
+    return result

@@ -1,0 +1,408 @@
+"""The loader that training uses: deterministic order, blends, exact and elastic resume, documents, packing.
+
+    step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
+
+Everything before the last arrow is computed from the position, so a state is a few integers and resuming costs the same at any
+step. A batch is one gather for each source in it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from niels_cache_runtime.cache.gather import check_positive, resolve_device
+from niels_cache_runtime.cache.opening import Verify
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.batch import Batch, BatchMaker
+from niels_cache_runtime.loader.map_style import SampleDataset
+from niels_cache_runtime.loader.mixture import Mixture
+from niels_cache_runtime.loader.planning import plan_batches
+from niels_cache_runtime.loader.prefetch import prefetched_batches
+from niels_cache_runtime.loader.report import MixtureReport, make_report
+from niels_cache_runtime.loader.settings import (
+    LoaderSettings,
+    check_choice,
+    check_count,
+    check_one_tokenizer,
+    check_shares,
+    name_sources,
+    open_source,
+    row_weights,
+    saved_settings,
+)
+from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.state import (
+    State,
+    check_form,
+    check_order,
+    check_past_weights,
+    check_same_weights,
+    check_settings,
+    check_sources,
+    make_state,
+    read_position,
+)
+from niels_cache_runtime.loader.steps import Position, Steps
+from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
+
+
+class _NoDataLoaderError(NielsCacheError, AttributeError):
+    """An AttributeError, so that `hasattr` answers False."""
+
+
+class TokenLoader(IterableDataset[Batch]):
+    """Batches of T tokens in rows, from one split or a blend of several, each sample exactly once per epoch.
+
+    sources: a split's folder such as `cache/pretrain/wikitext/train`, or names to folders. For SFT, the data set's folder and the
+        split: `cache/sft/dolly15k/train`; its examples are packed whole into rows.
+    T: tokens per row. B: rows per batch and rank. seed: of every order.
+    weights: names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a weight
+        may be 0. Needed for several sources; at every prefix each source is less than one sample from its share.
+    shuffle: False reads each source in its own order.
+    rank, world_size: which part of the global batch of B * world_size rows this process takes.
+    device: where batches go; to CUDA, two-byte tokens travel and are widened there.
+    stride: tokens from one window of a pretrain stream to the next; T when None. Windows cross shards.
+    epochs: iteration ends before a source would begin another `epochs` epochs, and the next iteration goes on from there.
+        None: endless.
+    on_exhausted: "restart" (the default without `epochs`) | "stop" (with them) | "raise": what happens when a source has been
+        read `epochs` times (once when None).
+    drop_last: whether the smaller batch that a pass may end with is left out. It is shared out evenly otherwise, and a rank may
+        have no row of it: set it where ranks must take equally many steps.
+    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT brings the first three.
+    mask_cross_document_targets: y_masked hides every target that begins another document than its input belongs to.
+    loss_on: SFT: "assistant", "last_assistant" (the last reply of each example) or "all".
+    overflow: SFT: what happens to examples longer than T+1: "truncate_right", "truncate_left" or "drop".
+    weigh_by: "tokens", or "examples" where all sources are SFT: what the weights are shares of.
+    prefetch: batches prepared ahead by a thread; None: 1 for CUDA, else 0. Workers of a DataLoader need none.
+    verify: "size" compares sizes with meta.json, "sha256" reads every file of these splits once and compares its content.
+
+    Iterating goes on at the loader's position, which moves with every batch handed out. Under a DataLoader (batch_size=None)
+    each worker prepares whole batches in turn, in the same order for any number of workers; there the position moves in the
+    workers only: see `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True: new workers would
+    start at the main process's position again. `names` are the sources' names, `samples` and `step` the position.
+
+    Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, caches of
+    different tokenizers, and settings out of range.
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        *,
+        T: int,
+        B: int,
+        seed: int,
+        weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None = None,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str | torch.device = "cpu",
+        stride: int | None = None,
+        epochs: int | None = None,
+        on_exhausted: Literal["restart", "stop", "raise"] | None = None,
+        drop_last: bool = False,
+        fields: Collection[str] = (),
+        mask_cross_document_targets: bool = False,
+        loss_on: Literal["assistant", "last_assistant", "all"] = "assistant",
+        overflow: Literal["truncate_right", "truncate_left", "drop"] = "truncate_right",
+        weigh_by: Literal["tokens", "examples"] = "tokens",
+        prefetch: int | None = None,
+        verify: Verify = "size",
+    ) -> None:
+        folders = name_sources(sources)
+        self._settings = settings = LoaderSettings.checked(
+            folders,
+            T=T,
+            B=B,
+            seed=seed,
+            weights=weights,
+            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            stride=stride,
+            epochs=epochs,
+            on_exhausted=on_exhausted,
+            drop_last=drop_last,
+            fields=fields,
+            mask_cross_document_targets=mask_cross_document_targets,
+            loss_on=loss_on,
+            overflow=overflow,
+            weigh_by=weigh_by,
+        )
+        self.names = tuple(folders)
+        self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
+        self.device = resolve_device(device)
+        self._prefetch = check_count("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
+        self._sources: list[Source] = [open_source(folder, settings, verify=verify) for folder in folders.values()]
+        check_one_tokenizer(self.names, self._sources)
+        self._mixture = Mixture(
+            self.names,
+            [source.samples for source in self._sources],
+            schedule=row_weights(self.names, self._sources, settings),
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+        )
+        self._steps = Steps(
+            B=self.B,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=settings.drop_last,
+            end_of_pass=self._end_of_pass if settings.epochs else None,
+        )
+        self._start = Position.start(B=self.B, world_size=self.world_size)
+        self._taken = 0  # batches since
+        self._iteration = 0  # the newest: older iterators are stale
+        self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: its id, how many there are, batches it made
+        self._resumed = False  # whether `_worker` comes from a state
+        self._maker = self._make_maker(self.device)
+        self._maker.check_boundaries()
+
+    @classmethod
+    def from_state(cls, state: State, sources: str | Mapping[str, str] | None = None, **changes: Any) -> "TokenLoader":
+        """A loader that goes on where the state was saved, with its settings.
+
+        sources: where the caches are now, if not where they were. changes: keyword arguments of the constructor, such as rank,
+        world_size, B, device, weights. Raises NielsCacheError as the constructor and `load_state_dict` do.
+        """
+        check_form(state)
+        sizes = read_position(state).batches[-1]
+        folders = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
+        if isinstance(sources, str) and len(folders) == 1:
+            sources = dict.fromkeys(folders, sources)
+        folders |= name_sources(sources) if sources else {}
+        settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
+        if "epochs" in changes:
+            del settings["on_exhausted"]  # it follows from them
+        settings |= changes
+        loader = cls(folders, **settings)
+        loader.load_state_dict(state)
+        return loader
+
+    @property
+    def position(self) -> Position:
+        """How far the run has come."""
+        return self._steps.advance(self._start, self._taken)
+
+    @property
+    def samples(self) -> int:
+        """Samples taken so far, on all ranks."""
+        return self.position.samples
+
+    @property
+    def step(self) -> int:
+        """Batches taken so far, those before a resume included."""
+        return self.position.step
+
+    @property
+    def samples_per_epoch(self) -> dict[str, int]:
+        """Name of each source to its samples (rows) per epoch."""
+        return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
+
+    def __len__(self) -> int:
+        """Batches of this rank that are left of the pass. TypeError for an endless loader."""
+        count = self._steps.count(self.position)
+        if count is None:
+            raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
+        return count
+
+    def begin_pass(self) -> bool:
+        """Move to the start of the next pass if this one has no batch left, as iterating to its end does. Returns whether it moved.
+
+        Raises NielsCacheError where on_exhausted="raise".
+        """
+        if self._steps.count(self.position) != 0:
+            return False
+        self._end_pass()
+        return True
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Not there: a TokenLoader is no DataLoader. AttributeError, which says so to Accelerate's functions that want one."""
+        raise _NoDataLoaderError(
+            "a TokenLoader is no DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
+            "DataLoader(loader, batch_size=None)"
+        )
+
+    def set_epoch(self, epoch: int) -> NoReturn:
+        """Raise NielsCacheError: a loader goes on to its next epoch by itself.
+
+        Accelerate calls this before a DataLoader that it prepared reads its first batch. Such a DataLoader deals out the batches of
+        process 0 to all processes, or reads ahead of the loader's position.
+        """
+        raise NielsCacheError(
+            "set_epoch: a TokenLoader goes on to its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
+            "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
+            "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        self._iteration += 1
+        return self._iterate(self._iteration) if worker is None else self._iterate_in_worker(worker.id, worker.num_workers)
+
+    def state_dict(self, *, steps: int | None = None) -> State:
+        """The position and what it depends on, JSON-able.
+
+        steps: batches after the loader's own position. Under a DataLoader with workers the loader of the main process does not
+        move, and only the training loop knows how many batches it took: give that number, counting passes read to their end.
+        """
+        position = self.position
+        if steps is not None:
+            position = self._steps.advance(position, check_count("steps", steps))
+        state = make_state(
+            position, settings=self._settings.of_constructor(), weights=self._settings.weights, sources=self._source_states()
+        )
+        return state if self._worker is None else state | {"worker": list(self._worker)}
+
+    def load_state_dict(self, state: State, *, allow_changed: Collection[str] = ()) -> None:
+        """Go on where `state` was saved: the next batches are those of the run that was not interrupted.
+
+        B, world_size, rank, device, fields and the folders of the caches may differ; so may weights from the saved position on.
+        allow_changed: names of sources that may have changed since.
+
+        Raises NielsCacheError if the state is none, a setting of the samples differs, the sources come in another order, or a cache is
+        missing or changed.
+        """
+        check_form(state)
+        position = read_position(state)
+        check_settings(state, self._settings.of_samples())
+        allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
+        for name in allowed:
+            check_choice("allow_changed", name, self.names)
+        check_sources(state, self._source_states(), allow_changed=allowed)
+        check_order(state, self.names)
+        saved_weights = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
+        if allowed:  # what the weights meant for the old cache cannot be computed any more, so they must be the same numbers
+            check_same_weights(state, saved_weights, self._settings.weights)
+        elif saved_weights != self._settings.weights and len(self.names) > 1:
+            known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
+            weights = row_weights(tuple(known), list(known.values()), self._settings.with_weights(saved_weights))
+            saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+            check_past_weights(state, self._mixture, saved)
+        worker, here = state.get("worker"), get_worker_info()
+        if worker is not None and here is not None and (worker[0], worker[1]) != (here.id, here.num_workers):
+            raise NielsCacheError(
+                f"state: saved with num_workers={worker[1]}, loaded with num_workers={here.num_workers}; resume with "
+                f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, which any number resumes"
+            )
+        if worker is not None and here is None:
+            raise NielsCacheError(
+                f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
+                f"loader.state_dict(steps=batches taken) in the main process"
+            )
+        if worker is not None and position.batches[-1][2:] != (self.B, self.world_size):
+            raise NielsCacheError(
+                f"B={self.B}, world_size={self.world_size}: a state from workers of a DataLoader goes on with its own "
+                f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size} only; for others, save "
+                f"loader.state_dict(steps=batches taken) in the main process"
+            )
+        position = position.resized(B=self.B, world_size=self.world_size)
+        end = self._steps.end(position)
+        if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: this pass begins here
+            position = replace(position, pass_start=position.samples)
+        self._start, self._taken = position, 0
+        self._worker = None if worker is None else (int(worker[0]), int(worker[1]), int(worker[2]))
+        self._resumed = worker is not None
+        self._iteration += 1
+
+    def trace(self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None) -> BatchTrace | TokenOrigin:
+        """Where every token of this rank's batch at `step` comes from; with row and column (0..T), where that one does.
+
+        step: as `self.step` counts, any step of the run, with the batch size it ran with. rank: another rank's batch.
+        Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
+        """
+        number = check_count("step", step)
+        rank = self.rank if rank is None else check_count("rank", rank)
+        first, last = self._steps.find(self.position, number, rank=rank)
+        if first == last:
+            raise NielsCacheError(f"step={number}: the last batch of a pass, of which rank {rank} had no row")
+        samples = np.arange(first, last, dtype=np.int64)
+        found = trace_samples(self.names, self._sources, step=number, samples=samples, located=self._mixture.locate(samples))
+        return found if row is None and column is None else found.token(row or 0, column or 0)
+
+    def report(self, steps: int) -> MixtureReport:
+        """What the next `steps` steps read: configured and actual shares, epochs and repetitions of every source. Printable."""
+        first = self.samples
+        last = first + check_positive("steps", steps) * self.B * self.world_size
+        return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
+
+    def as_dataset(self, samples: int | None = None) -> SampleDataset:
+        """A map-style Dataset of single rows: item k is global sample k of this loader's order.
+
+        samples: its length; None: one epoch of one source, of several until the first of them has been read once.
+        """
+        length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
+        return SampleDataset(self._make_maker(torch.device("cpu")), self._mixture, length)
+
+    def _iterate(self, iteration: int) -> Iterator[Batch]:
+        self._check_newest(iteration)
+        batches = self._batches(self.position)
+        for batch in prefetched_batches(batches, device=self.device, ahead=self._prefetch) if self._prefetch else batches:
+            self._taken += 1
+            yield batch
+            self._check_newest(iteration)
+        self._end_pass()
+
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise NielsCacheError("this iterator is stale: the loader was iterated again or given another state; use the newest iterator")
+
+    def _iterate_in_worker(self, worker: int, workers: int) -> Iterator[Batch]:
+        if self.device.type != "cpu":
+            raise NielsCacheError(f"device='{self.device}': workers of a DataLoader make batches on the CPU; use device='cpu' there")
+        if self._worker is not None and not self._resumed and not self._settings.epochs:
+            raise NielsCacheError(
+                "an endless loader was iterated again under persistent workers, which would read the same batches again; "
+                "keep one iterator of the DataLoader, or give epochs=n"
+            )
+        if self._worker is not None and not self._resumed:  # a persistent worker's next pass, whether or not the last was read to its end
+            self._start = self._steps.next_pass(self._start)
+            self._worker = None
+        done = self._worker[2] if self._worker else 0
+        self._worker, self._resumed = (worker, workers, done), False
+        for batch in self._batches(self._start, worker=worker, workers=workers, done=done):
+            done += 1
+            self._worker = (worker, workers, done)
+            yield batch
+        self._raise_if_exhausted()
+
+    def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
+        plan = plan_batches(self._mixture, self._steps, position, worker=worker, workers=workers, done=done)
+        return map(self._maker.make, plan)
+
+    def _end_of_pass(self, start: int) -> int:
+        return self._mixture.end_of_pass(start, epochs=self._settings.epochs or 1)[0]
+
+    def _end_pass(self) -> None:
+        self._raise_if_exhausted()
+        self._start, self._taken = self._steps.next_pass(self.position), 0
+
+    def _raise_if_exhausted(self) -> None:
+        if self._settings.on_exhausted == "raise":
+            end, name = self._mixture.end_of_pass(self._start.pass_start, epochs=self._settings.epochs or 1)
+            raise NielsCacheError(
+                f"{name}: read {self._settings.epochs} times, exhausted at sample {end} of the run (on_exhausted='raise')"
+            )
+
+    def _source_states(self) -> dict[str, State]:
+        return {
+            name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
+            for name, source in zip(self.names, self._sources, strict=True)
+        }
+
+    def _make_maker(self, device: torch.device) -> BatchMaker:
+        settings = self._settings
+        return BatchMaker(
+            self._sources, T=self.T, device=device, wanted=settings.fields, mask_cross_document_targets=settings.mask_cross_document_targets
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_maker"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maker = self._make_maker(self.device)

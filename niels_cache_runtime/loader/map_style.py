@@ -1,0 +1,58 @@
+"""A loader's order as a map-style Dataset, for code that brings its own sampler or batching.
+
+Every access reads the rows it is asked for and nothing else; `__getitems__` reads a whole list with one gather per source.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.loader.batch import BatchMaker
+from niels_cache_runtime.loader.mixture import Mixture
+
+Sample = dict[str, torch.Tensor]
+
+
+class SampleDataset(Dataset[Sample]):
+    """Item k is global sample k: a dict of `x`, `y` (T,) int64 and what else the loader was asked for, row by row.
+
+    Made by `TokenLoader.as_dataset`. In the loader's order already: use a sequential sampler, or DistributedSampler(shuffle=False).
+    cu_seqlens belongs to batches and is left out. Picklable. IndexError for k outside of 0..len - 1.
+    """
+
+    def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
+        self._maker, self._mixture, self._length = maker, mixture, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Sample]:
+        """The samples of these indices, in their order."""
+        if not indices:
+            return []
+        samples = np.array([self._checked(index) for index in indices], dtype=np.int64)
+        batch = self._maker.make(self._mixture.locate(samples))
+        columns: dict[str, Any] = {
+            "x": batch.x,
+            "y": batch.y,
+            "y_masked": batch.y_masked,
+            "document_ids": batch.document_ids,
+            "position_ids": batch.position_ids,
+            "dataset_ids": batch.dataset_ids,
+        }
+        present = {name: rows for name, rows in columns.items() if rows is not None}
+        return [{name: rows[row] for name, rows in present.items()} for row in range(len(indices))]
+
+    def _checked(self, index: int) -> int:
+        number = as_int(index)
+        if number is None:
+            raise TypeError(f"index {index!r}: must be a whole number")
+        if not -self._length <= number < self._length:
+            raise IndexError(f"index {number}: this dataset has {self._length} samples")
+        return number % self._length

@@ -1,0 +1,87 @@
+"""Which sample of which source a run takes when: the blend, then epochs, then each source's own order.
+
+    global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
+
+All of it is computed from k: no state, no files, constant memory. Reading the samples is not its business.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.order import Order
+
+Schedule = Sequence[tuple[int, Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where samples are: source index, epoch of that source, sample number in it; all (n,) int64.
+
+    same: the source and epoch of all of them, where that was noticed.
+    """
+
+    sources: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    same: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def part(self, first: int, last: int) -> "Located":
+        """Entries first..last-1."""
+        return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
+
+    def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+        """(source, epoch, places (m,) int64) for every pair that occurs: what one read can take together."""
+        if not len(self):
+            return
+        if self.same is not None:
+            yield *self.same, np.arange(len(self))
+            return
+        order = np.lexsort((self.epochs, self.sources))
+        sources, epochs = self.sources[order], self.epochs[order]
+        edges = np.flatnonzero((np.diff(sources, prepend=-1) != 0) | (np.diff(epochs, prepend=-1) != 0)).tolist()
+        for first, last in zip(edges, [*edges[1:], len(order)], strict=True):
+            yield int(sources[first]), int(epochs[first]), order[first:last]
+
+
+class Mixture:
+    """The order of a run over several sources.
+
+    names, samples: of the sources, samples per epoch. schedule: see Blend. seed: of every order. shuffle: False takes each
+    source's samples in the order of their numbers.
+    """
+
+    def __init__(self, names: Sequence[str], samples: Sequence[int], *, schedule: Schedule, seed: int, shuffle: bool) -> None:
+        self.names = tuple(names)
+        self.samples = np.array(samples, dtype=np.int64)
+        self.blend = Blend(names, schedule)
+        self._orders = [Order(n, seed=seed, name=name) for n, name in zip(samples, names, strict=True)] if shuffle else None
+
+    def locate(self, samples: NDArray[np.int64]) -> Located:
+        """Global samples (n,) int64 -> where they are."""
+        sources, taken = self.blend.at(samples)
+        epochs, numbers = np.divmod(taken, self.samples[sources])
+        groups = list(Located(sources, epochs, numbers).groups())
+        if self._orders is not None:
+            for source, epoch, places in groups:
+                numbers[places] = self._orders[source].at(numbers[places], epoch)
+        return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
+        """The first global sample from `start` on that would begin a source's next `epochs` epochs, and the name of that source."""
+        ends = []
+        for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
+            whole = epochs * int(self.samples[source])
+            position = self.blend.position(source, (taken // whole + 1) * whole)
+            if position is not None:
+                ends.append((position, name))
+        if not ends:
+            raise NielsCacheError("weights: no source goes on forever, so there is no end to find; give the last weights a positive one")
+        return min(ends)

@@ -1,0 +1,116 @@
+"""What is kept of each SFT example where rows have room for T+1 tokens, and where in it targets are.
+
+    usr .. EOT asst A EOT usr .. EOT asst B C EOT        an example of 14 tokens
+    `------- T+1 = 10 -------'                           truncate_right: its first tokens
+                 `------- T+1 = 10 -------'              truncate_left: its last; what asst says is found before the cut
+
+Cost: one pass over the split's tokens, in blocks of whole examples; afterwards about 40 bytes per example. Which examples share a
+row is `packing`'s business, their tokens `packed_examples`'.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.samplers.sft_dataset import example_target_mask
+
+LossOn = Literal["assistant", "last_assistant", "all"]
+Overflow = Literal["truncate_right", "truncate_left", "drop"]
+
+_SCAN_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptExamples:
+    """The examples that are kept, (n,) each, int64 but for `resumed` (bool).
+
+    ordinals: number in the split. example_starts: where the whole example begins, in tokens of the split. starts, lengths: the part
+    that is kept. resumed: whether that part begins inside a span. skipped: tokens of that part before the first that may be a target.
+    truncated: how many of them were cut, by truncated_tokens in all. dropped: how many are not kept, by reason.
+    """
+
+    ordinals: NDArray[np.int64]
+    example_starts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    resumed: NDArray[np.bool_]
+    skipped: NDArray[np.int64]
+    truncated: int
+    truncated_tokens: int
+    dropped: dict[str, int]
+
+
+def keep_examples(
+    tokens: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    *,
+    T: int,
+    loss_on: LossOn,
+    overflow: Overflow,
+    eot_id: int,
+    asst_id: int | None,
+) -> KeptExamples:
+    """Cut examples of more than T+1 tokens and leave out those without a target in what is left of them.
+
+    tokens: the split's, back to back. starts: (examples,) int64, where each begins. asst_id may be None for loss_on "all" only.
+    """
+    ends = np.append(starts[1:], len(tokens))
+    whole = ends - starts
+    cut = whole > T + 1
+    kept_starts, kept_ends = starts, np.minimum(ends, starts + T + 1)
+    if overflow == "truncate_left":
+        kept_starts, kept_ends = np.maximum(starts, ends - (T + 1)), ends
+    if loss_on == "all" or asst_id is None:
+        has_target, resumed, last_spans = kept_ends - kept_starts > 1, np.zeros(len(starts), dtype=np.bool_), kept_starts
+    else:
+        has_target, resumed, last_spans = _find_targets(tokens, starts, ends, kept_starts, kept_ends, eot_id=eot_id, asst_id=asst_id)
+    too_long = cut if overflow == "drop" else np.zeros_like(cut)
+    kept = np.flatnonzero(has_target & ~too_long)
+    counts = {"too_long": np.count_nonzero(too_long), "without_target": np.count_nonzero(~has_target & ~too_long)}
+    lengths = (kept_ends - kept_starts)[kept]
+    learn_from = last_spans if loss_on == "last_assistant" else kept_starts
+    return KeptExamples(
+        ordinals=kept,
+        example_starts=starts[kept],
+        starts=kept_starts[kept],
+        lengths=lengths,
+        resumed=resumed[kept],
+        skipped=np.maximum(learn_from - kept_starts, 0)[kept],
+        truncated=int(np.count_nonzero(cut[kept])),
+        truncated_tokens=int((whole[kept] - lengths).sum()),
+        dropped={reason: int(count) for reason, count in counts.items() if count},
+    )
+
+
+def _find_targets(
+    tokens: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    kept_starts: NDArray[np.int64],
+    kept_ends: NDArray[np.int64],
+    *,
+    eot_id: int,
+    asst_id: int,
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
+    """For each example (K,): whether its kept part has a target, whether that part begins inside a span, and the sentinel of the
+    last span that has a target in it, in tokens of the split.
+    """
+    has_target, resumed = np.zeros(len(starts), dtype=np.bool_), np.zeros(len(starts), dtype=np.bool_)
+    last_spans = kept_starts.copy()
+    first = 0
+    while first < len(starts):
+        begin = int(starts[first])
+        last = max(first + 1, int(ends.searchsorted(begin + _SCAN_TOKENS, side="right")))  # whole examples, at least one
+        chosen = slice(first, last)
+        block = tokens[begin : ends[last - 1]]
+        mask = example_target_mask(block, starts[chosen] - begin, asst_id, eot_id)
+        resumed[chosen] = mask[kept_starts[chosen] - begin]
+        targets = begin + np.flatnonzero(mask)
+        last_targets = np.append(targets, -1)[targets.searchsorted(kept_ends[chosen]) - 1]
+        has_target[chosen] = last_targets > kept_starts[chosen]  # the first token kept is an input only
+        sentinels = begin + np.flatnonzero(block == asst_id)
+        last_spans[chosen] = np.append(sentinels, -1)[sentinels.searchsorted(last_targets) - 1]
+        first = last
+    return has_target, resumed, last_spans

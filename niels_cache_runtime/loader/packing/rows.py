@@ -1,0 +1,311 @@
+"""Rows of packed SFT examples: what an ordered loader reads from an SFT split.
+
+    examples --cut (overflow)--> lengths --packing--> rows of T+1 tokens, each several whole examples, then padding
+    row         | usr .. EOT asst A EOT | usr .. EOT asst B C EOT | EOT EOT |
+    documents     0                       1                         2          padding is a document of its own
+    targets                       A EOT                     B C EOT           never the first token of an example, never padding
+
+A row names its examples; tokens stay where they are and are gathered when read. Cost: one pass over the tokens when opened, to find
+what each example teaches, then a plan of which example is in which row, once per epoch (a quarter of a second for a million
+examples), then less per row than `SFTExampleDataset` takes. Order of rows, batches and attention masks are not its business.
+"""
+
+import hashlib
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import as_int, check_positive
+from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, idx_name, tokens_name
+from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
+from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
+from niels_cache_runtime.loader.source import Boundaries, Origins, Rows
+from niels_cache_runtime.samplers.sft_dataset import check_ids_differ, example_target_mask, open_pair, resolve_id
+
+_PROBE_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingReport:
+    """What packing made of a split.
+
+    examples: in the rows. rows: per epoch. tokens, padding: in all rows. truncated: examples among them that were cut, by
+    truncated_tokens in all. dropped: examples in no row, by reason (`too_long`, `without_target`).
+    """
+
+    examples: int
+    rows: int
+    tokens: int
+    padding: int
+    truncated: int
+    truncated_tokens: int
+    dropped: dict[str, int]
+
+    @property
+    def fill(self) -> float:
+        """The share of the rows' places that hold tokens of examples."""
+        return self.tokens / (self.tokens + self.padding)
+
+    def __str__(self) -> str:
+        width = (self.tokens + self.padding) // self.rows
+        lines = [f"{self.examples:,} examples in {self.rows:,} rows of {width:,} tokens: {self.fill:.2%} filled, {self.padding:,} padding"]
+        if self.truncated:
+            lines.append(f"{self.truncated:,} examples cut by {self.truncated_tokens:,} tokens")
+        lines += [f"{count:,} examples left out: {reason.replace('_', ' ')}" for reason, count in self.dropped.items()]
+        return "; ".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segments:
+    """Where the examples of some rows lie; arrays (S,), row by row and from left to right, and `filled` (n,)."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    examples: NDArray[np.int64]  # index into those kept
+    filled: NDArray[np.int64]  # how much of each row is no padding
+
+
+class PackedExamples:
+    """A `source.Source`: rows of T+1 tokens, each several whole examples of one SFT split, every example once per epoch.
+
+    folder: the data set's folder and the split, such as `cache/sft/NAME/train` for the files `train_tokens.bin` and `train_idx.npy`.
+    T: inputs per row. seed: decides, with the epoch, which examples share a row. shuffle: False for the same rows in every epoch.
+    loss_on: what counts as a target: "assistant", what the assistant says, with the EOT that closes it; "last_assistant", only the
+        last such span of which a target is left; "all", every token. Never the first token of an example, never padding.
+    overflow: of an example longer than T+1 tokens keep the first ("truncate_right"), the last, that is the most recent turns
+        ("truncate_left"), or nothing ("drop"). What the assistant says is found before an example is cut.
+    eot_id, asst_id: taken from the data set's meta.json when None; asst_id is not used for "all". Padding is EOT.
+    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
+
+    Examples that keep no target are in no row; `report()` has their number, and one warning. Rows have the same shapes in every
+    epoch, so `samples` does not change. Picklable: a copy maps the files again, and refuses another build. All is of one build,
+    also where a rebuild replaces the data set while it is being opened.
+
+    Raises NielsCacheError if a file is missing, malformed or not that of meta.json, if the data set was never built or belongs to
+    another tokenizer, if an id is unknown or disagrees with meta.json, for a setting that is none, and if no example is left.
+    """
+
+    packs = True
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        T: int,
+        seed: int,
+        loss_on: LossOn = "assistant",
+        overflow: Overflow = "truncate_right",
+        eot_id: int | None = None,
+        asst_id: int | None = None,
+        shuffle: bool = True,
+        verify: Verify = "size",
+    ) -> None:
+        self.T = check_positive("T", T)
+        self.loss_on: LossOn = _check_choice("loss_on", loss_on, get_args(LossOn))
+        self.overflow: Overflow = _check_choice("overflow", overflow, get_args(Overflow))
+        if (number := as_int(seed)) is None:
+            raise NielsCacheError(f"seed={seed!r}: must be a whole number")
+        self.seed = number if shuffle else None
+        self.folder = folder
+        split = Path(os.path.abspath(folder))
+        self.files = [str(split.parent / tokens_name(split.name))]  # type: ignore[arg-type]
+        self._idx_path = str(split.parent / idx_name(split.name))  # type: ignore[arg-type]
+        if not os.path.exists(self.files[0]):
+            raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
+        starts = self._open(verify)
+        self.eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.files[0])
+        self.asst_id: int | None = None
+        if loss_on != "all":
+            self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.files[0])
+            check_ids_differ(self.files[0], eot_id=self.eot_id, asst_id=self.asst_id)
+        if not len(starts):
+            raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
+        self.fingerprint = self._find_fingerprint(starts)
+        self._kept = kept = self._keep(starts)
+        self._shapes = shape_rows(kept.lengths, capacity=self.T + 1)
+        self._plans: dict[int, Packing] = {}
+        self.examples: int | None = len(kept.lengths)
+        self.samples = len(self._shapes.row_starts) - 1
+        # A row that is full to its last place has one token that is a target only.
+        filled = np.add.reduceat(kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
+        self.tokens = int(np.minimum(filled, self.T).sum())
+
+    def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
+        """Rows `numbers` (n,), each from 0 to samples-1, as they are in `epoch`; boundaries and targets are always found.
+
+        Raises NielsCacheError for another number or epoch.
+        """
+        segments = self._segments(numbers, epoch)
+        rows = self._gather(segments)
+        flat = segments.rows * (self.T + 1) + segments.columns
+        padded = np.flatnonzero(segments.filled <= self.T)
+        if self.asst_id is None:
+            targets = np.ones(rows.size, dtype=np.bool_)
+            targets[flat] = False
+        else:
+            resumed = flat[self._kept.resumed[segments.examples]]
+            document_starts = np.concatenate([flat, padded * (self.T + 1) + segments.filled[padded]])
+            targets = example_target_mask(rows.reshape(-1), document_starts, self.asst_id, self.eot_id, resumed=resumed)
+            if self.loss_on == "last_assistant":
+                places = self._kept.skipped[segments.examples] + flat
+                targets &= np.arange(rows.size) >= np.repeat(places, self._widths(segments))
+        by_row = targets.reshape(rows.shape)
+        for row in padded.tolist():
+            by_row[row, segments.filled[row] :] = False
+        return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
+
+    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+        """Offset and example of every token of the rows `numbers` (n,) in `epoch`; -1 in padding."""
+        segments = self._segments(numbers, epoch)
+        n, columns = len(numbers), np.arange(self.T + 1)
+        padding = columns >= segments.filled[:, None]
+        widths = self._widths(segments)
+
+        def spread(values: NDArray[np.int64], *, moving: bool = False) -> NDArray[np.int64]:
+            grid = np.repeat(values, widths).reshape(n, self.T + 1) + (columns if moving else 0)
+            grid[padding] = -1
+            return grid
+
+        kept_at = self._kept.starts[segments.examples] - segments.columns
+        return Origins(
+            files=spread(np.zeros_like(segments.rows)),
+            offsets=spread(kept_at, moving=True),
+            documents=spread(self._kept.ordinals[segments.examples]),
+            document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
+        )
+
+    def report(self) -> PackingReport:
+        """Fill rate, padding, what was cut and what was left out; the same in every epoch."""
+        tokens = int(self._kept.lengths.sum())
+        return PackingReport(
+            examples=len(self._kept.lengths),
+            rows=self.samples,
+            tokens=tokens,
+            padding=self.samples * (self.T + 1) - tokens,
+            truncated=self._kept.truncated,
+            truncated_tokens=self._kept.truncated_tokens,
+            dropped=dict(self._kept.dropped),
+        )
+
+    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
+        """Open or reopen meta and tokens; returns the start of each example."""
+        self.meta, self._tokens, starts = open_pair(self.files[0], self._idx_path, verify=verify)
+        return starts
+
+    def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
+        """sha256 over the split's files, as meta.json lists them, and over the settings that decide what is in a row.
+
+        Where no meta.json lists files, over the offsets, and the number of tokens, the first and last 4 KiB: what was changed in the
+        middle is not seen.
+        """
+        if self.meta is not None and not is_foreign(self.meta):
+            listed = listed_files(self.meta, Path(self.files[0]).parent)
+            names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
+            content = content_sha256({name: entry for name, entry in listed.items() if name in names})
+        else:
+            probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts)
+            content = f"{len(self._tokens)} " + hashlib.sha256(b"".join(array.tobytes() for array in probe)).hexdigest()
+        settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
+        return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
+
+    def _keep(self, starts: NDArray[np.int64]) -> KeptExamples:
+        """The examples that are in rows; one warning, or an error where there are none."""
+        kept = keep_examples(
+            self._tokens, starts, T=self.T, loss_on=self.loss_on, overflow=self.overflow, eot_id=self.eot_id, asst_id=self.asst_id
+        )
+        if not len(kept.ordinals):
+            left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in kept.dropped.items())
+            raise NielsCacheError(
+                f"{self.folder}: none of its {len(starts)} examples can be packed at T={self.T} ({left_out}); "
+                f"use a larger T, or check asst_id={self.asst_id} and eot_id={self.eot_id}"
+            )
+        if without_target := kept.dropped.get("without_target"):
+            warnings.warn(
+                f"{self.folder}: {without_target} of {len(starts)} examples have no target (loss_on={self.loss_on!r}) in what is kept of "
+                f"them at T={self.T} and are left out; a larger T may keep them",
+                stacklevel=3,
+            )
+        return kept
+
+    def _plan(self, epoch: int) -> Packing:
+        """Which examples are in which row; the plans of the last two epochs asked for are kept, for rows read around an epoch's end."""
+        plan = self._plans.get(epoch)
+        if plan is None:
+            plan = place_examples(self._shapes, self._kept.lengths, seed=self.seed, epoch=epoch)
+            # Replaced, not changed: a thread that reads ahead and one that traces may both be here.
+            self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
+        return plan
+
+    def _segments(self, numbers: NDArray[np.int64], epoch: int) -> _Segments:
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.samples:
+            raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, it has 0 to {self.samples - 1}")
+        plan = self._plan(epoch)
+        places = plan.row_starts[numbers]
+        counts = plan.row_starts[numbers + 1] - places
+        firsts = np.cumsum(counts) - counts
+        rows = np.repeat(np.arange(len(numbers)), counts)
+        examples = plan.examples[np.arange(len(rows)) + (places - firsts)[rows]]
+        lengths = self._kept.lengths[examples]
+        before = np.cumsum(lengths) - lengths
+        return _Segments(
+            rows=rows,
+            columns=before - before[firsts][rows],
+            examples=examples,
+            filled=np.add.reduceat(lengths, firsts) if len(firsts) else firsts,
+        )
+
+    def _widths(self, segments: _Segments) -> NDArray[np.int64]:
+        """(S,) how many columns belong to each example, where the last of a row has the padding too: n*(T+1) in all."""
+        ends = np.append(segments.columns[1:], 0)  # where the next one begins, 0 if that is in another row
+        return np.where(ends > 0, ends, self.T + 1) - segments.columns
+
+    def _gather(self, segments: _Segments) -> NDArray[np.uint16]:
+        """(n, T+1) tokens, padded with EOT."""
+        n, width = len(segments.filled), self.T + 1
+        sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
+        sources += np.arange(n * width)
+        rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may lie behind the last token
+        for row in np.flatnonzero(segments.filled < width).tolist():
+            rows[row, segments.filled[row] :] = self.eot_id
+        return rows.astype(TOKEN_DTYPE, copy=False)
+
+    def _boundaries(self, segments: _Segments, padded: NDArray[np.int64]) -> Boundaries:
+        rows = np.concatenate([segments.rows, padded])
+        columns = np.concatenate([segments.columns, segments.filled[padded]])
+        continues = np.ones(len(segments.filled), dtype=np.bool_)
+        continues[rows[columns == self.T]] = False
+        inside = (columns > 0) & (columns < self.T)
+        order = np.lexsort((columns[inside], rows[inside]))
+        return Boundaries(rows=rows[inside][order], columns=columns[inside][order], continues=continues)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**{name: value for name, value in self.__dict__.items() if name != "_tokens"}, "_plans": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        starts = self._open()
+        check_same_build(self.folder, opened=state["meta"], reopened=self.meta)
+        if self._find_fingerprint(starts) != self.fingerprint:
+            raise NielsCacheError(f"{self.folder}: its files changed since it was opened; open it again in every process")
+
+
+def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> Any:
+    if given not in choices:
+        raise NielsCacheError(f"{name}={given!r}: must be one of {', '.join(map(repr, choices))}")
+    return given
+
+
+def _hint(split: Path) -> str:
+    """What to do where a split's files are not there."""
+    if (split / tokens_name("train")).exists():
+        return f"give the data set's folder and the split: {split / 'train'}"
+    return "build this data set first, or check the path, which is the data set's folder and the split, as in cache/sft/NAME/train"

@@ -1,0 +1,83 @@
+"""Prepares items on a thread while the one before is used.
+
+numpy releases the interpreter's lock while it gathers and widens, so the thread costs the training loop little. One thread, so
+the order stays. Ends with its iterator: closing or dropping that stops the thread.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from niels_cache_runtime.loader.batch import Batch
+
+_Item = TypeVar("_Item")
+_POLL_SECONDS = 0.1  # how long a thread whose iterator was dropped may wait for room before it looks whether it should stop
+
+
+def prefetched(items: Iterator[_Item], *, ahead: int) -> Iterator[_Item]:
+    """`items`, each prepared up to `ahead` items early. What `items` raises is raised where that item would have come."""
+    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=ahead)
+    stop = threading.Event()
+    thread = threading.Thread(target=_prepare, args=(items, ready, stop), name="niels-cache-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, item = ready.get()
+            if not more:
+                if item is not None:
+                    raise item
+                return
+            yield item
+            del item  # or its memory could not be used for the batch after next
+    finally:
+        stop.set()
+        if thread is not threading.current_thread():  # as it is where the garbage collector closes this
+            thread.join()
+
+
+def prefetched_batches(batches: Iterator[Batch], *, device: torch.device, ahead: int) -> Iterator[Batch]:
+    """`prefetched`; on CUDA the copies run on a stream of their own beside the training step, whose stream waits for its batch only."""
+    if device.type != "cuda":
+        yield from prefetched(batches, ahead=ahead)
+        return
+    aside = torch.cuda.Stream(device)
+
+    def made_aside() -> Iterator[tuple[Batch, torch.cuda.Event]]:
+        with torch.cuda.stream(aside):
+            for batch in batches:
+                yield batch, aside.record_event()
+
+    for batch, ready in prefetched(made_aside(), ahead=ahead):
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(ready)
+        for tensor in batch.tensors():
+            tensor.record_stream(stream)
+        yield batch
+
+
+def _prepare(items: Iterator[Any], ready: "queue.Queue[tuple[bool, Any]]", stop: threading.Event) -> None:
+    def put(more: bool, item: Any) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put((more, item), timeout=_POLL_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    try:
+        for item in items:
+            if not put(True, item):
+                return
+            del item
+    except BaseException as error:  # handed to the thread that asked
+        put(False, error)
+    else:
+        put(False, None)
+    finally:  # on this thread, where a CUDA stream that `items` has entered belongs
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,97 @@
+"""What a planned run reads of every source, before it starts: shares, epochs, repetitions. Computed from the order, nothing is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from niels_cache_runtime.loader.mixture import Mixture
+from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
+from niels_cache_runtime.loader.settings import LoaderSettings
+from niels_cache_runtime.loader.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceShare:
+    """One source in a planned run. samples: rows. tokens: inputs that are not padding (for packed rows, by their average).
+
+    configured: the share asked for, over the plan's schedule, as a fraction of tokens (or examples). actual: the share that comes out.
+    epochs: how often its samples are read by the end of the plan, earlier steps of the run included. repetitions: how often the
+    sample read most often is read again.
+    """
+
+    name: str
+    configured: float
+    actual: float
+    samples: int
+    tokens: int
+    samples_per_epoch: int
+    epochs: float
+    repetitions: int
+    details: PackingReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureReport:
+    """Sources of a planned run from sample `first` up to `last`; `str` makes a table."""
+
+    first: int
+    last: int
+    weigh_by: str
+    sources: tuple[SourceShare, ...]
+
+    def __str__(self) -> str:
+        width = max(len("source"), *(len(source.name) for source in self.sources))
+        lines = [
+            f"samples {self.first:,} to {self.last:,}, shares of {self.weigh_by}",
+            f"{'source':<{width}} {'configured':>10} {'actual':>10} {'rows':>13} {'tokens':>16} {'epochs':>9} {'repeated':>8}",
+        ]
+        for source in self.sources:
+            lines.append(
+                f"{source.name:<{width}} {source.configured:>10.4%} {source.actual:>10.4%} {source.samples:>13,} {source.tokens:>16,} "
+                f"{source.epochs:>9.3f} {source.repetitions:>8,}"
+            )
+        lines += [f"{source.name}: {source.details}" for source in self.sources if source.details is not None]
+        return "\n".join(lines)
+
+
+def make_report(
+    names: Sequence[str], sources: Sequence[Source], mixture: Mixture, *, first: int, last: int, settings: LoaderSettings
+) -> MixtureReport:
+    """The report of global samples first..last-1."""
+    before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()
+    taken = [end - begin for begin, end in zip(before, after, strict=True)]
+    tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
+    by_examples = settings.weigh_by == "examples"
+    held = [
+        Fraction(count * ((source.examples or 0) if by_examples else source.tokens), source.samples)
+        for count, source in zip(taken, sources, strict=True)
+    ]
+    configured = _configured_shares(names, settings, held=held, first=first, last=last)
+    shares = [
+        SourceShare(
+            name=name,
+            configured=configured[name],
+            actual=float(amount / sum(held)),
+            samples=count,
+            tokens=token_count,
+            samples_per_epoch=source.samples,
+            epochs=end / source.samples,
+            repetitions=max(0, -(-end // source.samples) - 1),
+            details=source.report() if isinstance(source, PackedExamples) else None,
+        )
+        for name, source, count, token_count, amount, end in zip(names, sources, taken, tokens, held, after, strict=True)
+    ]
+    return MixtureReport(first=first, last=last, weigh_by=settings.weigh_by, sources=tuple(shares))
+
+
+def _configured_shares(
+    names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
+) -> dict[str, float]:
+    """Shares as the weights give them, each segment of the schedule counting with its part of first..last."""
+    shares = dict.fromkeys(names, 0.0)
+    starts = [start for start, _ in settings.weights]
+    for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):
+        part = max(0, min(end, last) - max(start, first)) / (last - first)
+        for name, weight in weights.items():
+            shares[name] += part * weight / sum(weights.values())
+    return shares

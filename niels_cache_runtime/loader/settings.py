@@ -1,0 +1,250 @@
+"""What a loader is told: checked once, in one place, before a file is opened; and the sources that it names.
+
+Every message names the setting and the nearest valid choice. Making batches is not its business.
+"""
+
+import difflib
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_runtime.cache.gather import as_int, check_positive
+from niels_cache_runtime.cache.opening import Verify, short_sha256
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS, tokens_name
+from niels_cache_runtime.loader.batch import FIELDS
+from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
+from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.windows import PretrainWindows
+
+_CHOICES = {
+    "on_exhausted": ("restart", "stop", "raise"),
+    "loss_on": ("assistant", "last_assistant", "all"),
+    "overflow": ("truncate_right", "truncate_left", "drop"),
+    "weigh_by": ("tokens", "examples"),
+}
+_PARTS = 1 << 16
+_MOST_WEIGHT = 10**100  # times what else is multiplied, still a float
+_OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
+_OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """The keyword arguments of TokenLoader, checked; see there."""
+
+    T: int
+    B: int
+    seed: int
+    weights: list[tuple[int, dict[str, float]]]
+    shuffle: bool
+    rank: int
+    world_size: int
+    stride: int | None
+    epochs: int | None
+    on_exhausted: str
+    drop_last: bool
+    fields: tuple[str, ...]
+    mask_cross_document_targets: bool
+    loss_on: LossOn
+    overflow: Overflow
+    weigh_by: Literal["tokens", "examples"]
+
+    @classmethod
+    def checked(
+        cls,
+        names: Collection[str],
+        *,
+        weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None,
+        epochs: int | None,
+        on_exhausted: str | None,
+        **given: Any,
+    ) -> "LoaderSettings":
+        """Raises NielsCacheError for a setting out of range or unknown."""
+        _refuse_fraction(given["B"], given["world_size"])
+        for name in ("T", "B", "world_size"):
+            given[name] = check_positive(name, given[name])
+        given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
+        given["seed"] = check_count("seed", given["seed"])
+        given["rank"] = check_count("rank", given["rank"])
+        for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
+            if given[name] not in (True, False):
+                raise NielsCacheError(f"{name}={given[name]!r}: must be True or False")
+            given[name] = bool(given[name])
+        if given["rank"] >= given["world_size"]:
+            raise NielsCacheError(f"rank={given['rank']}: world_size={given['world_size']} has ranks 0 to {given['world_size'] - 1}")
+        if given["B"] * given["T"] >= 1 << 31:
+            raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
+        if not isinstance(given["fields"], Collection):
+            raise NielsCacheError(f"fields={given['fields']!r:.40}: must be names, of {', '.join(FIELDS)}")
+        fields = (given["fields"],) if isinstance(given["fields"], str) else tuple(given["fields"])
+        for field in fields:
+            check_choice("fields", field, FIELDS)
+        on_exhausted = on_exhausted or ("restart" if epochs is None else "stop")
+        for name in _CHOICES:
+            check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
+        if on_exhausted == "restart":
+            if epochs is not None:
+                raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave one of them out")
+        else:
+            epochs = 1 if epochs is None else check_positive("epochs", epochs)
+        return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
+
+    def of_samples(self) -> dict[str, Any]:
+        """The settings that decide what every sample is: a state cannot go on with others."""
+        return {name: getattr(self, name) for name in _OF_SAMPLES}
+
+    def of_constructor(self) -> dict[str, Any]:
+        """The keyword arguments that build such a loader again, JSON-able; without sizes, ranks, device and weights."""
+        return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
+
+    def with_weights(self, weights: list[tuple[int, dict[str, float]]]) -> "LoaderSettings":
+        return replace(self, weights=weights)
+
+
+def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the constructor from `of_constructor`, as a state has them. Raises NielsCacheError unless it has these."""
+    if set(settings) != {*_OF_SAMPLES, *_OF_RUN}:
+        other = sorted(set(settings) ^ {*_OF_SAMPLES, *_OF_RUN})[0]
+        raise NielsCacheError(
+            f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it is cut or was edited"
+        )
+    return dict(settings)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise NielsCacheError unless `value` is one of `choices`."""
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
+        raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
+
+
+def _refuse_fraction(B: Any, world_size: Any) -> None:
+    """Raise what to type instead of B as a float, which is what a global batch divided by the ranks gives."""
+    if not isinstance(B, float) or not 1 <= B < 1 << 31:
+        return
+    if B.is_integer():
+        raise NielsCacheError(f"B={B!r}: must be a whole number, not a float; write B={int(B)}")
+    rows = B * (as_int(world_size) or 1)
+    if round(rows) > 0 and abs(rows - round(rows)) < 1e-6 * rows:
+        cannot = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
+        raise NielsCacheError(f"B={B!r}: {cannot}: write B={int(B)} or B={int(B) + 1}")
+
+
+def check_count(name: str, value: Any) -> int:
+    """`value` as an int of at least 0, or a NielsCacheError that names the setting."""
+    number = as_int(value)
+    if number is None or number < 0:
+        raise NielsCacheError(f"{name}={value!r}: must be a whole number, 0 or more")
+    return number
+
+
+def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
+    """Names to folders; a single folder is named after its data set."""
+    if not isinstance(sources, Mapping | str | os.PathLike):
+        raise NielsCacheError(f"sources={sources!r}: neither a split's folder nor names to folders")
+    if isinstance(sources, Mapping):
+        if not sources:
+            raise NielsCacheError("sources={}: names no cache; give a split's folder, or names to folders")
+        return {str(name): str(folder) for name, folder in sources.items()}
+    folder = str(sources)
+    return {Path(folder).absolute().parent.name: folder}
+
+
+def _schedule(
+    names: Collection[str], weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None
+) -> list[tuple[int, dict[str, float]]]:
+    if weights is None:
+        if len(names) > 1:
+            raise NielsCacheError(f"weights=None: {len(names)} sources need weights, for example {dict.fromkeys(names, 1.0)}")
+        return [(0, dict.fromkeys(names, 1.0))]
+    if isinstance(weights, Mapping):
+        return [(0, check_shares(weights))]
+    try:
+        segments = [(first, dict(shares)) for first, shares in weights]
+    except (TypeError, ValueError) as error:
+        raise NielsCacheError(f"weights={weights!r}: neither {{name: weight}} nor [(first sample, {{name: weight}}), ...]") from error
+    return [(first, check_shares(shares)) for first, shares in segments]
+
+
+def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
+    """The weights as Python's own numbers, which JSON can hold. Raises NielsCacheError for one that is none, or beyond all measure."""
+    numbers: dict[str, float] = {}
+    for name, weight in shares.items():
+        whole = as_int(weight)
+        if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
+            raise NielsCacheError(f"weights: {name} has {weight!r}; a weight is a positive number")
+        if abs(weight) > _MOST_WEIGHT:
+            raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter, give smaller ones")
+        numbers[str(name)] = float(weight) if whole is None else whole
+    return numbers
+
+
+def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
+    """The source behind a folder: windows of a pretrain split, or packed examples of an SFT split.
+
+    Raises NielsCacheError as those do, and for a folder that is neither.
+    """
+    path = Path(folder)
+    try:
+        os.stat(path.parent / tokens_name(path.name))  # type: ignore[arg-type]
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+        raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
+    if (path.parent / tokens_name(path.name)).exists():  # type: ignore[arg-type]
+        return PackedExamples(
+            folder,
+            T=settings.T,
+            seed=settings.seed,
+            loss_on=settings.loss_on,
+            overflow=settings.overflow,
+            shuffle=settings.shuffle,
+            verify=verify,
+        )
+    splits = [split for split in SPLITS if (path / tokens_name(split)).exists()]
+    if splits:
+        raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}")
+    return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+
+
+def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
+    """Raises NielsCacheError where two hold ids of different tokenizers. A source that does not say of which is taken as it is."""
+    said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
+    used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
+    if len(used) > 1:
+        told = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
+        raise NielsCacheError(f"sources: built with different tokenizers, whose ids mean different text: {told}; build them with one")
+
+
+def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
+    """The schedule with weights as shares of rows: those of tokens or examples, divided by what an average row of each source holds.
+
+    Raises NielsCacheError if examples are to be weighed and a source has none.
+    """
+    contents = {}
+    for name, source in zip(names, sources, strict=True):
+        held = source.tokens if settings.weigh_by == "tokens" else source.examples
+        if held is None:
+            raise NielsCacheError(f"weigh_by='examples': {name} is a stream of documents, not of SFT examples; use weigh_by='tokens'")
+        contents[name] = Fraction(held, source.samples)
+    return [(first, _shares_of_rows(shares, contents)) for first, shares in settings.weights]
+
+
+def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
+    """Where rows of all sources in use hold the same, the weights as given: exact, and untouched by sources that join later."""
+    used = {contents.get(name) for name, weight in shares.items() if weight}
+    if len(used) <= 1 or any(weight < 0 for weight in shares.values()):
+        return shares
+    return _in_parts({name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()})
+
+
+def _in_parts(shares: Mapping[str, Any]) -> dict[str, float]:
+    """Shares in whole parts of 2**16, at least 1 each: averages deserve no finer ones, and the blend's period stays short."""
+    total = sum(shares.values())
+    return {name: max(1, round(_PARTS * share / total)) if share > 0 and total > 0 else share for name, share in shares.items()}

@@ -1,0 +1,86 @@
+"""What the loader mixes: sources of samples, each a row of T+1 tokens with what is known about it.
+
+    sample number, epoch  --Source.read-->  Rows: tokens, document boundaries, targets
+                          --Source.origins-->  Origins: file, offset and document of every token
+
+A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packed_examples`). Which samples
+are read, and when, is the loader's business.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.format.meta import Meta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """Where documents begin inside rows of T inputs and T targets.
+
+    rows, columns: (K,) int64, sorted by row and then column, one entry for every document that begins at an input column 1..T-1.
+        Column 0 begins one in every row and is not listed.
+    continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
+    """
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Samples as they were read.
+
+    tokens: (n, T+1) uint16. boundaries: None unless asked for. targets: (n, T) bool, which of tokens[:, 1:] a model should learn;
+    None where it is all of them.
+    """
+
+    tokens: NDArray[np.uint16]
+    boundaries: Boundaries | None = None
+    targets: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origins:
+    """Where the tokens of samples come from; arrays (n, T+1) int64, -1 where a token is padding or its document is unknown.
+
+    files: index into the source's `files`. offsets: in tokens from the start of that file. documents: ordinal of the document
+    (or example) in its split. document_offsets: in tokens from the start of that document.
+    """
+
+    files: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    document_offsets: NDArray[np.int64]
+
+
+class Source(Protocol):
+    """A split of a cache as numbered samples; picklable, a copy opens the files again and refuses another build.
+
+    folder: as the user gave it. files: paths of its token files. meta: its meta.json, None without one.
+    fingerprint: hex, changes whenever a sample could. samples: per epoch. tokens: per epoch, inputs that are not padding.
+    examples: how many examples an epoch's rows hold, None for a stream of documents.
+    packs: whether rows hold several examples, so that boundaries and targets matter to every model.
+    """
+
+    folder: str
+    files: list[str]
+    meta: Meta | None
+    samples: int
+    tokens: int
+    examples: int | None
+    packs: bool
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
+        """Samples `numbers` (n,) of an epoch. `boundaries`: whether to find document boundaries (a packed source always does)."""
+        ...
+
+    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+        """Where every token of the samples `numbers` (n,) of an epoch comes from."""
+        ...

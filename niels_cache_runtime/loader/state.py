@@ -1,0 +1,196 @@
+"""The state of a loader as a checkpoint keeps it: a position, the settings it depends on, fingerprints of the caches.
+
+JSON-able and small. Every check says what differs between the state and the loader that is to take it; making batches is not
+its business.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.mixture import Mixture
+from niels_cache_runtime.loader.order import ORDER_VERSION
+from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
+
+FORMAT = "niels_cache_runtime.TokenLoader"
+VERSION = 1
+State = dict[str, Any]
+Weights = list[tuple[int, dict[str, float]]]
+
+
+def _are_settings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _are_sources(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(source, Mapping)
+        and isinstance(source.get("folder"), str)
+        and isinstance(source.get("fingerprint"), str)
+        for name, source in value.items()
+    )
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or (isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value))
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(
+        isinstance(segment, Sequence)
+        and len(segment) == 2
+        and as_int(segment[0]) is not None
+        and isinstance(segment[1], Mapping)
+        and all(isinstance(name, str) and type(weight) in (int, float) for name, weight in segment[1].items())
+        for segment in value
+    )
+
+
+def _is_worker(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, Sequence) or len(value) != 3 or any(as_int(number) is None for number in value):
+        return False
+    return 0 <= value[0] < value[1] and value[2] >= 0
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "settings": _are_settings,
+    "sources": _are_sources,
+    "names": _are_names,
+    "weights": _are_weights,
+    "worker": _is_worker,
+}
+
+
+def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
+    """settings: what the samples depend on, by name. weights: as given. sources: name -> {folder, fingerprint, samples}, in order.
+
+    The order is kept apart in `names`: a blend gives samples of equal rank to its first source, and JSON may be saved with sorted keys.
+    """
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "order_version": ORDER_VERSION,
+        **position_to_state(position),
+        "settings": dict(settings),
+        "weights": [[first, dict(shares)] for first, shares in weights],
+        "sources": {name: dict(source) for name, source in sources.items()},
+        "names": list(sources),
+    }
+
+
+def check_values(state: Any) -> None:
+    """Raise NielsCacheError, naming its key, for a value that JSON has not: an array among them can be compared with nothing.
+
+    What stands for one whole number of 64 bits, such as a tensor of one element, is taken for it.
+    """
+    left: list[tuple[str, Any]] = [("state", state)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(f"{key}[{name!r:.40}]", inner) for name, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
+        elif not (value is None or isinstance(value, str | bool | float)):
+            number = as_int(value)
+            if number is None or number.bit_length() > 64:
+                what = "a whole number of more than 64 bits" if number is not None else f"a {type(value).__name__}"
+                raise NielsCacheError(f"{key}: is {what}, which no saved state holds; it is cut or was edited")
+
+
+def check_form(state: Any) -> None:
+    """Raise NielsCacheError unless `state` is a loader's state of this version."""
+    check_values(state)
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
+        raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give what loader.state_dict() returned")
+    if state.get("version") == VERSION:
+        missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
+        if missing:
+            raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it is cut or was edited")
+        wrong = [key for key, is_of_form in _FORMS.items() if not is_of_form(state.get(key))]
+        if not wrong and state.get("names") is not None and sorted(state["names"]) != sorted(state["sources"]):
+            wrong = ["names"]
+        if wrong:
+            raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
+    if state.get("version") != VERSION or state.get("order_version") != ORDER_VERSION:
+        raise NielsCacheError(
+            f"state: version {state.get('version')}, order {state.get('order_version')}; this niels_cache_runtime reads version {VERSION}, "
+            f"order {ORDER_VERSION}: go on with the release that saved it"
+        )
+
+
+def check_same_weights(state: State, saved: Weights, given: Weights) -> None:
+    """Raise NielsCacheError unless `given` weights are the `saved` ones up to the state's position."""
+    samples = max(int(state["samples"]), 1)
+    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
+        raise NielsCacheError(
+            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
+        )
+
+
+def read_position(state: State) -> Position:
+    """The position of a checked state. Raises NielsCacheError if a number is missing or none."""
+    try:
+        return position_from_state(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NielsCacheError(f"state: its position cannot be read ({error!r}); it is cut or was edited") from error
+
+
+def check_settings(state: State, settings: State) -> None:
+    """Raise NielsCacheError, naming the first setting of the samples that differs."""
+    saved = state.get("settings", {})
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={saved.get(name)!r}; resuming needs the same")
+
+
+def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
+    """Raise NielsCacheError, naming the first source that is missing or changed. `allow_changed`: names that may have changed."""
+    saved = state.get("sources", {})
+    for name in saved:
+        if name not in sources:
+            raise NielsCacheError(
+                f"{name}: the state has read from {saved[name].get('folder')} under this name, this loader has {', '.join(sources)}; "
+                f"give it too (with weight 0 from sample {state['samples']} on, if it should not be read any more)"
+            )
+        if name in allow_changed:
+            continue
+        if saved[name].get("fingerprint") != sources[name]["fingerprint"]:
+            raise NielsCacheError(
+                f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
+                f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
+                f"restore it, or accept other samples from here on with allow_changed=({name!r},)"
+            )
+
+
+def check_order(state: State, names: Sequence[str]) -> None:
+    """Raise NielsCacheError if the sources that state and loader share come in another order: the samples of a blend depend on it."""
+    saved = [name for name in state.get("names") or () if name in names]
+    if saved and saved != [name for name in names if name in saved]:
+        raise NielsCacheError(
+            f"sources: come in the order {', '.join(names)}, the state was saved with {', '.join(state['names'])}; "
+            f"other samples would follow: give them in that order"
+        )
+
+
+def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
+    """Raise NielsCacheError unless `mixture` takes the samples before the state's position as the `saved` one does."""
+    samples = int(state["samples"])
+    if _before(mixture, samples) != _before(saved, samples):
+        raise NielsCacheError(
+            f"weights: the state was saved at sample {samples} under {_shown(state['weights'])}, which other weights would rewrite; "
+            f'to change the mix from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
+        )
+
+
+def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
+    segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
+    return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
+
+
+def _shown(weights: Sequence[Any]) -> str:
+    return str([(first, shares) for first, shares in weights])

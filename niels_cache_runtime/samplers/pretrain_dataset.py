@@ -1,0 +1,77 @@
+"""Random windows of a pretrain split, every window equally likely.
+
+    generator --one draw--> B window numbers --> position of each in the mapped split --one gather--> (B, T+1) --widen--> x, y
+
+Windows lie inside one shard; with shards much longer than T almost every position of the split starts one. Cost: constant
+per batch, whatever the number of shards. The order of a whole epoch, resuming and mixing are not its business.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import PairMaker, WindowReader, check_positive, draw, resolve_device
+from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+
+
+class PretrainTokenStreamDataset:
+    """Samples windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
+
+    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16). A meta.json in its
+        parent folder is checked against them; a bare folder works too.
+    T: tokens per row. Shards shorter than T+1 tokens are skipped.
+    device: where batches go. For CUDA, tokens cross as uint16 from pinned memory and are widened there.
+    verify: "size" compares sizes with meta.json, "sha256" reads every shard and compares its content.
+
+    `total_windows` is how many different windows there are. Picklable: a copy maps the files again, and refuses another build.
+    All is of one build, also where a rebuild replaces the data set while it is being opened.
+
+    Raises NielsCacheError if the folder or its shards are missing, empty, of odd length or not those of meta.json, if the data set
+    was never built or belongs to another tokenizer, or if T is below 1 or larger than any shard.
+    """
+
+    def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size") -> None:
+        self.T = T = check_positive("T", T)
+        self.shards_dir = os.path.abspath(shards_dir)
+        self.device = resolve_device(device)
+        split = open_split(self.shards_dir, verify=verify)
+        self.meta, mapped = split.meta, split.tokens
+        longest = int(mapped.shard_lengths.max(initial=0))
+        if not longest:
+            raise NielsCacheError(f"{shards_dir}: this split is empty (0 tokens); nothing can be sampled from it")
+        if longest < T + 1:
+            raise NielsCacheError(
+                f"{shards_dir}: T={T} needs a shard of {T + 1} tokens and the longest has {longest}; "
+                f"use T <= {longest - 1}, or rebuild with shard_bytes >= {(T + 1) * TOKEN_BYTES} if the split is that long"
+            )
+        windows = np.maximum(mapped.shard_lengths - T, 0)
+        window_ends = np.cumsum(windows)
+        self.total_windows = int(window_ends[-1])
+        self._window_ends = window_ends
+        self._shard_offsets = mapped.shard_starts - (window_ends - windows)
+        self._reader = WindowReader(mapped, length=T + 1)
+        self._pairs = PairMaker(self.device)
+
+    def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, y: (B, T) int64, contiguous, on the device, with y[:, :-1] == x[:, 1:].
+
+        Draws B windows with replacement, uniformly over `total_windows`, by one call on `generator`.
+        """
+        windows = draw(self.total_windows, B=B, generator=generator)
+        return self._pairs.pairs(self._reader.read(self._positions(windows)))
+
+    def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Window numbers (below total_windows, counted through the shards in order) -> positions in the mapped range."""
+        return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"shards_dir": self.shards_dir, "T": self.T, "device": str(self.device), "meta": self.meta}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["shards_dir"], T=state["T"], device=state["device"])  # type: ignore[misc]
+        check_same_build(self.shards_dir, opened=state["meta"], reopened=self.meta)

@@ -1,0 +1,289 @@
+"""All tokens of a folder of files in order, in chunks that ranks take in turns: the loader of simple-llama and of nanoGPT's heirs.
+
+    a.npy       b.npy         the files in order, each cut into chunks of batch * seq_len tokens
+    0  1  2  .  3  4  5  6 .  the chunks of all files, one list
+    r0 r1 r0    r1 r0 r1      num_processes = 2: chunk 6 is left over, the next epoch begins with chunk 0
+
+Reads the shards of a split of ours and `.npy` files as other projects write them. Cost: constant per batch; shards are mapped when
+opened, a `.npy` file when it is reached. Shuffling, mixing and windows across files are not its business.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import PairMaker, as_int, check_positive, resolve_device
+from niels_cache_runtime.cache.mmap import MappedTokens
+from niels_cache_runtime.cache.opening import (
+    Verify,
+    check_meta_count,
+    check_same_build,
+    check_sizes,
+    listed_of_split,
+    open_meta,
+    open_one_build,
+)
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, TOKEN_DTYPE, doc_ends_name, idx_name, list_shards, shard_name
+from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
+from niels_cache_runtime.loader.state import check_values
+
+STATE_VERSION = 1
+
+_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name) for split in SPLITS}  # 1-D integers too, but no tokens
+_NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenFile:
+    """One file of tokens; `shard` is its map, None for a `.npy` file, which is mapped when it is reached."""
+
+    path: Path
+    length: int
+    shard: NDArray[np.uint16] | None
+
+
+class DatasetLoader:
+    """Chunks of batch * seq_len tokens from the files of a folder, in order, strided over ranks, without end.
+
+    batch, seq_len: rows and tokens per row of a batch of this rank. process_rank, num_processes: which of how many ranks this is.
+    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16), of `.npy` files (one dimension of any integer
+        type), or of both; read in the order of their names, shards in that of their numbers. Other files are ignored, among them
+        `.npy` files of other types and shapes, hidden files, and the doc_ends and idx files of a cache. A meta.json in the parent
+        folder is checked against shards.
+    device: where batches go. For CUDA, uint16 tokens cross as such from pinned memory and are widened there.
+    verify: "size" compares the shards' sizes with meta.json, "sha256" reads them and compares their content.
+
+    File f of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one
+    list; rank r takes chunks r, r + num_processes, ..., so in each step the ranks take one group of neighbours, which may lie in two
+    files. An epoch ends with the last whole group. Per epoch every token is an input exactly once, except less than a chunk and one
+    token at the end of each file and less than a group at the end of the list.
+
+    Naive pointer arithmetic differs: there a rank's position starts at process_rank * batch * seq_len in each file, advances by
+    num_processes times that, and goes to the next file where the next step does not fit. This skips the last chunks of every file
+    that are no whole group, in every epoch the same ones, and where a rank tests only its own position, ranks change files at
+    different steps and drift apart. With one file, or files of whole groups, both read the same.
+
+    `chunks` counts those of all ranks per epoch, `steps_per_epoch` the batches of one rank, `epoch` the epochs completed, and
+    `files` maps names to lengths in tokens. Picklable: a copy opens the files again, at the same position, and refuses others.
+
+    Raises NielsCacheError if a setting is out of range, if the folder is missing, holds no tokens or fewer than num_processes chunks,
+    if a shard is of odd length or not that of meta.json, or if a `.npy` file is damaged.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        seq_len: int,
+        process_rank: int,
+        num_processes: int,
+        dataset_dir: str,
+        device: str,
+        *,
+        verify: Verify = "size",
+    ) -> None:
+        self.batch = check_positive("batch", batch)
+        self.seq_len = check_positive("seq_len", seq_len)
+        self.num_processes = check_positive("num_processes", num_processes)
+        rank = as_int(process_rank)
+        if rank is None or not 0 <= rank < self.num_processes:
+            raise NielsCacheError(f"process_rank={process_rank!r}: must be from 0 to {self.num_processes - 1}, below num_processes")
+        self.process_rank = rank
+        self.dataset_dir = os.path.abspath(dataset_dir)
+        self.device = resolve_device(device)
+        self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, lambda: self._open(verify))
+        self.files = {file.path.name: file.length for file in self._files}
+
+        # A file of 0 tokens would have -1 // ... = -1 chunks.
+        counts = [max(0, file.length - 1) // (self.batch * self.seq_len) for file in self._files]
+        self._chunk_ends = list(accumulate(counts))
+        self.chunks = self._chunk_ends[-1]
+        self.steps_per_epoch = self.chunks // self.num_processes
+        if not self.steps_per_epoch:
+            raise NielsCacheError(
+                f"{dataset_dir}: {len(counts)} files with at most {max(self.files.values())} tokens hold {self.chunks} chunks of "
+                f"batch * seq_len = {self.batch * self.seq_len} (and one more token), too few for num_processes={self.num_processes}; "
+                "use a smaller batch or seq_len, or more tokens"
+            )
+        self.epoch = 0
+        self._next_chunk = 0  # the first of the next group, the same on every rank
+        self._pairs = PairMaker(self.device)
+        self._mapped: tuple[_TokenFile, NDArray[Any]] | None = None
+
+    def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one; its last token is the first of
+        the next chunk in the file (or the first of the tail that is no chunk).
+
+        Raises NielsCacheError if a `.npy` file changed since it was opened, or holds an id that is no int64.
+        """
+        chunk = self._next_chunk + self.process_rank
+        index = bisect_right(self._chunk_ends, chunk)
+        file = self._files[index]
+        size = self.batch * self.seq_len
+        start = (chunk - (self._chunk_ends[index - 1] if index else 0)) * size
+        x, y = self._pairs.pairs(self._read(file, start, start + size + 1)[None])
+        self._go_to(self.epoch, self._next_chunk + self.num_processes)
+        return x.view(self.batch, self.seq_len), y.view(self.batch, self.seq_len)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the same on every rank after the same number of batches, and what it belongs to; JSON can hold it."""
+        return {
+            "version": STATE_VERSION,
+            "batch": self.batch,
+            "seq_len": self.seq_len,
+            "epoch": self.epoch,
+            "next_chunk": self._next_chunk,
+            "files": dict(self.files),
+            "content_sha256": self._content,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was saved: the batches that follow are those of an uninterrupted run.
+
+        The state of any rank serves all. Another num_processes is supported where the position is a multiple of it: always at an
+        epoch's start, and always for a divisor of the old one. The chunks taken before and after are then those of one list, only
+        which are left over at its end follows the new number.
+
+        Raises NielsCacheError, and changes nothing, if the state is none of ours, or of another batch, seq_len or content of the
+        folder (files, their lengths, and what meta.json says of them), or not at a multiple of num_processes.
+        """
+        check_values(state)
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+            raise NielsCacheError(f"the state is none of DatasetLoader's version {STATE_VERSION}; pass what state_dict() returned")
+        for name in ("batch", "seq_len"):
+            if state.get(name) != getattr(self, name):
+                raise NielsCacheError(
+                    f"the state was saved with {name}={state.get(name)!r}, this loader has {name}={getattr(self, name)}; use the same"
+                )
+        self._check_same_files(state)
+        epoch, next_chunk = as_int(state.get("epoch")), as_int(state.get("next_chunk"))
+        if epoch is None or epoch < 0 or next_chunk is None or not 0 <= next_chunk <= self.chunks:
+            raise NielsCacheError(
+                f"the state has epoch={state.get('epoch')!r}, next_chunk={state.get('next_chunk')!r}; "
+                f"pass what state_dict() returned, with next_chunk from 0 to {self.chunks}"
+            )
+        if next_chunk % self.num_processes:
+            raise NielsCacheError(
+                f"the state is at chunk {next_chunk}, which begins no group of num_processes={self.num_processes}; "
+                f"resume with a divisor of {next_chunk}, or from a state saved at an epoch's start"
+            )
+        self._go_to(epoch, next_chunk)
+
+    def _go_to(self, epoch: int, next_chunk: int) -> None:
+        """At an epoch's end that is the next one's start, so that a state saved there is good for every num_processes."""
+        at_end = next_chunk + self.num_processes > self.chunks
+        self.epoch, self._next_chunk = (epoch + 1, 0) if at_end else (epoch, next_chunk)
+
+    def _check_same_files(self, state: Mapping[str, Any]) -> None:
+        saved = state.get("files")
+        saved = saved if isinstance(saved, Mapping) else {}
+        changed = [name for name in sorted(saved.keys() | self.files.keys()) if saved.get(name) != self.files.get(name)]
+        if changed:
+            name = changed[0]
+            raise NielsCacheError(
+                f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, the state was saved with "
+                f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start anew"
+            )
+        if state.get("content_sha256") != self._content:
+            raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start anew")
+
+    def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
+        """meta.json, the hash it gives for these shards (both None where it says nothing of them), and the files in order."""
+        folder = Path(self.dataset_dir)
+        if not folder.is_dir():
+            raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
+        shards = list_shards(folder)
+        arrays, ignored = _find_arrays(folder)
+        meta, content = None, None
+        if shards or not arrays or verify != "size":  # beside a folder of other projects' files, a meta.json is theirs
+            meta = open_meta(folder.parent, verify=verify)
+        if meta is not None and is_foreign(meta):
+            if not arrays:
+                found = sum(path.stat().st_size for path in shards) // TOKEN_BYTES
+                check_meta_count(meta, folder.parent, f"{folder.name}_tokens", found)
+        elif meta is not None:
+            listed = listed_of_split(meta, folder, doc_ends=False)
+            sizes = {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]}
+            check_sizes(folder.parent, listed, sizes, verify=verify)
+            content = content_sha256(listed)
+        if not shards and not arrays:
+            if meta is not None and folder.name in SPLITS:
+                raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
+            raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
+        mapped = iter(zip(shards, MappedTokens(shards).shards, strict=True))
+        files = []
+        for path in sorted([*shards, *arrays], key=lambda path: path.name):
+            if path in arrays:
+                files.append(_TokenFile(path=path, length=arrays[path], shard=None))
+            else:  # by name, shard_100000 would precede shard_99999
+                path, tokens = next(mapped)
+                files.append(_TokenFile(path=path, length=len(tokens), shard=tokens))
+        return meta, content, files
+
+    def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
+        """A copy of these tokens, as uint16 if that is what the file holds, else as int64."""
+        if file.shard is not None:
+            return file.shard[start:end].copy()
+        if self._mapped is None or self._mapped[0] is not file:
+            # One at a time: every map of numpy holds a file descriptor, and there may be more files than a process may open.
+            try:
+                self._mapped = file, map_npy(file.path)
+            except OSError as error:
+                raise _unreadable(file.path, error) from error
+            if len(self._mapped[1]) != file.length:
+                raise NielsCacheError(f"{file.path}: changed since this loader opened it; open the folder again")
+        tokens = self._mapped[1]
+        read = tokens[start:end].astype(TOKEN_DTYPE if tokens.dtype == TOKEN_DTYPE else np.int64)
+        if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8 and read.min() < 0:
+            raise NielsCacheError(f"{file.path}: holds {tokens[start:end].max()} after token {start}, which is no token id")
+        return read
+
+    def __getstate__(self) -> dict[str, Any]:
+        settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self.dataset_dir, str(self.device))
+        return {"settings": settings, "meta": self.meta, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["settings"])  # type: ignore[misc]
+        check_same_build(self.dataset_dir, opened=state["meta"], reopened=self.meta)
+        self.load_state_dict(state["state"])
+
+
+def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
+    """The `.npy` files of tokens and their lengths, and what else is in the folder but shards."""
+    arrays, ignored = {}, []
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".npy" or path.name.startswith(".") or path.name in _OFFSET_FILES or not path.is_file():
+            ignored.append(path.name)
+            continue
+        try:
+            header = read_npy_header(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if header.dtype is not None and header.dtype.kind in "iu" and len(header.shape) == 1:
+            arrays[path] = header.shape[0]
+        else:
+            ignored.append(f"{path.name} ({header.dtype or header.descr} of shape {header.shape})")
+    return arrays, ignored
+
+
+def _unreadable(path: Path, error: OSError) -> NielsCacheError:
+    return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; restore it or move it out of the folder")
+
+
+def _hint(folder: Path, ignored: list[str]) -> str:
+    splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
+    if splits:
+        return f"give the folder of a split: {folder / splits[0]}"
+    expected = f"expected {shard_name(0)} and so on, or .npy files of one dimension of integers"
+    more = f" and {len(ignored) - _NAMES_SHOWN} more" if len(ignored) > _NAMES_SHOWN else ""
+    return f"{expected}; found {', '.join(ignored[:_NAMES_SHOWN]) + more if ignored else 'nothing'}"

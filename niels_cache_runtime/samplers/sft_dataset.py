@@ -1,0 +1,221 @@
+"""Whole SFT examples, one per row, with targets only inside what the assistant says.
+
+    sys ... EOT  usr ... EOT  asst A B EOT  EOT EOT          an example, padded
+                                   A B EOT                   its targets; every other target is -100
+
+Rows are cut or padded to T+1 tokens. Cost: one pass over the tokens when opened (in blocks, to find examples without a
+target), then constant per batch. Packing several examples into a row is not its business.
+"""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.gather import PairMaker, check_positive, check_token_id, draw, resolve_device, send
+from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
+from niels_cache_runtime.cache.opening import (
+    Verify,
+    check_meta_count,
+    check_same_build,
+    check_sizes,
+    listed_files,
+    open_meta,
+    open_one_build,
+)
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import IGNORE_INDEX, META_NAME, SPLITS, idx_name, tokens_name
+from niels_cache_runtime.format.meta import Meta
+
+_SCAN_TOKENS = 1 << 22
+
+
+def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
+    """Which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
+
+    tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
+    target. Padding with EOT after an unclosed span must be masked by the caller, who knows where it starts.
+    """
+    row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
+    return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
+
+
+def example_target_mask(
+    tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
+    """`assistant_target_mask` of examples back to back: tokens (N,), the start of each in `starts` (K,), the first of them 0.
+
+    A span ends with its example, and the first token of an example is never a target. `resumed`: those of `starts` at which an
+    example was cut inside a span, so that the rest of the span still counts. Returns (N,) bool.
+    """
+    opens = tokens == asst_id
+    changes = opens | (tokens == eot_id)
+    begins_inside = opens
+    if resumed is not None and len(resumed):
+        begins_inside = opens.copy()
+        begins_inside[resumed[~changes[resumed]]] = True
+    changes[starts] = True
+    # Whether a token is inside a span is the same from one change to the next: few runs, painted in one pass.
+    places = np.flatnonzero(changes)
+    inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
+    mask = np.zeros(len(tokens), dtype=np.bool_)
+    mask[1:] = inside[:-1]  # shifted by one, so that the closing EOT still counts
+    mask &= ~opens
+    mask[starts] = False
+    return mask
+
+
+def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+    """meta.json (None without one), the tokens, mapped, and the start of each example, of one build of a data set.
+
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
+    another tokenizer.
+    """
+    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
+
+
+def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
+    folder = Path(tokens_path).parent
+    meta = open_meta(folder, verify=verify)
+    tokens = MappedTokens([tokens_path]).shards[0]
+    if meta is not None and not is_foreign(meta):
+        paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
+        names = {path.name for path in paths}
+        listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
+        check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
+    starts = np.array(map_example_starts(idx_path, token_count=len(tokens)))
+    if meta is not None and is_foreign(meta):
+        split = next((split for split in SPLITS if Path(tokens_path) == folder / tokens_name(split)), None)
+        if split is not None and Path(idx_path) == folder / idx_name(split):
+            check_meta_count(meta, folder, f"{split}_examples", len(starts))
+            check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
+    return meta, tokens, starts
+
+
+def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
+    """The id of that special token: as given, else as meta.json has it.
+
+    Raises NielsCacheError if it is no token id, if the two disagree, or if there is neither.
+    """
+    given = None if given is None else check_token_id(f"{role}_id", given)
+    known = ((meta or {}).get("special_token_ids") or {}).get(role)
+    where = Path(tokens_path).parent / META_NAME
+    if given is None:
+        if known is None:
+            meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
+            raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
+        return check_token_id(f"{where}: {role}", known)
+    if known not in (None, given):
+        raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
+    return given
+
+
+def check_ids_differ(tokens_path: str, *, eot_id: int, asst_id: int) -> None:
+    """Raise NielsCacheError where one id would both begin and end what an assistant says."""
+    if asst_id == eot_id:
+        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
+
+
+class SFTExampleDataset:
+    """Samples whole examples from a pair of SFT files, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
+
+    tokens_path: headerless little-endian uint16. idx_path: int64 .npy, the start of each example in tokens.
+    T: tokens per row; an example is cut to its first T+1 tokens or padded with EOT.
+    device: where batches go. eot_id: the EOT token, also the padding.
+    asst_id: the assistant sentinel; taken from the meta.json beside the tokens when None.
+    verify: "size" compares sizes with meta.json, "sha256" reads both files and compares their content.
+
+    Examples without a target in their first T+1 tokens would make the loss NaN: they are never sampled.
+    `examples_without_target` is their number, and one warning reports it. Picklable: a copy maps the files again, and refuses
+    another build. All is of one build, also where a rebuild replaces the data set while it is being opened.
+
+    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if ids disagree with meta.json or are no token
+    ids, if asst_id is unknown, if the data set was never built or belongs to another tokenizer, if this machine lacks the device, if
+    T is below 1, or if there is no example to sample.
+    """
+
+    def __init__(
+        self,
+        tokens_path: str,
+        idx_path: str,
+        *,
+        T: int,
+        device: str,
+        eot_id: int,
+        asst_id: int | None = None,
+        verify: Verify = "size",
+    ) -> None:
+        self.T = T = check_positive("T", T)
+        self.tokens_path = os.path.abspath(tokens_path)
+        self.idx_path = os.path.abspath(idx_path)
+        self.device = resolve_device(device)
+        starts = self._open(verify)
+        self.eot_id = eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.tokens_path)
+        self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.tokens_path)
+        check_ids_differ(self.tokens_path, eot_id=eot_id, asst_id=self.asst_id)
+
+        if not len(starts):
+            raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
+        kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
+        has_target = self._find_targets(starts, kept_lengths)
+        self.examples_without_target = int(np.count_nonzero(~has_target))
+        if not has_target.any():
+            raise NielsCacheError(
+                f"{tokens_path}: none of its {len(starts)} examples has an assistant target in its first {T + 1} tokens; "
+                f"use a larger T, or check asst_id={self.asst_id} and eot_id={eot_id}"
+            )
+        if self.examples_without_target:
+            warnings.warn(
+                f"{tokens_path}: {self.examples_without_target} of {len(starts)} examples have no assistant target "
+                f"in their first {T + 1} tokens and are never sampled; a larger T may keep them",
+                stacklevel=2,
+            )
+        self._starts = starts[has_target]
+        self._lengths = kept_lengths[has_target]
+
+    def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
+
+        Draws B examples with replacement, uniformly over those with a target, by one call on `generator`.
+        """
+        chosen = draw(len(self._starts), B=B, generator=generator)
+        lengths = self._lengths[chosen, None]
+        columns = np.arange(self.T + 1)
+        real = columns < lengths
+        rows = self._tokens[self._starts[chosen, None] + np.minimum(columns, lengths - 1)]
+        rows[~real] = self.eot_id
+        mask = (assistant_target_mask(rows, self.asst_id, self.eot_id) & real)[:, 1:]
+        x, y = self._pairs.pairs(rows)
+        targets = send(np.ascontiguousarray(mask), self.device)
+        return x, y, torch.where(targets, y, IGNORE_INDEX)
+
+    def _open(self, verify: Verify = "size") -> NDArray[np.int64]:
+        """Open or reopen meta and tokens; returns the start of each example."""
+        self._pairs = PairMaker(self.device)
+        self.meta, self._tokens, starts = open_pair(self.tokens_path, self.idx_path, verify=verify)
+        return starts
+
+    def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(examples,) bool: whether the kept part of each example has a target, that is, a token after a sentinel."""
+        has_target = np.zeros(len(starts), dtype=np.bool_)
+        kept_ends = starts + kept_lengths
+        for block in range(0, len(self._tokens), _SCAN_TOKENS):
+            sentinels = block + np.flatnonzero(self._tokens[block : block + _SCAN_TOKENS] == self.asst_id)
+            examples = np.searchsorted(starts, sentinels, side="right") - 1
+            followed = sentinels + 1 < kept_ends[examples]
+            examples, following = examples[followed], sentinels[followed] + 1
+            has_target[examples[self._tokens[following] != self.asst_id]] = True
+        return has_target
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+        check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)

@@ -1,0 +1,225 @@
+"""One folder of a cache under verification: looked at, its files planned to be read, and judged by what came of that.
+
+A finding is told where the damage is: what follows from a damaged file, such as a total that is wrong without it, is none of its own.
+What must hold inside is `invariants`' business, which folders there are and how they are read together is `verify`'s.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
+from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
+from niels_cache_runtime.format.meta_form import form_problem
+from niels_cache_runtime.format.reading import Look, find_files
+from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, pretrain_parts
+from niels_cache_runtime.verify.invariants_foreign import foreign_parts, foreign_size_problems
+from niels_cache_runtime.verify.invariants_sft import sft_parts
+
+# Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than is recorded elsewhere.
+Kind = Literal["content", "files", "tokenizer", "recorded"]
+_Item = TypeVar("_Item")
+Hashes = Mapping[Path, str | NielsCacheError]
+
+_PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
+_MOST_NAMED = 8  # of what lies in a data set and is no part of it
+_FILES_ALONE = ("corpus", "duplicates", "index")  # what is in those files is known to those who write them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing wrong, in `path` (relative) of `folder`; `str` is one line.
+
+    kind: "files" (names, sizes, hashes), "content" (what cannot be inside a cache), "tokenizer" (another one than the cache root's) or
+    "recorded" (another content than Dagster recorded).
+    """
+
+    kind: Kind
+    folder: str
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        """One line that any terminal takes: names of files may hold line breaks, escape sequences and bytes that are no text."""
+        return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
+
+
+def escaped(text: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+class VerifiedFolder:
+    """`path`: the folder. `found`: relative path -> bytes of its files but meta.json. `meta`: None where it cannot be used.
+
+    `is_unverifiable`: whether another program wrote its meta.json, so that there are no sizes and hashes to compare with. Then only what
+    that file says of the tokens is checked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path if path.parts else path.absolute()  # of ".", no message about a file begins with the folder
+        self._build = read_build(path)
+        found = find_files(path)
+        self.found, strange = found.sizes, found.strange
+        self.found.pop(META_NAME, None)
+        self._unread, self._empty = found.unread, found.empty
+        self._damage: list[Problem] = [*strange.items()]
+        self._listed: FileEntries = {}
+        self._parts: list[Part] = []
+        self._stopped: dict[Part | None, Problem] = {}  # None: the making of parts
+        self.meta: Meta | None = None
+        self.is_unverifiable = False
+        if META_NAME in strange:
+            return
+        try:
+            meta = load_meta(str(path / META_NAME))
+            if is_foreign(meta):
+                self.meta, self.is_unverifiable = meta, True
+                return
+            self._listed = listed_files(meta, path)
+            if self._build != canonical_json(meta).encode():
+                raise NielsCacheError("it is not as it was written, though it says the same (edited by hand?); rebuild this data set")
+            self.meta = meta
+        except (NielsCacheError, OSError) as error:
+            self._listed = self._vouched_for()
+            path_of, problem = as_problem(NielsCacheError(error), path)
+            compared = "of its files only those that content_sha256 vouches for" if self._listed else "none of its files"
+            self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
+
+    def _vouched_for(self) -> FileEntries:
+        """What a meta.json that is damaged lists all the same: its list is believed as far as content_sha256 covers it, or not at all, so
+        that a file is not blamed for what is wrong with its entry."""
+        try:
+            meta = json.loads(self._build or b"")
+            listed = listed_files(meta, self.path)
+            intact = content_sha256(listed) == meta.get("content_sha256")
+        except (NielsCacheError, ValueError, RecursionError, AttributeError):
+            return {}
+        return {path: entry for path, entry in listed.items() if intact and is_content(path)}
+
+    def notes(self) -> list[str]:
+        """Return at most two lines: that nothing can be verified, and what else lies here, which harms nothing and was not looked at."""
+        said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
+        places = SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()  # a split may be empty
+        beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
+        if not beside:
+            return said
+        more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
+        named = ", ".join(beside[:_MOST_NAMED])
+        return [*said, escaped(f"{self.path}: no part of the data set, and not looked at: {named}{more}; remove what you do not need")]
+
+    def was_rebuilt(self) -> bool:
+        """Whether another build has taken its place since: then what was found is of two."""
+        return read_build(self.path) != self._build
+
+    def plan(self) -> dict[Path, Look | None]:
+        """The files that are to be read, and who looks at each meanwhile."""
+        listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
+        if self.meta is None:
+            return {self.path / path: None for path in listed}
+        if self.meta.get("built") is False:
+            return {}
+        make_parts = foreign_parts if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
+        if make_parts is not None:
+            for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
+                self._parts.append(part)
+        looks = {path: self._watched(part, look) for part in self._parts for path, look in part.looks.items()}
+        return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
+
+    def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
+        """All of them. hashes: of the files in `plan`; None where nothing was read: then sizes alone are compared."""
+        problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
+        if self.meta is not None and self.meta.get("built") is False:
+            problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
+        elif self.meta is None:
+            problems["files"] = [*self._damage, *(self._file_problems(hashes) if self._listed else ())]
+        else:
+            damage = [*self._damage, *self._file_problems(hashes)]
+            content = self._content_problems(self.meta, {path for path, _ in damage}, was_read=hashes is not None)
+            problems = {"content": content, "files": damage, "tokenizer": self._tokenizer_problems(self.meta)}
+        for kind, found in problems.items():
+            for path, problem in found:
+                yield Finding(kind=kind, folder=str(self.path), path=path, problem=problem)
+
+    def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
+        """Files on disk against those listed, by name, size and hash."""
+        if self.is_unverifiable:
+            unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
+            yield from (as_problem(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
+            return
+        for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
+            yield path, "missing, though meta.json lists it"
+        for path in sorted(self.found.keys() - self._listed.keys()):
+            if self.meta is not None or not path.endswith(".parquet"):
+                yield path, "not listed in meta.json"
+        for path in sorted(self.found.keys() & self._listed.keys()):
+            listed, sha256 = self._listed[path], (hashes or {}).get(self.path / path)
+            if self.found[path] != listed["bytes"]:
+                yield path, f"has {self.found[path]} bytes, meta.json says {listed['bytes']}"
+            elif isinstance(sha256, NielsCacheError):
+                yield as_problem(sha256, self.path)
+            elif sha256 not in (None, listed["sha256"]):
+                yield path, "its sha256 is not the one in meta.json"
+
+    def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Iterator[Problem]:
+        """What meta.json and intact files say that cannot be; of damaged ones what explains the damage."""
+        kind = meta.get("kind")
+        if self.is_unverifiable:
+            if not was_read:
+                yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
+        elif kind == "tokenizer":
+            if self._listed.get(TOKENIZER_MODEL_NAME, {}).get("sha256") != meta.get("sha256"):
+                yield META_NAME, f"sha256 is not that of {TOKENIZER_MODEL_NAME} in `files`"
+        elif kind in FAMILIES:
+            if content_sha256(self._listed) != meta.get("content_sha256"):
+                yield META_NAME, "content_sha256 does not follow from `files`"
+        elif str(kind).partition("/")[0] not in _FILES_ALONE:
+            yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_PARTS, *_FILES_ALONE])}"
+        if None in self._stopped:
+            yield self._stopped[None]
+        named = None in self._stopped
+        for part in self._parts:
+            problems = [*self._guarded(part, part.problems())] if part not in self._stopped else []
+            if part in self._stopped:
+                problems.append(self._stopped[part])
+            shown = [problem for problem in problems if problem[0] in damaged or not part.inputs & damaged]
+            named |= any(path == META_NAME for path, _ in shown)
+            yield from shown
+        if (problem := form_problem(meta)) and not named:
+            yield META_NAME, problem
+
+    def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
+        try:
+            problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
+        except NielsCacheError:  # the tokenizer's own meta.json is broken: a finding where the tokenizer is verified
+            return
+        if problem:
+            yield META_NAME, problem
+
+    def _watched(self, part: Part, look: Look) -> Look:
+        """`look`, until an exception stops the part."""
+
+        def watched(block: memoryview) -> None:
+            if part not in self._stopped:
+                try:
+                    look(block)
+                except Exception as error:
+                    self._stopped[part] = self._problem(error)
+
+        return watched
+
+    def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items, up to the exception that ends them: whatever a broken file makes numpy say is a problem of the part."""
+        try:
+            yield from items
+        except Exception as error:
+            self._stopped[part] = self._problem(error)
+
+    def _problem(self, error: Exception) -> Problem:
+        if isinstance(error, NielsCacheError):
+            return as_problem(error, self.path)
+        return META_NAME, f"cannot be checked: {type(error).__name__}: {error}"

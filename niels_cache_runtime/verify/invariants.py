@@ -1,0 +1,263 @@
+"""What must hold inside a built data set, checked while its files are read once.
+
+    meta, folder --> parts --> looks: shown the blocks of their files, of several at once --> problems: (path, what is wrong)
+
+A part is a split, or what meta.json says by itself. Blocks are looked at for few things: special ids and ids outside the vocabulary, found
+in two passes over a block that was just hashed; the rest is arithmetic on their places. Memory stays flat, and nothing is mapped. What
+stops a part is one more problem of it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import (
+    MAX_VOCAB_SIZE,
+    META_NAME,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKEN_DTYPE,
+    TOKEN_DTYPE_NAME,
+    Split,
+    doc_ends_name,
+    shard_name,
+)
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.reading import Look
+from niels_cache_runtime.verify.offset_file import OffsetFile
+
+Problem = tuple[str, str]
+ROLES = ("sys", "usr", "asst")
+
+
+class ReadOffsets(Protocol):
+    """`OffsetFile.of_doc_ends` or `OffsetFile.of_example_starts`."""
+
+    def __call__(self, path: Path, /, *, token_count: int) -> OffsetFile: ...
+
+
+class Part(Protocol):
+    """inputs: relative paths of the files that its problems follow from. looks: what is shown which file's blocks, in order."""
+
+    inputs: frozenset[str]
+    looks: dict[str, Look]
+
+    def problems(self) -> Iterator[Problem]:
+        """Asked once every file has been shown."""
+
+
+def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Shard sizes, totals, ids, and documents of both splits. sizes: bytes of the listed files that are there.
+
+    Raises NielsCacheError where meta.json lacks what they need.
+    """
+    vocab_size, eot = _known_or_not(meta)
+    yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size))
+    roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
+    for split in SPLITS:
+        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles))
+
+
+def _known_or_not(meta: Meta) -> tuple[int, int | None]:
+    """Vocabulary and EOT. Imported tokens may be of an unknown one, which their meta.json says with null: then any id is inside it, and
+    no document is held to an EOT."""
+    imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
+    ids = meta.get("special_token_ids")
+    no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
+    no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
+    return MAX_VOCAB_SIZE if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
+
+
+class MetaPart:
+    """Of meta.json alone: nothing is read for it."""
+
+    def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
+        self.inputs: frozenset[str] = frozenset()
+        self.looks: dict[str, Look] = {}
+        self.problems = problems
+
+
+class SpecialIds:
+    """The ids that are looked for: special tokens, and what the vocabulary has not.
+
+    Found by two passes, a comparison and a maximum, because special ids lie at one end of nearly every vocabulary: ordinary ids are
+    those of the longest run without one, the few others are looked at one by one.
+    """
+
+    def __init__(self, vocab_size: int, eot: int | None, roles: Iterable[int]) -> None:
+        self.vocab_size, self.eot, self.roles = vocab_size, eot, tuple(roles)
+        special = {token for token in (eot, *self.roles) if token is not None}
+        runs = pairwise(sorted({-1, vocab_size, *special}))
+        self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
+        self._buffers = threading.local()
+
+    def unusual(self, tokens: NDArray[np.uint16]) -> NDArray[np.bool_]:
+        """Which ids are not ordinary; good until the next call in this thread."""
+        buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
+        if buffer is None or len(buffer) < len(tokens):  # a new one for each block would cost more than all else
+            buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
+        unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
+        if len(tokens) and int(tokens.max()) >= self._end:
+            unusual |= tokens >= self._end
+        return unusual
+
+    def find(self, tokens: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+        """Where ids stand that are not ordinary, in order, and these ids."""
+        places = np.flatnonzero(self.unusual(tokens))
+        return places, tokens[places]
+
+    def too_large(self, ids: NDArray[np.uint16]) -> int:
+        """The largest of them if it is outside the vocabulary, else -1."""
+        largest = int(ids.max()) if len(ids) else -1
+        return largest if largest >= self.vocab_size else -1
+
+    def too_large_problems(self, path: str, largest: int) -> Iterator[Problem]:
+        if largest >= 0:
+            yield path, f"holds id {largest}, the vocabulary has {self.vocab_size}"
+
+
+class _PretrainSplit:
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds) -> None:
+        self._meta, self._split, self._ids = meta, split, ids
+        self._folder_exists = (folder / split).is_dir()
+        self._listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
+        self._numbered = [f"{split}/{shard_name(index)}" for index in range(len(self._listed))]
+        self._sizes = {path: sizes[path] for path in self._numbered if path in sizes}
+        self._token_count = sum(self._sizes.values()) // TOKEN_BYTES
+        self._ends_path = doc_ends_name(split)
+        self._ends, self._ends_problem = read_offsets(
+            folder, self._ends_path, OffsetFile.of_doc_ends, meta, sizes, token_count=self._token_count, needed=self._token_count > 0
+        )
+        position, self._shards = 0, {}
+        for path, size in self._sizes.items():
+            self._shards[path] = _Shard(ids, self._ends if meta.get("append_eot") is True else None, position)
+            position += size // TOKEN_BYTES
+        self.inputs = frozenset({*self._listed, self._ends_path})
+        self.looks: dict[str, Look] = {path: shard.look_at for path, shard in self._shards.items()}
+
+    def problems(self) -> Iterator[Problem]:
+        meta, split, shards = self._meta, self._split, self._shards.values()
+        documents = (meta.get("documents") or {}).get(split)
+        if not self._folder_exists:
+            yield f"{split}/", "no such folder; an empty split has an empty one"
+        if self._listed != set(self._numbered):
+            yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
+        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"))
+        if self._ends_problem is not None:
+            yield self._ends_problem
+        if self._ends is not None and documents != len(self._ends):
+            yield self._ends_path, f"lists {len(self._ends)} documents, meta.json says {documents}"
+        for path, shard in self._shards.items():
+            yield from self._ids.too_large_problems(path, shard.too_large)
+            if shard.sentinels:
+                yield path, f"holds {shard.sentinels} role sentinels, which belong into SFT data only"
+        yield from total_problems(meta, f"{split}_tokens", self._token_count)
+        if meta.get("append_eot") is not True:
+            return
+        if (found := sum(shard.eot_tokens for shard in shards)) != documents:
+            yield f"{split}/", f"holds {found} EOT tokens for {documents} documents"
+        if unclosed := sum(shard.unclosed for shard in shards):
+            yield self._ends_path, f"{unclosed} documents do not end with EOT"
+
+
+class _Shard:
+    """Counts in the blocks of one shard; `position`: its first token in the stream. ends: None where documents are not held to an EOT."""
+
+    def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int) -> None:
+        self._ids, self._ends, self._position = ids, ends, position
+        self.too_large = -1
+        self.sentinels = self.eot_tokens = self.unclosed = 0
+
+    def look_at(self, block: memoryview) -> None:
+        tokens = tokens_of(block)
+        unusual, closed = self._ids.unusual(tokens), 0
+        if self._ends is not None:
+            _, last_tokens = self._ends.within(self._position + 1, len(tokens))
+            closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
+            self.unclosed += len(last_tokens) - closed
+        self._position += len(tokens)
+        if np.count_nonzero(unusual) == closed:  # nothing but the EOT of documents, as nearly always: no need to look where
+            self.eot_tokens += closed
+            return
+        ids = tokens[unusual]
+        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
+        self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
+
+
+def tokens_of(block: memoryview) -> NDArray[np.uint16]:
+    """The block's whole tokens; what an odd byte at a file's end is, its size says."""
+    return np.frombuffer(block, dtype=TOKEN_DTYPE, count=len(block) // TOKEN_BYTES)
+
+
+def _pretrain_meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+    yield from meta_problems(meta, vocab_size)
+    if not isinstance(meta.get("append_eot"), bool):
+        yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
+
+
+def meta_problems(meta: Meta, vocab_size: int) -> Iterator[Problem]:
+    """What the metas of both families say about tokens."""
+    if meta.get("token_dtype") != TOKEN_DTYPE_NAME:
+        yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {TOKEN_DTYPE_NAME!r}"
+    ids = {role: special_id(meta, role) for role, token in meta["special_token_ids"].items() if token is not None}
+    for role, token in ids.items():
+        if not 0 <= token < vocab_size:
+            yield META_NAME, f"the {role} id is {token}, the vocabulary has {vocab_size}"
+    if len(set(ids.values())) < len(ids):
+        yield META_NAME, f"special tokens share an id: {', '.join(f'{role} {token}' for role, token in sorted(ids.items()))}"
+
+
+def number(meta: Meta, key: str) -> int:
+    value = meta.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise NielsCacheError(f"{key} is {value!r}, expected a whole number")
+    return value
+
+
+def special_id(meta: Meta, key: str) -> int:
+    ids = meta.get("special_token_ids")
+    return number(ids if isinstance(ids, dict) else {}, key)
+
+
+def as_problem(error: NielsCacheError, folder: Path) -> Problem:
+    """An error about a file of `folder` as that file and the rest of the message; any other is about its meta.json."""
+    message = str(error)
+    if not message.startswith(f"{folder}{os.sep}"):
+        return META_NAME, message
+    path, _, problem = message[len(f"{folder}{os.sep}") :].partition(": ")
+    return path, problem
+
+
+def _shard_size_problems(sizes: dict[str, int], shard_bytes: int) -> Iterator[Problem]:
+    for index, (path, size) in enumerate(sizes.items()):
+        if size % TOKEN_BYTES:
+            yield path, f"{size} bytes is no whole number of uint16 tokens"
+        elif index < len(sizes) - 1 and size != shard_bytes:
+            yield path, f"has {size} bytes; all shards but the last have shard_bytes={shard_bytes}"
+        elif size > shard_bytes:
+            yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
+
+
+def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
+    if meta.get(key) != found:
+        yield META_NAME, f"{key} is {meta.get(key)}, the files hold {found}"
+
+
+def read_offsets(
+    folder: Path, path: str, read: ReadOffsets, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
+) -> tuple[OffsetFile | None, Problem | None]:
+    """The offsets, or what is wrong with them; neither of a file that is missing, which is told where files are compared."""
+    if path not in sizes:
+        return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
+    try:
+        return read(folder / path, token_count=token_count), None
+    except NielsCacheError as error:
+        return None, as_problem(error, folder)

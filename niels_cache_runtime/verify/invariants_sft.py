@@ -1,0 +1,127 @@
+"""What must hold inside an SFT data set: offsets, ids, totals, and examples that are rows of messages. How it is checked: `invariants`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_BYTES, Split, idx_name, tokens_name
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.reading import Look
+from niels_cache_runtime.verify.invariants import (
+    ROLES,
+    MetaPart,
+    Part,
+    Problem,
+    SpecialIds,
+    meta_problems,
+    number,
+    read_offsets,
+    special_id,
+    tokens_of,
+    total_problems,
+)
+from niels_cache_runtime.verify.offset_file import OffsetFile
+
+
+def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Of both splits. sizes: bytes of the listed files that are there. Raises NielsCacheError where meta.json lacks what they need."""
+    ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
+    yield MetaPart(lambda: meta_problems(meta, ids.vocab_size))
+    for split in SPLITS:
+        yield _SftSplit(meta, folder, split, sizes, ids=ids)
+
+
+class _SftSplit:
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds) -> None:
+        self._meta, self._split, self._ids = meta, split, ids
+        self._path, idx_path = tokens_name(split), idx_name(split)
+        self._size = sizes.get(self._path, 0)
+        self._token_count = self._size // TOKEN_BYTES
+        self._starts, self._starts_problem = read_offsets(
+            folder, idx_path, OffsetFile.of_example_starts, meta, sizes, token_count=self._token_count, needed=True
+        )
+        self._messages = _Messages(ids, self._starts, token_count=self._token_count)
+        self.inputs = frozenset({self._path, idx_path})
+        self.looks: dict[str, Look] = {self._path: self._messages.look_at} if self._path in sizes else {}
+
+    def problems(self) -> Iterator[Problem]:
+        if self._path not in self._meta["files"]:
+            yield META_NAME, f"lists no {self._path}"
+        if self._size % TOKEN_BYTES:
+            yield self._path, f"{self._size} bytes is no whole number of uint16 tokens"
+        if self._starts_problem is not None:
+            yield self._starts_problem
+        if self._starts is not None:
+            yield from total_problems(self._meta, f"{self._split}_examples", len(self._starts))
+        yield from self._ids.too_large_problems(self._path, self._messages.too_large)
+        for problem in self._messages.problems():
+            yield self._path, problem
+        if f"{self._split}_tokens" in self._meta:
+            yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
+
+
+class _Messages:
+    """Counts what breaks the form of examples (sentinel, content, EOT for each message) in consecutive blocks of tokens.
+
+    starts: None where nothing says where an example begins; then only ids are looked at. An offset that was moved to another message of
+    its conversation cannot be told from a right one.
+    """
+
+    def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int) -> None:
+        self._ids, self._starts, self._token_count = ids, starts, token_count
+        self._asst = ids.roles[ROLES.index("asst")]
+        self._position = 0
+        self._last_is_eot = False  # whether the block before this one ended with EOT
+        self._last_answered = -1  # the last example in which an assistant was seen
+        self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
+        self.too_large = -1
+
+    def look_at(self, block: memoryview) -> None:
+        tokens = tokens_of(block)
+        places, ids = self._ids.find(tokens)
+        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        if self._starts is not None and len(tokens):
+            self._look_at_messages(self._starts, tokens, places, ids)
+        self._position += len(tokens)
+
+    def _look_at_messages(self, starts: OffsetFile, tokens: NDArray[np.uint16], places: NDArray[np.int64], ids: NDArray[np.uint16]) -> None:
+        first, begins = starts.within(self._position, len(tokens))
+        _, last_tokens = starts.within(self._position + 1, len(tokens))
+        if self._position + len(tokens) == self._token_count and len(starts):
+            last_tokens = np.append(last_tokens, len(tokens) - 1)
+        self._unclosed += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
+
+        roles = places[np.isin(ids, self._ids.roles)]
+        after_eot = places[ids == self._ids.eot] + 1
+        if self._last_is_eot:
+            after_eot = np.append(0, after_eot)
+        self._last_is_eot = bool(tokens[-1] == self._ids.eot)
+        after_eot = after_eot[after_eot < len(tokens)]
+        self._roleless += len(_without(begins, roles))
+        self._inside += len(_without(_without(roles, begins), after_eot))
+        self._after_eot += len(_without(_without(after_eot, begins), roles))
+        answered = np.unique(first + begins.searchsorted(places[ids == self._asst], side="right") - 1)
+        if len(answered):
+            self._answered += len(answered) - int(answered[0] == self._last_answered)
+            self._last_answered = int(answered[-1])
+
+    def problems(self) -> Iterator[str]:
+        if self._unclosed:
+            yield f"{self._unclosed} examples do not end with EOT"
+        if self._starts is None:
+            return
+        if self._roleless:
+            yield f"{self._roleless} examples do not begin with a role sentinel"
+        if self._inside:
+            yield f"{self._inside} role sentinels stand inside a message, neither first in an example nor after EOT"
+        if self._after_eot:
+            yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
+        if unanswered := len(self._starts) - self._answered:
+            yield f"{unanswered} examples have no assistant message"
+
+
+def _without(places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of the sorted places that are not among the others."""
+    return np.setdiff1d(places, others, assume_unique=True)

@@ -1,0 +1,91 @@
+"""Sorted offsets of a .npy file, read in pieces: for a verifier, which must neither grow with the file nor die of a bad disk.
+
+A disk that fails under a map ends the process with a signal; here it is an error. Cost: one pass when opened, which keeps every 4096th
+offset in memory, then one small read for each range that is asked for. Training maps its offsets (`mmap`).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts, check_offsets_form
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE
+from niels_cache_runtime.format.npy_files import read_npy_header
+from niels_cache_runtime.format.safe_open import open_regular
+
+_STEP = 4096
+
+
+class OffsetFile:
+    """A 1-D .npy file of that dtype; `offsets[i]` and `offsets[i:j]` read it. Raises NielsCacheError where it cannot be read or is none."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path, self._dtype = path, dtype
+        try:
+            header = read_npy_header(path)
+        except FileNotFoundError as error:
+            raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        check_offsets_form(path, header.dtype or header.descr, header.shape, wanted=dtype)
+        self._count, self._begin = header.shape[0], header.offset
+        self._sparse = np.array([], dtype=dtype)
+
+    @classmethod
+    def of_doc_ends(cls, path: Path, *, token_count: int) -> "OffsetFile":
+        """What `map_doc_ends` maps. Raises NielsCacheError as that."""
+        ends = cls(path, DOC_ENDS_DTYPE)
+        check_doc_ends(path, ends, token_count=token_count)
+        return ends._indexed()
+
+    @classmethod
+    def of_example_starts(cls, path: Path, *, token_count: int) -> "OffsetFile":
+        """What `map_example_starts` maps. Raises NielsCacheError as that."""
+        starts = cls(path, IDX_DTYPE)
+        check_example_starts(path, starts, token_count=token_count)
+        return starts._indexed()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            first, end, _ = index.indices(self._count)
+            return self._read(first, max(end, first))
+        return self._read(index % self._count, index % self._count + 1)[0]
+
+    def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
+        """Those in [begin, begin + count), relative to `begin`, and the index of the first of them (or where it would be)."""
+        bounds = np.array([begin, begin + count], dtype=self._dtype)
+        near = self._sparse.searchsorted(bounds)
+        lower = max(int(near[0]) - 1, 0) * _STEP
+        block = self._read(lower, min(int(near[1]) * _STEP, self._count))
+        first, end = block.searchsorted(bounds)
+        return lower + int(first), block[first:end].astype(np.int64) - begin
+
+    def _indexed(self) -> "OffsetFile":
+        """With every 4096th offset in memory: they must be sorted."""
+        blocks = [self[first : first + 1] for first in range(0, self._count, _STEP)]
+        self._sparse = np.concatenate(blocks) if blocks else self._sparse
+        return self
+
+    def _read(self, first: int, end: int) -> NDArray[Any]:
+        size = self._dtype.itemsize
+        try:
+            descriptor = open_regular(self._path)
+            try:
+                content = os.pread(descriptor, (end - first) * size, self._begin + first * size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(content) != (end - first) * size:
+            raise NielsCacheError(f"{self._path}: was cut short while it was being read")
+        return np.frombuffer(content, dtype=self._dtype)
+
+    def _unreadable(self, error: OSError) -> NielsCacheError:
+        return NielsCacheError(f"{self._path}: cannot be read: {error.strerror or error}")

@@ -1,0 +1,147 @@
+"""What lies in a cache root: the folders that `verify` verifies, and what lies beside them.
+
+A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else belongs there. It may be a link: where a
+data set lies is its owner's choice, and it is verified there. No other link is followed. Beside those folders anything may lie, which
+nobody reads; what a builder leaves there has a leading dot. Costs a look at each name; what is in a folder is `verified_folder`'s.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.described import NO_CACHE, describe
+from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
+from niels_cache_runtime.verify.folder import Finding, VerifiedFolder, escaped
+
+_ONE = ("tokenizer", "duplicates")
+_MANY = ("pretrain", "sft", "corpus", "index")
+_REPORTS = "reports"
+_LEFT_BY_BUILDERS = {
+    ".lock": os.path.isfile,
+    ".partial": os.path.isdir,
+    ".old": os.path.isdir,
+    ".journal": os.path.isdir,
+    ".damaged": os.path.isdir,
+}
+
+
+def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
+    """The folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are not among them."""
+    root = Path(root)
+    if not root.is_dir():
+        raise _no_root(root, "give a cache root such as cache/")
+    if (root / META_NAME).exists():
+        if names:
+            raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
+        return [root]
+    found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
+    found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
+    found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
+    if not found:
+        raise _no_root(root, "build one first, or check the path")
+    for name in names or ():
+        if not any(_is_called(name, folder) for folder in found):
+            known = ", ".join(folder.relative_to(root).as_posix() for folder in found)
+            raise NielsCacheError(f"{root}: holds no {name}; it has {known}")
+    return [folder for folder in found if not names or any(_is_called(name, folder) for name in names)]
+
+
+def _no_root(path: Path, advice: str) -> NielsCacheError:
+    found = describe(path)
+    said = NO_CACHE if found.kind == "root" else found.said  # of links that lead nowhere
+    return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
+
+
+def stray_findings(root: str | Path) -> Iterator[Finding]:
+    """What lies where data sets lie and is none."""
+    for path, problem in _places(Path(root)):
+        if problem is not None:
+            yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
+
+
+def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
+    """One line each about what harms nothing and should be known.
+
+    In `folders`: what is no part of the data set. With `beside`, in the root: data sets that lie elsewhere, and what is not verified.
+    """
+    root = Path(root)
+    said = [line for folder in folders for line in folder.notes()]
+    if (root / META_NAME).exists():
+        return said + [escaped(line) for folder in folders for line in _renamed(folder)]
+    return said + [escaped(line) for line in _beside(root)] if beside else said
+
+
+def _renamed(folder: VerifiedFolder) -> Iterator[str]:
+    """A folder that is given by its path may have any name."""
+    named = (folder.meta or {}).get("dataset_name")
+    if named not in (None, folder.path.absolute().name):
+        yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
+
+
+def _beside(root: Path) -> Iterator[str]:
+    for path, problem in _places(root):
+        if problem is None and path.is_symlink():
+            yield f"{path}: is a link; what is verified is {os.path.realpath(path)}"
+    for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
+        is_left = _LEFT_BY_BUILDERS.get(path.suffix)
+        if is_left is not None and (path.is_symlink() or not is_left(path)):
+            yield f"{path}: is not what a build leaves under this name, and not looked at; remove it"
+        elif is_left is None and path.parent != root:
+            yield f"{path}: no part of the cache, and not looked at"
+    if (root / _REPORTS).is_dir():
+        yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and can be made again"
+    hidden = [path for path in _hidden(root) if path.suffix not in _LEFT_BY_BUILDERS]
+    others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
+    if hidden or others:
+        yield f"{root}: no part of the cache, and not looked at: {', '.join(path.name for path in (*hidden, *others))}"
+
+
+def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
+    """The folders of data sets and what lies in them, each with what is wrong with that, or None."""
+    for name in _ONE:
+        yield root / name, _stray_problem(root / name)
+    for name in _MANY:
+        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
+        yield from ((path, _stray_problem(path)) for path in _entries(root / name))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Names without a leading dot. None of a folder that cannot be listed."""
+    return [path for path in _listed(folder) if not path.name.startswith(".")]
+
+
+def _hidden(folder: Path) -> list[Path]:
+    """Names with a leading dot: a build at work, its lock, or the file manager's."""
+    return [path for path in _listed(folder) if path.name.startswith(".")]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _stray_problem(path: Path) -> str | None:
+    """Why what lies at the place of a data set is none; None where nothing does."""
+    if path.is_symlink() and not os.path.isfile(path / META_NAME):
+        return "is a link to no data set, which is not followed; put the data set there, or remove it"
+    if os.path.lexists(path) and not os.path.isdir(path):
+        return "is no folder, and only those of data sets belong here; remove it"
+    return None
+
+
+def _listing_problem(path: Path) -> str | None:
+    """Why the data sets of a family cannot be found; None where they can, or where there is no such folder."""
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be listed: {error.strerror or error}"
+    return None
+
+
+def _is_called(name: str, folder: Path) -> bool:
+    return name in (folder.name, f"{folder.parent.name}/{folder.name}")

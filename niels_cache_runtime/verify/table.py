@@ -1,0 +1,78 @@
+"""What came of a verification, folder by folder: the rows of the table that `verify` prints, and that table as plain text."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from niels_cache_runtime.catalog_text import in_bytes
+from niels_cache_runtime.verify.folder import Finding, VerifiedFolder, escaped
+
+COLUMNS = ("data set", "family", "files", "bytes", "result")
+NUMBERS = ("files", "bytes")
+
+
+Outcome = Literal["sound", "findings", "unverifiable", "off"]
+
+
+class Result(NamedTuple):
+    """Of one folder. family: `pretrain`, `sft`, `corpus` ...; of the tokenizer and the duplicates that word. files, bytes: without
+    meta.json. result: the outcome in words."""
+
+    name: str
+    family: str
+    files: int
+    bytes: int
+    outcome: Outcome
+    result: str
+
+    def cells(self) -> tuple[str, ...]:
+        return escaped(self.name), escaped(self.family), f"{self.files:,}", f"{self.bytes:,}", self.result
+
+
+def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Sequence[Finding], *, quick: bool) -> list[Result]:
+    """One for each folder, in order. Findings beside the folders are of none of them."""
+    counts = Counter(finding.folder for finding in findings)
+    rows = []
+    for folder in folders:
+        place, count = folder.path.absolute(), counts[str(folder.path)]
+        family = place.name if folder.path.parent == Path(root) else place.parent.name
+        outcome, result = _judged(folder, count, quick=quick)
+        rows.append(Result(place.name, family, len(folder.found), sum(folder.found.values()), outcome, result))
+    return rows
+
+
+def _judged(folder: VerifiedFolder, findings: int, *, quick: bool) -> tuple[Outcome, str]:
+    if findings:
+        return "findings", _counted(findings, "finding")
+    if folder.meta is not None and folder.meta.get("built") is False:
+        return "off", "switched off"
+    if folder.is_unverifiable:
+        return "unverifiable", "unverifiable"
+    return "sound", "names and sizes agree" if quick else "verified"
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
+def as_text(rows: Sequence[Result]) -> str:
+    """Aligned lines, the heading first."""
+    lines = [COLUMNS, *(row.cells() for row in rows)]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
+    aligned = [
+        [cell.rjust(width) if column in NUMBERS else cell.ljust(width) for cell, width, column in zip(line, widths, COLUMNS, strict=True)]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in aligned)
+
+
+def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool) -> str:
+    """`8 folders, 31 files, 12.3 MB: no findings; 1 unverifiable`. What is unverifiable is counted apart."""
+    compared = [row for row in rows if row.outcome != "unverifiable"]
+    files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
+    done = "names and sizes agree" if quick else "no findings"
+    said = _counted(len(findings), "finding") if findings else done
+    if others := len(rows) - len(compared):
+        said += f"; {others:,} unverifiable"
+    return f"{_counted(len(compared), 'folder')}, {_counted(files, 'file')}, {in_bytes(size)}: {said}"
