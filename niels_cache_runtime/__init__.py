@@ -9,6 +9,8 @@ Names load their module when first used, so that reading a meta.json or verifyin
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_runtime import old_paths
+
 if TYPE_CHECKING:
     from niels_cache_runtime.catalog import open_cache
     from niels_cache_runtime.errors import NielsCacheError
@@ -51,6 +53,8 @@ _MODULES = {
     "sha256_file": "format.meta",
     "write_meta": "format.meta",
 }
+
+old_paths.forward(old_paths.MOVED)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """`reports/mixture`: what a planned run would read of each pretrain data set: shares, tokens, epochs, and what it would read too often.
 
-Counted in the order that TokenLoader takes samples in (niels_cache_runtime.loader.blend), so exact, and cheap for any number of steps: a second
-where weights are so uneven that their period is a million samples, milliseconds else. Reads the sizes of caches, no token. Megatron-LM's
-order of the same weights differs by single samples.
+Counted in the order that TokenLoader takes samples in (niels_cache_runtime.loader.blend), so exact, and cheap for any number of steps: a
+second where weights are so uneven that their period is a million samples, milliseconds else. Reads the sizes of caches, no token.
+Megatron-LM's order of the same weights differs by single samples.
 """
 
 from __future__ import annotations

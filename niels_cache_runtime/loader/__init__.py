@@ -1,1 +1,22 @@
-""""""
+"""The room of TokenLoader: which sample comes when, and how it becomes a row of a batch.
+
+    order, blend, mixture: position -> samples      windows, packing: a sample -> tokens      batch: tokens -> tensors
+    settings, state, steps: what a run was given, what it saves, where it is      trace, report: what was read, what will be
+
+Imports `cache` and `format`. The class loads with its first use, as torch does: order and blend need numpy alone.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from niels_cache_runtime.loader.loader import TokenLoader
+
+__all__ = ["TokenLoader"]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.loader"), name)
