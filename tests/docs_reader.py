@@ -200,7 +200,10 @@ class Reader:
         sys.argv = words[1:] if words[0] == "-m" else words
         try:
             if words[0] == "-m":
-                code = importlib.import_module(words[1]).main(words[2:])
+                module = importlib.import_module(words[1])
+                if hasattr(module, "__path__"):
+                    module = importlib.import_module(f"{words[1]}.__main__")
+                code = module.main(words[2:])
             else:
                 code = runpy.run_path(words[0])["main"](words[1:])
         finally:

@@ -26,8 +26,8 @@ from niels_cache_runtime import (
 from niels_cache_runtime.format.foreign_meta import _warned
 from niels_cache_runtime.megatron.cache_split import CacheSplit
 from niels_cache_runtime.samplers.sequential import DatasetLoader
-from niels_cache_runtime.verify import main as verify
 from niels_cache_runtime.verify import verify_cache
+from niels_cache_runtime.verify.__main__ import main as verify
 from tests.hand_made import ASST, EOT, IDS, USR, VOCAB_SIZE, write_cache
 from tests.messages import missing
 

@@ -87,6 +87,12 @@ def test_a_documented_path_is_a_file_with_the_same_names_and_does_not_warn(old: 
     assert [name for name in names if getattr(module, name) is not getattr(home, name)] == []
 
 
+def test_the_former_name_of_the_verifiers_command_line_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="__main__"):
+        from niels_cache_runtime.verify import main  # type: ignore[attr-defined]
+    assert main.__module__ == "niels_cache_runtime.verify.__main__"
+
+
 def test_pickles_that_name_former_modules_load_in_a_new_process() -> None:
     """A state that a training run saved, and what a worker of a DataLoader is sent: both name classes by their modules."""
     saved = {

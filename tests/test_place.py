@@ -21,8 +21,8 @@ from niels_cache_assets.reports.history import History
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
-from niels_cache_runtime import verify as runtime_verify
 from niels_cache_runtime.verify import verify_cache, verify_dataset
+from niels_cache_runtime.verify.__main__ import main as runtime_verify
 from tests.hand_made import exchange, rewrite_meta, write_cache, write_pretrain, write_sft
 from tests.messages import missing
 from tests.small_project import SmallProject, small_project
@@ -62,7 +62,7 @@ def test_exchanged_folders_are_findings_of_a_root_and_none_of_a_folder(tmp_path:
     write_pretrain(root / "pretrain/more", append_eot=True)
     assert verify_cache(root) == []
     exchange(root / "pretrain/notes", root / "pretrain/more")
-    assert runtime_verify.main([str(root)]) == 1
+    assert runtime_verify([str(root)]) == 1
     lines = capsys.readouterr().out.splitlines()[:2]
     for line, folder, name in zip(lines, ("more", "notes"), ("notes", "more"), strict=True):
         assert line.startswith(f"{root}/pretrain/{folder}/meta.json: dataset_name is '{name}', ")
@@ -72,7 +72,7 @@ def test_exchanged_folders_are_findings_of_a_root_and_none_of_a_folder(tmp_path:
     folder = root / "pretrain/notes"
     assert verify_dataset(folder) == verify_cache(folder) == verify_dataset(folder, name="more") == []
     assert [finding.path for finding in verify_dataset(folder, name="notes")] == ["meta.json"]
-    assert runtime_verify.main([str(folder)]) == 0
+    assert runtime_verify([str(folder)]) == 0
     assert missing(capsys.readouterr().out, f"note: {folder}: ", "'more'") == []
 
 

@@ -19,7 +19,8 @@ import torch
 from niels_cache_runtime import NielsCacheError, read_meta, verify
 from niels_cache_runtime.format import reading
 from niels_cache_runtime.format.layout import IDX_DTYPE
-from niels_cache_runtime.verify import main, progress_bar, verify_cache, verify_dataset
+from niels_cache_runtime.verify import progress_bar, verify_cache, verify_dataset
+from niels_cache_runtime.verify.__main__ import main
 from niels_cache_runtime.verify.invariants import SpecialIds
 from tests.hand_made import (
     ASST,
@@ -341,7 +342,7 @@ def test_the_command_exits_0_with_a_summary_1_with_findings_and_2_for_a_wrong_pa
 def test_the_module_runs_by_its_name_without_warnings(tmp_path: Path) -> None:
     root = write_cache(tmp_path / "cache")
     command = [sys.executable, "-W", "error", "-m", "niels_cache_runtime.verify", str(root)]
-    done = subprocess.run(command, cwd=Path(verify.__file__).parent.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=Path(verify.__file__).parents[2], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -1,36 +1,29 @@
-"""Re-hash a cache and check its invariants: `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
+"""The room of the verifier: re-hash a cache and check its invariants, as functions. `python -m niels_cache_runtime.verify` is `__main__`.
 
-Prints a line for each finding and note, a table of the folders, and a summary; exits 0 without findings, 1 with some, whatever notes are
-there, and 2 for a wrong path or name.
+    root: which folders there are --> folder: one of them, judged --> invariants: what must hold inside      table: the results in rows
+
 A cache whose meta.json another program wrote is unverifiable: a note, a result of its own and a number in the summary, not a finding.
-Reads every file once, several at a time, or with --quick none: names and sizes are what is compared then. A broken file of any kind is a
+Reads every file once, several at a time, or with `quick` none: names and sizes are what is compared then. A broken file of any kind is a
 finding, never an exception. Nothing is repaired or written, and no link is followed but one that stands for a whole data set.
 
 Whoever changes files and computes every hash again, that of meta.json included, is not found here: that takes a record elsewhere
 (`niels-cache verify --against-dagster`).
 """
 
-import argparse
-import sys
+import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_runtime.cache.opening import TRIES
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
-from niels_cache_runtime.verify.progress_bar import ProgressBar
 from niels_cache_runtime.verify.root import find_folders, notes, stray_findings
-from niels_cache_runtime.verify.table import as_text, results, summary
 
-__all__ = ["Finding", "Kind", "find_folders", "main", "notes", "verify_cache", "verify_dataset", "verify_folders"]
-
-NOT_VERIFIED = (
-    "Not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot, Dagster's home (.dagster) "
-    "with its logs, exports, and whatever else lies in the cache directory."
-)
+__all__ = ["Finding", "Kind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
 OnProgress = Callable[[int, int], None]
 
@@ -132,35 +125,11 @@ def _verify(
     return findings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m niels_cache_runtime.verify", description="Re-hash a cache and check its invariants.", epilog=NOT_VERIFIED
-    )
-    parser.add_argument("root", help="a cache root such as cache/, or the folder of one data set")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these data sets: NAME, pretrain/NAME, ..., tokenizer or duplicates")
-    parser.add_argument("--quick", action="store_true", help="compare names and sizes only; read no file")
-    parser.add_argument("--threads", type=int, metavar="N", help="files to read at a time (default: as many as there are cores)")
-    settings = parser.parse_args(arguments)
-    bar = ProgressBar()
-    try:
-        folders = [VerifiedFolder(path) for path in find_folders(settings.root, names=settings.names)]
-        beside = not settings.names
-        findings = verify_folders(settings.root, folders, beside=beside, quick=settings.quick, threads=settings.threads, progress=bar)
-    except NielsCacheError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    finally:
-        bar.clear()
-    for line in [*findings, *(f"note: {note}" for note in notes(settings.root, folders, beside=beside))]:
-        print(line)
-    rows = results(settings.root, folders, findings, quick=settings.quick)
-    print(f"{as_text(rows)}\n{summary(rows, findings, quick=settings.quick)}")
-    return 1 if findings else 0
+if not TYPE_CHECKING:  # a type checker would accept every name
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def __getattr__(name: str) -> Any:
+        """Forward `main`, which is in `__main__` now; it goes with the next release."""
+        if name != "main":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(f"{__name__}.main is now {__name__}.__main__.main", DeprecationWarning, stacklevel=2)
+        return importlib.import_module(f"{__name__}.__main__").main

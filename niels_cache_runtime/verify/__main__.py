@@ -1,0 +1,54 @@
+"""The command `python -m niels_cache_runtime.verify cache/ [NAME ...]`.
+
+Prints a line for each finding and note, a table of the folders, and a summary; exits 0 without findings, 1 with some, whatever notes are
+there, and 2 for a wrong path or name. Needs numpy only, so that it runs on a training machine. What is checked is the package's business.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import find_folders, notes, verify_folders
+from niels_cache_runtime.verify.folder import VerifiedFolder
+from niels_cache_runtime.verify.progress_bar import ProgressBar
+from niels_cache_runtime.verify.table import as_text, results, summary
+
+NOT_VERIFIED = (
+    "Not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot, Dagster's home (.dagster) "
+    "with its logs, exports, and whatever else lies in the cache directory."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m niels_cache_runtime.verify", description="Re-hash a cache and check its invariants.", epilog=NOT_VERIFIED
+    )
+    parser.add_argument("root", help="a cache root such as cache/, or the folder of one data set")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these data sets: NAME, pretrain/NAME, ..., tokenizer or duplicates")
+    parser.add_argument("--quick", action="store_true", help="compare names and sizes only; read no file")
+    parser.add_argument("--threads", type=int, metavar="N", help="files to read at a time (default: as many as there are cores)")
+    settings = parser.parse_args(arguments)
+    bar = ProgressBar()
+    try:
+        folders = [VerifiedFolder(path) for path in find_folders(settings.root, names=settings.names)]
+        beside = not settings.names
+        findings = verify_folders(settings.root, folders, beside=beside, quick=settings.quick, threads=settings.threads, progress=bar)
+    except NielsCacheError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    finally:
+        bar.clear()
+    for line in [*findings, *(f"note: {note}" for note in notes(settings.root, folders, beside=beside))]:
+        print(line)
+    rows = results(settings.root, folders, findings, quick=settings.quick)
+    print(f"{as_text(rows)}\n{summary(rows, findings, quick=settings.quick)}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
