@@ -42,7 +42,7 @@ MOVED = {
         "order": "loader.order",
         "packing": "loader.packing.plan",
         "place": "format.place",
-        "planning": "loader.planning",
+        "planning": "loader.mixture",
         "prefetch": "loader.prefetch",
         "pretrain_dataset": "samplers.pretrain_dataset",
         "progress_bar": "verify.progress_bar",

@@ -19,8 +19,7 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
 from niels_cache_runtime.loader.map_style import SampleDataset
-from niels_cache_runtime.loader.mixture import Mixture
-from niels_cache_runtime.loader.planning import plan_batches
+from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (

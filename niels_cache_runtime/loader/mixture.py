@@ -3,6 +3,9 @@
     global sample k --Blend--> source and how many of its samples came before --divmod--> epoch, place --Order--> sample number
 
 All of it is computed from k: no state, no files, constant memory. Reading the samples is not its business.
+
+`plan_batches` locates thousands of samples at once: what a batch of its own would pay in calls, thousands share; a run that just resumed
+waits for one batch only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +17,9 @@ from numpy.typing import NDArray
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.blend import Blend
 from niels_cache_runtime.loader.order import Order
+from niels_cache_runtime.loader.steps import Position, Steps
+
+_PLANNED_SAMPLES = 4096
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -85,3 +91,20 @@ class Mixture:
         if not ends:
             raise NielsCacheError("weights: no source goes on forever, so there is no end to find; give the last weights a positive one")
         return min(ends)
+
+
+def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
+    """Every `workers`-th batch of the pass from the `worker`-th after `position` on, without the first `done` of them."""
+    full, last = steps.full(position), steps.last(position)
+    rows, own = steps.B * steps.world_size, steps.rank * steps.B + np.arange(steps.B)
+    index, block = worker + done * workers, 1
+    while full is None or index < full:
+        count = block if full is None else min(block, -(-(full - index) // workers))
+        batches = index + workers * np.arange(count)
+        located = mixture.locate((position.samples + batches[:, None] * rows + own).ravel())
+        for first in range(0, len(located), steps.B):
+            yield located.part(first, first + steps.B)
+        index += workers * count
+        block = max(1, min(2 * block, _PLANNED_SAMPLES // steps.B))
+    if index == full and last is not None:
+        yield mixture.locate(np.arange(*last, dtype=np.int64))
