@@ -42,6 +42,7 @@ from niels_cache_runtime.loader.state import (
     check_same_weights,
     check_settings,
     check_sources,
+    check_worker,
     make_state,
     read_position,
 )
@@ -283,22 +284,7 @@ class TokenLoader(IterableDataset[Batch]):
             saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
             check_past_weights(state, self._mixture, saved)
         worker, here = state.get("worker"), get_worker_info()
-        if worker is not None and here is not None and (worker[0], worker[1]) != (here.id, here.num_workers):
-            raise NielsCacheError(
-                f"state: saved with num_workers={worker[1]}, loaded with num_workers={here.num_workers}; resume with "
-                f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, which any number resumes"
-            )
-        if worker is not None and here is None:
-            raise NielsCacheError(
-                f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
-                f"loader.state_dict(steps=batches taken) in the main process"
-            )
-        if worker is not None and position.batches[-1][2:] != (self.B, self.world_size):
-            raise NielsCacheError(
-                f"B={self.B}, world_size={self.world_size}: a state from workers of a DataLoader goes on with its own "
-                f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size} only; for others, save "
-                f"loader.state_dict(steps=batches taken) in the main process"
-            )
+        check_worker(state, position, here=None if here is None else (here.id, here.num_workers), B=self.B, world_size=self.world_size)
         position = position.resized(B=self.B, world_size=self.world_size)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # the run had other epochs, or a source was longer: this pass begins here

@@ -187,6 +187,32 @@ def check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
         )
 
 
+def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int) -> None:
+    """Raise NielsCacheError if a state from a worker of a DataLoader is loaded by other workers, or for batches of another size.
+
+    here: the worker that loads it and how many there are; None in the main process.
+    """
+    worker = state.get("worker")
+    if worker is None:
+        return
+    if here is not None and (worker[0], worker[1]) != here:
+        raise NielsCacheError(
+            f"state: saved with num_workers={worker[1]}, loaded with num_workers={here[1]}; resume with "
+            f"num_workers={worker[1]}, or save loader.state_dict(steps=batches taken) in the main process, which any number resumes"
+        )
+    if here is None:
+        raise NielsCacheError(
+            f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
+            f"loader.state_dict(steps=batches taken) in the main process"
+        )
+    if position.batches[-1][2:] != (B, world_size):
+        raise NielsCacheError(
+            f"B={B}, world_size={world_size}: a state from workers of a DataLoader goes on with its own "
+            f"B={position.batches[-1].B}, world_size={position.batches[-1].world_size} only; for others, save "
+            f"loader.state_dict(steps=batches taken) in the main process"
+        )
+
+
 def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
     segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
     return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
