@@ -23,8 +23,7 @@ from niels_cache_assets.registry import cache_root, load_registry, refuse_choice
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.gather import check_positive
 from niels_cache_runtime.cache.opening import check_same_id
-from niels_cache_runtime.catalog import Cache, CacheDataset
-from niels_cache_runtime.catalog_split import CacheSplit, TokenStream
+from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
 from niels_cache_runtime.format.meta import build_id, sha256_text

@@ -24,6 +24,7 @@ FORMER = set(
     """.split()  # noqa: SIM905
 )  # every module of the runtime before the rooms
 DOCUMENTED = {  # paths that pages and examples name, whose code is elsewhere
+    "catalog_split": "catalog",
     "formats": "format.layout",
     "map_style": "loader.map_style",
     "mixture_report": "loader.report",
