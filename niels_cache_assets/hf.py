@@ -23,12 +23,12 @@ from niels_cache_assets.registry import cache_root, load_registry, refuse_choice
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.gather import check_positive
 from niels_cache_runtime.cache.opening import check_same_id
+from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
 from niels_cache_runtime.format.meta import build_id, sha256_text
 from niels_cache_runtime.format.reading import find_files
-from niels_cache_runtime.samplers.sft_dataset import example_target_mask, resolve_id
 
 _FORM = 1  # of rows and columns: part of the fingerprint by which `datasets` finds what it has computed before
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_runtime import old_paths
 
 if TYPE_CHECKING:
+    from niels_cache_runtime.cache.sft import assistant_target_mask
     from niels_cache_runtime.catalog import open_cache
     from niels_cache_runtime.errors import NielsCacheError
     from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
-    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset, assistant_target_mask
+    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 __all__ = [
     "Batch",
@@ -45,7 +46,7 @@ _MODULES = {
     "PretrainTokenStreamDataset": "samplers.pretrain_dataset",
     "SFTExampleDataset": "samplers.sft_dataset",
     "TokenLoader": "loader.loader",
-    "assistant_target_mask": "samplers.sft_dataset",
+    "assistant_target_mask": "cache.sft",
     "document_mask": "loader.documents",
     "flex_block_mask": "loader.documents",
     "open_cache": "catalog",

@@ -119,7 +119,8 @@ class CacheSplit:
             from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
             return PretrainTokenStreamDataset(self.folder, T=T, device=device, verify=verify)
-        from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset, resolve_id
+        from niels_cache_runtime.cache.sft import resolve_id
+        from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
         tokens_path, idx_path = self._pair()
         eot_id = resolve_id("eot", None, meta=self.dataset.meta, tokens_path=tokens_path)
@@ -130,7 +131,7 @@ class CacheSplit:
         """The tokens, mapped, and the place of every row; 8 bytes a row of memory. Raises NielsCacheError as `opening.open_split` does,
         and if the data set was rebuilt since it was looked up."""
         if self.dataset.family == "sft":
-            from niels_cache_runtime.samplers.sft_dataset import open_pair
+            from niels_cache_runtime.cache.sft import open_pair
 
             meta, tokens, starts = open_pair(*self._pair())
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)

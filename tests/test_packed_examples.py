@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime import NielsCacheError, SFTExampleDataset
+from niels_cache_runtime.cache import sft
 from niels_cache_runtime.loader.packing import kept as kept_examples
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.loader.source import Rows, Source
-from niels_cache_runtime.samplers import sft_dataset
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 from tests.messages import missing
 
@@ -182,7 +182,7 @@ def test_targets_of_one_example_alone_are_those_of_the_sft_dataset(tmp_path: Pat
     for k, example in enumerate(examples):
         source = opened(tmp_path / str(k), [example], T=9)
         pair = tmp_path / str(k) / "train_tokens.bin", tmp_path / str(k) / "train_idx.npy"
-        dataset = sft_dataset.SFTExampleDataset(*map(str, pair), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
+        dataset = SFTExampleDataset(*map(str, pair), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
         x, y, y_masked = (batch[0].numpy() for batch in dataset.get_batch(B=1, generator=torch.Generator().manual_seed(0)))
         rows = whole_epoch(source)
         assert rows.targets is not None
@@ -280,7 +280,7 @@ def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: p
     for path, answers in ((folder, [[A], [A, A, A]]), (other, [[B, B, B], [B]])):  # files of equal sizes, other offsets
         write_pair(path, "train", [[USR, U, EOT, ASST, *answer, EOT] for answer in answers])
         write_meta_of(path, kind="sft", answer=answers[0][0])
-    exchange_before(sft_dataset, step, folder, other, monkeypatch)
+    exchange_before(sft, step, folder, other, monkeypatch)
     source = PackedExamples(str(folder / "train"), T=13, seed=0)
     assert learned(source) == [[B, B, B, EOT, B, EOT]]
 

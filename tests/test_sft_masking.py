@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask
+from niels_cache_runtime.cache import sft
 from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
 from niels_cache_runtime.samplers import sft_dataset
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
@@ -249,7 +250,7 @@ def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: p
         write_meta_of(path, kind="sft", answer=answers[0][0])
     paths = str(folder / "train_tokens.bin"), str(folder / "train_idx.npy")
     stored = pickle.dumps(SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT))
-    exchange_before(sft_dataset, step, folder, other, monkeypatch)
+    exchange_before(sft, step, folder, other, monkeypatch)
     dataset = SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT)
     assert dataset.meta is not None
     assert dataset.meta["answer"] == B

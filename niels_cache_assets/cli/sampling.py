@@ -31,6 +31,7 @@ from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import open_meta
+from niels_cache_runtime.cache.sft import assistant_target_mask
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -45,7 +46,6 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta_form import is_count
 from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-from niels_cache_runtime.samplers.sft_dataset import assistant_target_mask
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"

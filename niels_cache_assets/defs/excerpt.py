@@ -58,7 +58,7 @@ def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) ->
 
 
 def _marked(tokens: NDArray[np.uint16], tokenizer: SentencePieceTokenizer) -> str:
-    from niels_cache_runtime.samplers.sft_dataset import assistant_target_mask  # torch
+    from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
     ids = tokenizer.special_token_ids()
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"]).tolist()

@@ -149,7 +149,7 @@ class _Conversations:
         self._targets = 0
 
     def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
-        from niels_cache_runtime.samplers.sft_dataset import example_target_mask  # torch, which pretrain does not need here
+        from niels_cache_runtime.cache.sft import example_target_mask  # torch, which pretrain does not need here
 
         is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])

@@ -9,116 +9,25 @@ target), then constant per batch. Packing several examples into a row is not its
 
 import os
 import warnings
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import PairMaker, check_positive, check_token_id, draw, resolve_device, send
-from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.cache.opening import (
-    Verify,
-    check_meta_count,
-    check_same_build,
-    check_sizes,
-    listed_files,
-    open_meta,
-    open_one_build,
+from niels_cache_runtime.cache.gather import PairMaker, check_positive, draw, resolve_device, send
+from niels_cache_runtime.cache.opening import Verify, check_same_build
+from niels_cache_runtime.cache.sft import (
+    assistant_target_mask,
+    check_ids_differ,
+    example_target_mask,  # noqa: F401  was here, until the next release
+    open_pair,
+    resolve_id,
 )
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import IGNORE_INDEX, META_NAME, SPLITS, idx_name, tokens_name
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.layout import IGNORE_INDEX
 
 _SCAN_TOKENS = 1 << 22
-
-
-def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
-    """Which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
-
-    tokens: integers, any shape (..., L), each row by itself. Returns bool of the same shape. The sentinel itself is never a
-    target. Padding with EOT after an unclosed span must be masked by the caller, who knows where it starts.
-    """
-    row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
-    return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
-
-
-def example_target_mask(
-    tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
-) -> NDArray[np.bool_]:
-    """`assistant_target_mask` of examples back to back: tokens (N,), the start of each in `starts` (K,), the first of them 0.
-
-    A span ends with its example, and the first token of an example is never a target. `resumed`: those of `starts` at which an
-    example was cut inside a span, so that the rest of the span still counts. Returns (N,) bool.
-    """
-    opens = tokens == asst_id
-    changes = opens | (tokens == eot_id)
-    begins_inside = opens
-    if resumed is not None and len(resumed):
-        begins_inside = opens.copy()
-        begins_inside[resumed[~changes[resumed]]] = True
-    changes[starts] = True
-    # Whether a token is inside a span is the same from one change to the next: few runs, painted in one pass.
-    places = np.flatnonzero(changes)
-    inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
-    mask = np.zeros(len(tokens), dtype=np.bool_)
-    mask[1:] = inside[:-1]  # shifted by one, so that the closing EOT still counts
-    mask &= ~opens
-    mask[starts] = False
-    return mask
-
-
-def open_pair(tokens_path: str, idx_path: str, *, verify: Verify = "size") -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
-    """meta.json (None without one), the tokens, mapped, and the start of each example, of one build of a data set.
-
-    Raises NielsCacheError if a file is missing, malformed, or not that of meta.json, if the data set was never built or belongs to
-    another tokenizer.
-    """
-    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify))
-
-
-def _open_files(tokens_path: str, idx_path: str, verify: Verify) -> tuple[Meta | None, NDArray[np.uint16], NDArray[np.int64]]:
-    folder = Path(tokens_path).parent
-    meta = open_meta(folder, verify=verify)
-    tokens = MappedTokens([tokens_path]).shards[0]
-    if meta is not None and not is_foreign(meta):
-        paths = [Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder]
-        names = {path.name for path in paths}
-        listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
-        check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
-    starts = np.array(map_example_starts(idx_path, token_count=len(tokens)))
-    if meta is not None and is_foreign(meta):
-        split = next((split for split in SPLITS if Path(tokens_path) == folder / tokens_name(split)), None)
-        if split is not None and Path(idx_path) == folder / idx_name(split):
-            check_meta_count(meta, folder, f"{split}_examples", len(starts))
-            check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
-    return meta, tokens, starts
-
-
-def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
-    """The id of that special token: as given, else as meta.json has it.
-
-    Raises NielsCacheError if it is no token id, if the two disagree, or if there is neither.
-    """
-    given = None if given is None else check_token_id(f"{role}_id", given)
-    known = ((meta or {}).get("special_token_ids") or {}).get(role)
-    where = Path(tokens_path).parent / META_NAME
-    if given is None:
-        if known is None:
-            meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
-            raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
-        return check_token_id(f"{where}: {role}", known)
-    if known not in (None, given):
-        raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
-    return given
-
-
-def check_ids_differ(tokens_path: str, *, eot_id: int, asst_id: int) -> None:
-    """Raise NielsCacheError where one id would both begin and end what an assistant says."""
-    if asst_id == eot_id:
-        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
 
 
 class SFTExampleDataset:

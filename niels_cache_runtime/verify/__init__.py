@@ -128,8 +128,8 @@ def _verify(
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Forward `main`, which is in `__main__` now; it goes with the next release."""
-        if name != "main":
+        """Forward what is in `__main__` now, until the next release."""
+        if name not in ("NOT_VERIFIED", "main"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(f"{__name__}.main is now {__name__}.__main__.main", DeprecationWarning, stacklevel=2)
-        return importlib.import_module(f"{__name__}.__main__").main
+        warnings.warn(f"{__name__}.{name} is now {__name__}.__main__.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"{__name__}.__main__"), name)

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.samplers.sft_dataset import example_target_mask
+from niels_cache_runtime.cache.sft import example_target_mask
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.gather import as_int, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
+from niels_cache_runtime.cache.sft import check_ids_differ, example_target_mask, open_pair, resolve_id
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, idx_name, tokens_name
@@ -29,7 +30,6 @@ from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
 from niels_cache_runtime.loader.source import Boundaries, Origins, Rows
-from niels_cache_runtime.samplers.sft_dataset import check_ids_differ, example_target_mask, open_pair, resolve_id
 
 _PROBE_TOKENS = 2048
 
