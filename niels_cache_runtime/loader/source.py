@@ -3,7 +3,7 @@
     sample number, epoch  --Source.read-->  Rows: tokens, document boundaries, targets
                           --Source.origins-->  Origins: file, offset and document of every token
 
-A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packed_examples`). Which samples
+A pretrain split gives windows of its stream (`windows`), an SFT split rows of packed examples (`packing`). Which samples
 are read, and when, is the loader's business.
 """
 

@@ -2,7 +2,7 @@
 
 A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`; nothing else belongs there. It may be a link: where a
 data set lies is its owner's choice, and it is verified there. No other link is followed. Beside those folders anything may lie, which
-nobody reads; what a builder leaves there has a leading dot. Costs a look at each name; what is in a folder is `verified_folder`'s.
+nobody reads; what a builder leaves there has a leading dot. Costs a look at each name; what is in a folder is `folder`'s.
 """
 
 import os

@@ -5,7 +5,7 @@
                  `------- T+1 = 10 -------'              truncate_left: its last; what asst says is found before the cut
 
 Cost: one pass over the split's tokens, in blocks of whole examples; afterwards about 40 bytes per example. Which examples share a
-row is `packing`'s business, their tokens `packed_examples`'.
+row is `plan`'s business, their tokens `rows`'.
 """
 
 from dataclasses import dataclass
