@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.console import output
+from niels_cache_assets.cli.interrupts import Interrupted, stop_on_signals
 from niels_cache_assets.cli.sampling import render
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime import Batch
@@ -176,6 +179,16 @@ def test_an_interrupted_build_stops_and_leaves_the_last_good_cache(built: Path, 
     assert [line for line in errors if line.startswith("niels-cache:")] == [errors[-1]]
     assert "Traceback" not in (built / "stdout").read_text() + "".join(errors)
     assert contents(built / "cache") == before, "neither the old cache nor anything beside it has changed"
+
+
+def test_a_signal_that_comes_while_a_connection_closes_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = create_engine("sqlite://", poolclass=NullPool)
+    monkeypatch.setattr(engine.dialect, "do_close", lambda connection: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Interrupted), stop_on_signals():
+        engine.connect().close()
+    assert caplog.records == [], "the message of Interrupted is the only one"
 
 
 def test_force_builds_again(built: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Python's wakeup descriptor, which every signal writes to, whoever handles it.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -55,6 +56,10 @@ def stop_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
 
+    # SQLAlchemy would log a signal that comes while it closes a connection, with its traceback; it raises it as well.
+    pool = logging.getLogger("sqlalchemy.pool")
+    old_level = pool.level
+    pool.setLevel(logging.CRITICAL)
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     old_handlers = {number: signal.signal(number, stop) for number in _NAMES}
     old_descriptor = signal.set_wakeup_fd(write_end)
@@ -72,6 +77,7 @@ def stop_on_signals() -> Iterator[None]:
         os.close(read_end)
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
+        pool.setLevel(old_level)
     if received:
         raise Interrupted(received[0]) from failure
     if failure is not None:
