@@ -244,6 +244,7 @@ def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
     assert main(["init"]) == exit_codes.WRONG_USE
     said = capsys.readouterr()
     assert "No closing quotation" in said.out
+    assert said.out.endswith("\n\n"), "the message begins on a line of its own"
     assert "answers ended" in said.err
     assert "Traceback" not in said.err
     assert not Path("niels_cache.toml").exists()

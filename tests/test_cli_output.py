@@ -106,6 +106,11 @@ def test_a_terminal_has_colours_unless_no_color_is_set(monkeypatch: pytest.Monke
     assert ("\x1b[31m" in terminal.getvalue()) == is_coloured
 
 
+def test_a_pipe_folds_only_what_is_wider_than_most_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    output().print("x" * 241)
+    assert capsys.readouterr().out == "x" * 240 + "\nx\n"
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_on_a_narrow_terminal_loses_nothing(width: int) -> None:
     label, sha256 = "characters per token of my_text", "0123456789abcdef" * 4

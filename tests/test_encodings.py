@@ -459,6 +459,9 @@ def test_facts_name_the_worst_files_and_count_the_rest(tmp_path: Path) -> None:
     worst = sorted(range(1, 41), reverse=True)[:20]
     assert set(worst) <= set(replaced["by_file"].values())
     assert len(replaced["by_file"]) <= 21
+    warning = decoding_warning({"facts": context.report.facts, "source": {}})
+    assert warning is not None
+    assert missing(warning, "(17.txt: 40, 34.txt: 39, 11.txt: 38, ", "37 more") == []
 
 
 def test_members_of_a_mixture_name_their_files_apart(tmp_path: Path) -> None:

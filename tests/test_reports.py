@@ -17,20 +17,21 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
 
 from niels_cache_assets.blends.settings import BlendSettings
 from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.cli import main
 from niels_cache_assets.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.mixtures import MAX_SOURCES, mixture_plot
+from niels_cache_assets.plots.mixtures import MAX_SOURCES, _epochs, mixture_plot
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.reports import words
 from niels_cache_assets.reports.cache import CacheReport, Item, cache_report, find_items
 from niels_cache_assets.reports.drawings import NONE, Drawings, draw_report
 from niels_cache_assets.reports.history import Check, History, Recorded, Upstream
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.mixture import ALL, Mixture, all_mixtures
+from niels_cache_assets.reports.mixture import ALL, MixedSource, Mixture, all_mixtures
 from niels_cache_assets.reports.page import render_page, write_page
 from niels_cache_assets.reports.settings import ReportsSettings
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
@@ -178,6 +179,24 @@ def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project:
     assert png.startswith(b"\x89PNG")
     assert len(png) < MAX_PNG_BYTES
     assert count <= MAX_SOURCES or len(png) > 10_000
+
+
+def test_the_plot_shows_the_most_epochs_just_inside_its_right_end() -> None:
+    read = MixedSource(
+        name="notes",
+        weight=1,
+        configured=1,
+        tokens=80,
+        available=1,
+        samples=10,
+        tokens_read=80,
+        actual=1,
+        epochs=3,
+        repeats_from=9,
+    )
+    axes = Figure().subplots()
+    _epochs(axes, [read], 4.0)
+    assert 4 < axes.get_xlim()[1] < 5
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128))
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as temporary:
         work = Path(temporary).resolve()
+        work.chmod(0o755)  # a test reads as another user
         copy_sources(REPOSITORY, work / "origin")
         sources = {path: (work / "origin" / path).read_text(encoding="utf-8") for path in _modules(work / "origin")}
         drawn = draw({path: text for path, text in sources.items() if path.startswith(tuple(options.of))}, options.lines, options.seed)
