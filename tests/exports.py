@@ -15,6 +15,7 @@ from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTE
 from tests.hand_made import EOT, VOCAB_SIZE, write_meta_of, write_shards
 
 Documents = Sequence[Sequence[int]]
+OLMO_IMPORTS = "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig"  # the first line of an olmo export
 
 
 def random_documents(count: int, *, seed: int, mean: int = 20) -> list[list[int]]:

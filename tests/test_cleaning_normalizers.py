@@ -137,7 +137,8 @@ def test_the_chain_makes_prose_of_a_page() -> None:
         "<ref>[http://a b]</ref>\n\n\n\n==  History ==\n{| class=wikitable\n|-\n| 1\n|}\n"
         "See [https://rome.example the  site].\n[[Category:Cities]]"
     )
-    assert normalize(page) == "'''Rome''' – the capital of Italy.\n\nHistory\n\nSee the site."
+    prose = "'''Rome''' – the capital of Italy.\n\nHistory\n\nSee the site."
+    assert normalize(page) == prose
 
 
 PARAGRAPH = "Water turns the wheel of a mill by day and by night, and what it grinds is sold in the town.\n\n"

@@ -14,7 +14,7 @@ from niels_cache_assets.export.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from tests import olmo_core
-from tests.exports import contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE
 from tests.saying import Saying
 
@@ -185,7 +185,7 @@ def test_two_exports_of_one_cache_are_the_same_bytes(tmp_path: Path) -> None:
 def test_the_lines_are_python_and_leave_open_what_meta_json_does_not_say(tmp_path: Path) -> None:
     known = planned(write_documents_cache(tmp_path / "cache" / "known", DOCUMENTS), "olmo", tmp_path / "it's")
     assert known.lines == (
-        "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",
+        OLMO_IMPORTS,
         f"tokenizer = TokenizerConfig(vocab_size={VOCAB_SIZE}, eos_token_id={EOT}, pad_token_id={EOT})",
         *(
             f'{split} = NumpyFSLDatasetConfig.glob("{tmp_path}/it\'s/known_{split}/*.npy", tokenizer=tokenizer, sequence_length=1024, '

@@ -21,7 +21,7 @@ from niels_cache_assets.export.formats import FORMATS
 from niels_cache_assets.export.writing import write_export
 from niels_cache_assets.streaming import space
 from niels_cache_runtime import NielsCacheError
-from tests.exports import contents, export, planned, random_documents, write_documents_cache
+from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE, exchange, write_cache
 from tests.messages import missing
 
@@ -144,7 +144,7 @@ def test_lines_for_the_other_projects_code_are_printed_after_everything_else(roo
     printed = capsys.readouterr().out
     folder = Path("data/[new]/notes_train").resolve()
     assert printed.endswith(
-        "\n\nfrom olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig\n"
+        f"\n\n{OLMO_IMPORTS}\n"
         f"tokenizer = TokenizerConfig(vocab_size={VOCAB_SIZE}, eos_token_id={EOT}, pad_token_id={EOT})\n"
         f"train = NumpyFSLDatasetConfig.glob('{folder}/*.npy', tokenizer=tokenizer, sequence_length=1024, dtype=NumpyDatasetDType.uint16)\n"
     )

@@ -14,15 +14,19 @@ from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
 from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
 
-MODULE = '''
+OAK = "A tree of the genus Quercus, long enough to be kept as a document."
+GROW = "Grow a little, as oaks do, in a docstring that is long enough."
+LEAF = "A nested class with a docstring that is long enough to be kept."
+PLANT = "Plant an acorn in the ground, then wait for a hundred years."
+MODULE = f'''
     """Things about oak trees, long enough to be kept as a document."""
     import sys
 
     class Oak:
-        """A tree of the genus Quercus, long enough to be kept as a document."""
+        """{OAK}"""
 
         def grow(self):
-            """Grow a little, as oaks do, in a docstring that is long enough.
+            """{GROW}
 
                 indented
 
@@ -32,13 +36,13 @@ MODULE = '''
                 """Not documented for users, and therefore not found by anyone."""
 
         class Leaf:
-            """A nested class with a docstring that is long enough to be kept."""
+            """{LEAF}"""
 
     if sys.platform == "win32":
         def plant(): ...
     else:
         async def plant():
-            """Plant an acorn in the ground, then wait for a hundred years.
+            """{PLANT}
 
             Second paragraph, short.
 
@@ -77,7 +81,7 @@ def test_every_documented_object_is_one_document(library: Path) -> None:
         "woods.plant",
         "woods._secret",
     ]
-    assert documents[2].text == "woods.Oak.grow\n\nGrow a little, as oaks do, in a docstring that is long enough.\n\n    indented\n\nDone."
+    assert documents[2].text == f"woods.Oak.grow\n\n{GROW}\n\n    indented\n\nDone."
     lines = (library / "woods/__init__.py").read_text().splitlines()
     assert "def grow" in lines[documents[2].row]
     assert {document.file for document in documents} == {"woods/__init__.py"}
@@ -89,18 +93,15 @@ def test_help_asks_about_public_functions_and_classes(library: Path) -> None:
     assert [conversation.messages for conversation in conversations] == [
         [
             {"role": "user", "content": "What does `woods.Oak` do?"},
-            {"role": "assistant", "content": "A tree of the genus Quercus, long enough to be kept as a document."},
+            {"role": "assistant", "content": OAK},
         ],
         [
             {"role": "user", "content": "What does `woods.Oak.Leaf` do?"},
-            {"role": "assistant", "content": "A nested class with a docstring that is long enough to be kept."},
+            {"role": "assistant", "content": LEAF},
         ],
         [
             {"role": "user", "content": "What does `woods.plant` do?"},
-            {
-                "role": "assistant",
-                "content": "Plant an acorn in the ground, then wait for a hundred years.\n\nSecond paragraph, short.",
-            },
+            {"role": "assistant", "content": f"{PLANT}\n\nSecond paragraph, short."},
         ],
     ]
     assert [conversation.category for conversation in conversations] == ["class", "class", "function"]

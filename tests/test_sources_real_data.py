@@ -42,8 +42,8 @@ def test_gutenberg_books_lose_their_frame_and_nothing_else() -> None:
         assert "***" not in book.text.replace("*****", "")
         assert "gutenberg.org/license" not in book.text
         assert len(book.text) > 100_000
-    by_title = {book.title: book.text for book in books}
-    assert by_title["Moby-Dick; or The Whale"].endswith("only found another orphan.")
+    title, last_words = "Moby-Dick; or The Whale", "only found another orphan."
+    assert {book.title: book.text for book in books}[title].endswith(last_words)
 
 
 def test_notes_and_roam_graphs() -> None:

@@ -126,8 +126,9 @@ def test_of_a_page_with_a_history_the_last_revision_counts(tmp_path: Path) -> No
 
 
 def test_lines_of_wikiextractor_keep_their_text_and_title(tmp_path: Path) -> None:
+    marked = "An [[oak]] is kept as it is."
     rows: list[dict[str, Any]] = [
-        {"id": "12", "title": "Oak", "text": "An [[oak]] is kept as it is."},
+        {"id": "12", "title": "Oak", "text": marked},
         {"id": "13", "title": "Nothing", "text": ""},
         {"id": "14", "title": "None", "text": None},
         {"id": "15", "title": "Missing"},
@@ -135,7 +136,7 @@ def test_lines_of_wikiextractor_keep_their_text_and_title(tmp_path: Path) -> Non
     ]
     documents, context = read(Wikipedia(files=file(tmp_path, "wiki_00.jsonl.gz", gzip.compress(json_lines(rows)))))
     assert [(document.text, document.title, document.source_id) for document in documents] == [
-        ("An [[oak]] is kept as it is.", "Oak", "12"),
+        (marked, "Oak", "12"),
         ("No id.", None, "wiki_00.jsonl.gz#4"),
     ]
     assert context.report.dropped == {"empty": 1, "null_text": 1, "missing_text_field": 1}
@@ -273,7 +274,7 @@ def test_one_large_page_takes_a_few_times_its_size(tmp_path: Path) -> None:
     (document,) = read(Wikipedia(files=files))[0]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert document.text.count("Some oaks grow in 5 km of a wood.") == 100
+    assert document.text.count("oaks grow in 5 km of") == 100
     assert peak < 25 * len(text)
 
 
