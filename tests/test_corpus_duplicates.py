@@ -22,6 +22,7 @@ from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
+from tests.messages import missing
 
 
 def prepare_all(registry: Registry, root: Path) -> DuplicatesOutcome:
@@ -226,15 +227,15 @@ def test_a_second_run_is_a_cache_hit_and_a_changed_threshold_runs_only_this(tmp_
 
 def test_data_sets_without_a_corpus_are_named_and_waited_for(tmp_path: Path) -> None:
     registry = corpus_registry(tmp_path, {"notes": articles(5), "books": articles(5, seed=1)})
-    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet; materialize corpus/documents"):
+    with pytest.raises(NielsCacheError, match=r"finished corpus .*'notes' .*materialize corpus/documents"):
         find_duplicates(registry, root=tmp_path)
     prepare_corpus(registry, "books", root=tmp_path, processes=1)
     outcome = find_duplicates(registry, root=tmp_path)
     assert outcome.warning is not None
-    assert outcome.warning.startswith("duplicates were looked for without notes: ")
+    assert missing(outcome.warning, "duplicates", "without notes: ") == []
     assert (outcome.meta["missing"], sorted(outcome.meta["datasets"])) == (["notes"], ["books"])
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    with pytest.raises(NielsCacheError, match="before the corpus of 'notes' was made as it is; materialize corpus/duplicates"):
+    with pytest.raises(NielsCacheError, match=r"before .*'notes' .*; materialize corpus/duplicates"):
         prepared_documents(registry, "notes", root=tmp_path)
     outcome = find_duplicates(registry, root=tmp_path)
     assert (outcome.state, outcome.warning, outcome.meta["missing"]) == ("built", None, [])
@@ -248,7 +249,7 @@ def test_a_corpus_of_other_settings_takes_no_part(tmp_path: Path) -> None:
     outcome = find_duplicates(smaller, root=tmp_path)
     assert outcome.meta["missing"] == ["notes"]
     assert outcome.warning is not None
-    assert "the corpus of 'notes' was made with other settings" in outcome.warning
+    assert missing(outcome.warning, "corpus of 'notes'", "other settings") == []
 
 
 def test_where_nobody_asks_for_it_nothing_is_looked_for(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_drop_lists_are_for_the_splits_and_the_settings_that_they_were_found_wit
     prepare_all(registry, tmp_path)
     more_val = corpus_registry(tmp_path, data, table='prepare = ["clean", "dedup"]\nval_frac = 0.2\n')
     assert prepare_corpus(more_val, "notes", root=tmp_path, processes=1).state == "cache_hit"
-    with pytest.raises(NielsCacheError, match=r"were found for splits by .*materialize corpus/duplicates"):
+    with pytest.raises(NielsCacheError, match=r"splits by .*; materialize corpus/duplicates"):
         prepared_documents(more_val, "notes", root=tmp_path)
     assert find_duplicates(more_val, root=tmp_path).state == "built"
     splits = [document.split for batch in prepared_documents(more_val, "notes", root=tmp_path) for document in batch]
@@ -291,10 +292,10 @@ def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     prepare_all(registry, tmp_path)
     path = corpus_dir(tmp_path, "notes") / "documents_00000.parquet"
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(NielsCacheError, match=r"documents_00000\.parquet: cannot be read"):
+    with pytest.raises(NielsCacheError, match=r"documents_00000\.parquet: cannot"):
         texts_of(registry, "notes", tmp_path)
     path.write_bytes(b"short")
-    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes'"):
+    with pytest.raises(NielsCacheError, match=r"finished corpus .*'notes'"):
         texts_of(registry, "notes", tmp_path)
 
 
@@ -332,7 +333,7 @@ def test_a_part_of_another_corpus_than_the_one_that_was_opened_is_an_error(
     write_jsonl(tmp_path / "notes.jsonl", articles(count, seed=1))
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     for read in (lambda: list(begun), lambda: list(opened.documents()), lambda: opened.select(np.array([40]))):
-        with pytest.raises(NielsCacheError, match="corpus/notes: was replaced while it was read; run this again"):
+        with pytest.raises(NielsCacheError, match=r"corpus/notes: .* replaced .*run this again"):
             read()
 
 
@@ -344,12 +345,12 @@ def test_a_drop_list_that_is_replaced_before_it_is_read_is_an_error(tmp_path: Pa
     notes, books = (open_prepared(registry, name, root=tmp_path) for name in data)
     stricter = corpus_registry(tmp_path, data, settings="[dedup]\nthreshold = 0.97\n", table=no_val())
     assert find_duplicates(stricter, root=tmp_path).state == "built"
-    with pytest.raises(NielsCacheError, match=r"duplicates/notes\.parquet: was replaced while it was read"):
+    with pytest.raises(NielsCacheError, match=r"duplicates/notes\.parquet: was replaced"):
         list(notes.documents())
     assert [len(batch) for batch in books.documents()] == [5]  # its list is the same
     notes = open_prepared(stricter, "notes", root=tmp_path)
     find_duplicates(corpus_registry(tmp_path, {"books": data["books"]}, table=no_val()), root=tmp_path)
-    with pytest.raises(NielsCacheError, match="duplicates: was replaced while it was read"):
+    with pytest.raises(NielsCacheError, match="duplicates: was replaced"):
         list(notes.documents())
 
 
@@ -368,7 +369,7 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(
         return inputs
 
     monkeypatch.setattr(duplicates, "Inputs", and_replace)
-    with pytest.raises(NielsCacheError, match="corpus/notes: was replaced while it was read; run this again"):
+    with pytest.raises(NielsCacheError, match=r"corpus/notes: .* replaced .*run this again"):
         find_duplicates(registry, root=tmp_path, force=True)
     assert read_meta(str(duplicates_dir(tmp_path) / "meta.json")) == first.meta
     monkeypatch.setattr(duplicates, "Inputs", opening)
@@ -377,11 +378,11 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(
 
 
 OTHER_LISTS = {
-    "a data set is gone": (["notes"], "", "0", "among books, notes in this order, not notes"),
-    "tables in another order": (["notes", "books"], "", "0", "among books, notes in this order, not notes, books"),
+    "a data set is gone": (["notes"], "", "0", "among books, notes .*not notes"),
+    "tables in another order": (["notes", "books"], "", "0", "among books, notes .*not notes, books"),
     "another priority": (["books", "notes"], '[dedup]\npriority = ["notes"]\n', "0", "in this order"),
-    "another split": (["books", "notes"], "", "0.2", "for splits by .* of 'books'"),
-    "other bands": (["books", "notes"], "[dedup]\nbands = 16\nrows = 8\n", "0", r"with other settings of \[dedup\]"),
+    "another split": (["books", "notes"], "", "0.2", "splits by .*'books'"),
+    "other bands": (["books", "notes"], "[dedup]\nbands = 16\nrows = 8\n", "0", r"other settings of \[dedup\]"),
 }
 
 
@@ -407,7 +408,7 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_not_read(tmp_path: Pa
     assert len(texts_of(registry, "notes", tmp_path)) == 5
     write_jsonl(tmp_path / "books.jsonl", articles(15, seed=4))
     prepare_corpus(registry, "books", root=tmp_path, processes=1)
-    with pytest.raises(NielsCacheError, match="before the corpus of 'books' was made as it is; materialize corpus/duplicates first"):
+    with pytest.raises(NielsCacheError, match=r"before .*'books' .*; materialize corpus/duplicates"):
         prepared_documents(registry, "notes", root=tmp_path)
     find_duplicates(registry, root=tmp_path)
     assert len(texts_of(registry, "notes", tmp_path)) == 10
@@ -417,7 +418,7 @@ def test_drop_lists_of_an_older_program_are_not_read(tmp_path: Path, monkeypatch
     registry = corpus_registry(tmp_path, {"notes": articles(5)})
     prepare_all(registry, tmp_path)
     monkeypatch.setattr(drop_lists, "CODE_VERSION", "another")
-    with pytest.raises(NielsCacheError, match="by another version of this program; materialize corpus/duplicates first"):
+    with pytest.raises(NielsCacheError, match=r"another version .*; materialize corpus/duplicates"):
         prepared_documents(registry, "notes", root=tmp_path)
     assert find_duplicates(registry, root=tmp_path).state == "built"
     assert len(texts_of(registry, "notes", tmp_path)) == 5
@@ -428,7 +429,7 @@ def test_who_is_missing_is_told_as_it_is_now(tmp_path: Path) -> None:
     alone = corpus_registry(tmp_path, data)
     prepare_all(alone, tmp_path)
     both = corpus_registry(tmp_path, {**data, "books": articles(5, seed=1)})
-    with pytest.raises(NielsCacheError, match="without any other data set, now without books; materialize corpus/duplicates first"):
+    with pytest.raises(NielsCacheError, match=r"now without books.*; materialize corpus/duplicates"):
         prepared_documents(both, "notes", root=tmp_path)
     assert find_duplicates(both, root=tmp_path).meta["missing"] == ["books"]
     assert find_duplicates(corpus_registry(tmp_path, data), root=tmp_path).meta["missing"] == []

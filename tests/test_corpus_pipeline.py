@@ -23,6 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl
+from tests.messages import missing
 
 PREPARE = 'prepare = ["clean", "dedup"]\n'
 
@@ -65,7 +66,7 @@ def test_a_cache_holds_what_stays_of_the_corpus_and_says_why_the_rest_went(tmp_p
         assert expected
         assert source_ids(outcome, split) == expected
     assert outcome.meta["dropped"] == {"too_short": 1, "exact_duplicate": 20, "near_duplicate": 20}
-    assert outcome.meta["split_rule"] == "seeded 0.1 of documents to val, seed 42"
+    assert missing(outcome.meta["split_rule"], "seeded 0.1", "seed 42") == []
     assert outcome.meta["dataset_revision"] == prepared.meta["dataset_revision"]
     assert list(verify_cache(tmp_path / "pretrain" / "notes")) == []
 
@@ -94,10 +95,10 @@ def test_no_document_of_train_has_a_twin_in_val(tmp_path: Path, model_table: str
 def test_without_a_corpus_or_drop_list_the_message_says_what_to_materialize(tmp_path: Path, model_table: str) -> None:
     registry = corpus_registry(tmp_path, {"notes": articles(10)}, settings=model_table)
     build_tokenizer(registry, root=tmp_path)
-    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet; materialize corpus/documents of 'notes' first"):
+    with pytest.raises(NielsCacheError, match=r"finished corpus .*; materialize corpus/documents of 'notes'"):
         build_dataset(registry, "notes", root=tmp_path)
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    with pytest.raises(NielsCacheError, match="duplicates have not been looked for yet; materialize corpus/duplicates first"):
+    with pytest.raises(NielsCacheError, match=r"duplicates have not .*; materialize corpus/duplicates"):
         build_dataset(registry, "notes", root=tmp_path)
     find_duplicates(registry, root=tmp_path)
     assert build_dataset(registry, "notes", root=tmp_path).state == "built"
@@ -172,7 +173,7 @@ def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache
             return build(*arguments, **settings)
 
         monkeypatch.setattr(pipeline, "build_pretrain_cache", late)
-        with pytest.raises(NielsCacheError, match="was replaced while it was read; run this again"):
+        with pytest.raises(NielsCacheError, match=r" replaced .*run this again"):
             build_dataset(registry, "notes", root=tmp_path)
         monkeypatch.setattr(pipeline, "build_pretrain_cache", build)
         assert not (tmp_path / "pretrain" / "notes").exists()
@@ -188,7 +189,7 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_told_by_the_state_of_
     prepare_corpus(registry, "books", root=tmp_path, processes=1)
     state = cache_state(registry, "notes", root=tmp_path)
     assert (state.state, state.needs_build) == ("no corpus", True)
-    assert "before the corpus of 'books' was made as it is" in state.advice
+    assert missing(state.advice, "before", "corpus of 'books'") == []
     find_duplicates(registry, root=tmp_path)
     assert cache_state(registry, "notes", root=tmp_path).state == "in sync"
     assert build_dataset(registry, "notes", root=tmp_path).state == "cache_hit"
@@ -207,7 +208,7 @@ def test_reasons_and_languages_in_another_order_are_no_reason_to_clean_again(tmp
 
 def test_a_run_with_another_seed_is_refused_where_the_drop_list_hangs_on_it(tmp_path: Path, model_table: str) -> None:
     registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
-    with pytest.raises(NielsCacheError, match=r"set seed and val_frac in the configuration, not for one run"):
+    with pytest.raises(NielsCacheError, match=r"seed and val_frac .*configuration"):
         build_dataset(registry, "notes", root=tmp_path, run_settings={"val_frac": 0.5})
     cleaned = corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table, table='prepare = ["clean"]\n')
     prepare_corpus(cleaned, "notes", root=tmp_path, processes=1)
@@ -221,7 +222,7 @@ def test_an_interleave_takes_prepared_members_prepared(tmp_path: Path, model_tab
     mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1, plain = 1 }\nval_frac = 0\n'
     registry = corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table + table + mix)
     build_tokenizer(registry, root=tmp_path)
-    with pytest.raises(NielsCacheError, match="no finished corpus of 'notes' yet"):
+    with pytest.raises(NielsCacheError, match=r"finished corpus .*'notes'"):
         build_dataset(registry, "mix", root=tmp_path)
     prepare_all(registry, tmp_path)
     outcome = build_dataset(registry, "mix", root=tmp_path)
@@ -252,7 +253,7 @@ def test_a_member_that_starts_again_gives_the_same_documents_or_none(tmp_path: P
     write_jsonl(tmp_path / "notes.jsonl", articles(30, seed=1))
     prepare_all(registry, tmp_path)
     assert member.identity() == before
-    with pytest.raises(NielsCacheError, match="was replaced while it was read"):
+    with pytest.raises(NielsCacheError, match="was replaced"):
         list(member.documents(StreamContext(seed=1)))
     assert with_prepared(registry, tmp_path)["notes"].identity() != before
 
@@ -261,7 +262,7 @@ def test_a_member_that_is_switched_off_is_not_taken_unprepared(tmp_path: Path, m
     mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1 }\nval_frac = 0\n'
     registry = corpus_registry(tmp_path, {"notes": articles(5)}, settings=model_table + mix, table='prepare = ["clean"]\nenabled = false\n')
     build_tokenizer(registry, root=tmp_path)
-    with pytest.raises(NielsCacheError, match="'notes' is switched off: set enabled = true"):
+    with pytest.raises(NielsCacheError, match=r"'notes' .*enabled = true"):
         build_dataset(registry, "mix", root=tmp_path)
 
 

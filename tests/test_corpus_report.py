@@ -84,7 +84,7 @@ def test_a_report_is_written_once_and_again_when_something_changed(project: Proj
 
 def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, tiny_model: Path) -> None:
     project = prepare_project(tmp_path, tiny_model)
-    with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books' first"):
+    with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books'"):
         write_report(project.registry, "books", root=project.root)
     assert not (project.root / "reports").exists()
 

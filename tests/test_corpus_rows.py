@@ -28,16 +28,16 @@ def test_rows_are_those_of_the_array_in_the_order_asked_for(tmp_path_factory: py
 def test_a_file_that_holds_less_than_asked_for_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "signatures.npy"
     np.save(path, np.zeros((10, 4), dtype=np.uint32))
-    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: is not as the meta\.json beside it says"):
+    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
         rows[np.array([3, 10])]
     path.write_bytes(path.read_bytes()[:-8])
-    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: is not as the meta\.json"):
+    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
         rows[np.arange(10)]
     path.write_bytes(b"no array")
-    with pytest.raises(NielsCacheError, match=r"signatures\.npy: is not as the meta\.json"):
+    with pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
         ArrayRows(path)
     path.unlink()
-    with pytest.raises(NielsCacheError, match=r"signatures\.npy: cannot be read"):
+    with pytest.raises(NielsCacheError, match=r"signatures\.npy: cannot"):
         ArrayRows(path)
 
 

@@ -13,6 +13,7 @@ from niels_cache_assets.defs.home_refusals import home_refusals
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from tests.dagster_tools import Project
+from tests.messages import missing
 
 
 def raise_from_dagster(error: Exception) -> None:
@@ -22,25 +23,25 @@ def raise_from_dagster(error: Exception) -> None:
         raise RuntimeError("what Dagster makes of it") from cause
 
 
-@pytest.mark.parametrize(
-    ("said", "advice"),
-    [
-        ("database or disk is full", "are free there); make room, or point DAGSTER_HOME at a folder on another disk"),
-        ("disk I/O error", "the disk or its quota may be full, or failing: make room"),
-        ("attempt to write a readonly database", "make its files writable for you"),
-        ("unable to open database file", "make room and its files writable for you"),
-        ("database is locked", "another program holds the database: try again when that has ended"),
-        ("database disk image is malformed", "move the damaged home away (only its history is lost, no cache)"),
-        ("file is not a database", "move the damaged home away (only its history is lost, no cache)"),
-    ],
-)
-def test_what_sqlite_refuses_is_one_line_with_what_to_do(tmp_path: Path, said: str, advice: str) -> None:
+WHAT_SQLITE_SAYS = {  # and parts of what to do then
+    "database or disk is full": ["are free there", "make room", "DAGSTER_HOME", "another disk"],
+    "disk I/O error": ["quota", "failing", "make room"],
+    "attempt to write a readonly database": ["make its files writable"],
+    "unable to open database file": ["make room", "its files writable"],
+    "database is locked": ["another program", "try again"],
+    "database disk image is malformed": ["move the damaged home", "only its history", "no cache"],
+    "file is not a database": ["move the damaged home", "only its history", "no cache"],
+}
+
+
+@pytest.mark.parametrize("said", WHAT_SQLITE_SAYS)
+def test_what_sqlite_refuses_is_one_line_with_what_to_do(tmp_path: Path, said: str) -> None:
     for error in (sqlite3.OperationalError(said), OperationalError("INSERT", {}, sqlite3.OperationalError(said))):
         with pytest.raises(NotWrittenError) as caught, home_refusals(tmp_path / "home"):
             raise_from_dagster(error)
         line = str(caught.value)
-        assert line.startswith(f"{tmp_path / 'home'}: the database of the Dagster home: {said}")
-        assert advice in line
+        assert line.startswith(f"{tmp_path / 'home'}: the database")
+        assert missing(line, f": {said}", *WHAT_SQLITE_SAYS[said]) == []
         assert "\n" not in line
 
 
@@ -93,4 +94,4 @@ def test_a_database_that_is_damaged_ends_commands_in_one_line(
     assert main([command, *config, *(["--against-dagster"] if command == "verify" else [])]) == 1
     error = capfd.readouterr().err
     assert error.count("\n") == 1, error
-    assert "file is not a database; move the damaged home away" in error
+    assert missing(error, f"{home}: ", "not a database", "the damaged home") == []

@@ -117,7 +117,7 @@ def test_any_configuration_is_refused_in_one_line_or_can_be_asked(tmp_path: Path
 @pytest.mark.parametrize("name", ["../x", "/etc", "a/b", "a\\b", ".x", "..", ".", "", "a..b", "a\0b", "a\nb", "a\n", "ü", " ", "x" * 300])
 def test_a_name_that_is_no_folders_name_is_refused(tmp_path: Path, name: str) -> None:
     overrides: dict[str, Any] = {"pretrain": {name: {"source": "text", "files": ["a.txt"]}}}
-    with pytest.raises(NielsCacheError, match="is not a valid name") as caught:
+    with pytest.raises(NielsCacheError, match="valid name") as caught:
         load_registry(profile="quickstart", overrides=overrides)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -132,8 +132,8 @@ def test_a_byte_order_mark_that_an_editor_wrote_is_no_part_of_the_file(tmp_path:
     [
         ("[pretrain.notes]\nsource = 'text'\nfiles = [\"a\\u0000b\"]", "holds a NUL"),
         ("[build]\ncache_dir = '~nobody-of-that-name/x'", "no home directory"),
-        ("[build]\nseed = " + "9" * 5000, "a whole number has more than 64 bits"),
-        ("[build]\nseed = 0x" + "f" * 5000, "a whole number has more than 64 bits: build.seed"),
+        ("[build]\nseed = " + "9" * 5000, "more than 64 bits"),
+        ("[build]\nseed = 0x" + "f" * 5000, r"64 bits: build\.seed"),
         ("a = " + "[" * 5000, "nested too deeply|not valid TOML"),
         ("a.b" * 3000 + " = 1", "not valid TOML|unknown table"),
         ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = inf }", "finite|infinity"),

@@ -104,7 +104,7 @@ def test_an_array_of_tokens_with_something_behind_it_is_refused(tmp_path: Path) 
     np.save(buffer, np.arange(11, dtype=np.uint16))
     np.save(buffer, np.arange(11, dtype=np.uint16))
     (tmp_path / "tokens.npy").write_bytes(buffer.getvalue())
-    with pytest.raises(NielsCacheError, match=r"tokens\.npy: not a readable \.npy file .*has 300 bytes"):
+    with pytest.raises(NielsCacheError, match=r"tokens\.npy: .*readable .* 300 bytes"):
         DatasetLoader(1, 4, 0, 1, str(tmp_path), "cpu")
 
 
@@ -203,7 +203,7 @@ def test_a_pipe_among_bare_files_is_refused_at_once(tmp_path: Path, name: str) -
 def test_a_pipe_in_the_place_of_a_megatron_file_is_refused_at_once(tmp_path: Path, ending: str) -> None:
     megatron_core.write_documents(tmp_path / "data", [5, 3])
     make_pipe(tmp_path / f"data{ending}")
-    with pytest.raises(NielsCacheError, match="is no regular file"):
+    with pytest.raises(NielsCacheError, match=rf"data\{ending}: .*regular file"):
         IndexedDataset(tmp_path / "data")
 
 

@@ -18,6 +18,7 @@ from niels_cache_runtime.megatron import write_indexed
 from niels_cache_runtime.verify import verify_dataset
 from tests.exports import export
 from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
+from tests.messages import missing
 
 LEAVING = ["../x", "a/../../x", "/etc/passwd", "..", ".", "./a", "a//b", "a/", "a/./b", "a\\..\\b", "a\0b", "a\nb", "\ud800", "", 5, None]
 
@@ -73,7 +74,7 @@ def test_a_link_out_of_a_pretrain_cache_is_followed_by_nobody(tmp_path: Path, na
         openers.append(lambda: PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu"))
         openers.append(lambda: DatasetLoader(1, 3, 0, 1, str(folder / "train"), "cpu"))
     for opener in openers:
-        with pytest.raises(NielsCacheError, match="is a link out of"):
+        with pytest.raises(NielsCacheError, match="link out of"):
             opener()
     assert any("link" in str(finding) for finding in verify_dataset(folder))
     assert finished_meta(folder) is None
@@ -83,7 +84,7 @@ def test_a_link_out_of_a_pretrain_cache_is_followed_by_nobody(tmp_path: Path, na
 def test_a_link_out_of_an_sft_cache_is_followed_by_nobody(tmp_path: Path, name: str) -> None:
     chats = write_cache(tmp_path / "cache") / "sft" / "chats"
     link_out(chats / name, tmp_path / "outside" / "file")
-    with pytest.raises(NielsCacheError, match="is a link out of"):
+    with pytest.raises(NielsCacheError, match="link out of"):
         SFTExampleDataset(str(chats / "train_tokens.bin"), str(chats / "train_idx.npy"), T=16, device="cpu", eot_id=EOT)
     assert any("link" in str(finding) for finding in verify_dataset(chats))
 
@@ -130,7 +131,7 @@ def test_a_list_of_an_older_export_reaches_nothing_behind_a_link(tmp_path: Path)
     [written] = out.glob("notes_train.npy.files")
     (out / "below").symlink_to(home)
     written.write_text("below/thesis\n")
-    with pytest.raises(NielsCacheError, match="is a link out of"):
+    with pytest.raises(NielsCacheError, match="link out of"):
         export(folder, "npy", out, force=True)
     assert contents(home) == {"thesis": b"years of work"}
 
@@ -139,7 +140,7 @@ def test_a_list_of_an_older_export_reaches_nothing_behind_a_link(tmp_path: Path)
 def test_a_list_with_a_name_that_no_export_has_deletes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "c4.files").write_text(f"{name}\n")
-    with pytest.raises(NielsCacheError, match="is not the list of an export's files"):
+    with pytest.raises(NielsCacheError, match=r"c4\.files: .*list"):
         Place(list_name="c4.files").older(tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["c4.files"]
 
@@ -152,7 +153,7 @@ def test_a_folder_that_is_not_utf8_is_refused_before_anything_is_built_there(
     root = os.fsdecode(b"caches\xff")
     assert main(["build-all", "--profile", "quickstart", "--cache-dir", root]) == WRONG_USE
     said = capsys.readouterr().err
-    assert "is not UTF-8, as the names of folders that caches lie in must be; choose another --cache-dir" in said
+    assert missing(said, "not UTF-8", "--cache-dir") == []
     assert said.count("\n") == 1
     with pytest.raises(NielsCacheError, match="is not UTF-8"), atomic_directory(tmp_path / root / "x"):
         pass

@@ -42,9 +42,7 @@ def require_refused(source: Source, where: str) -> None:
     """The source is refused in a line that names `where`, without more memory than a few of its documents."""
     tracemalloc.start()
     try:
-        with pytest.raises(
-            NielsCacheError, match=rf"{where}.* longer than 1 MiB(; take it out, or raise max_document_mib|, which none of a dump is)"
-        ):
+        with pytest.raises(NielsCacheError, match=rf"{where}.* 1 MiB.*(raise max_document_mib|none of .*dump)"):
             read(source)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -136,7 +134,7 @@ def test_huge_parts_of_dumps_are_refused(tmp_path: Path, what: str, suffix: str)
 @pytest.mark.parametrize("content", [b"<a>" * (1 << 20), b"<" + b"a" * (1 << 18) + b">"])
 def test_elements_that_no_dump_has_are_refused(tmp_path: Path, content: bytes) -> None:
     files = write(tmp_path / "a.xml", HEADER + content)
-    with pytest.raises(NielsCacheError, match=r"a\.xml: not a MediaWiki dump: its elements are nested deeper, or have longer names"):
+    with pytest.raises(NielsCacheError, match=r"a\.xml: .*MediaWiki dump: .*nested deeper, or .*longer names"):
         read(Wikipedia(files=files))
 
 
@@ -153,13 +151,13 @@ def test_the_loaders_of_the_hub_get_no_local_file_with_a_huge_line(tmp_path: Pat
 
 def test_an_article_without_an_end_is_refused(tmp_path: Path) -> None:
     files = write(tmp_path / "a.txt", b" \n = Title = \n \n" + (b" words of it" * 500 + b"\n") * 200)
-    with pytest.raises(NielsCacheError, match=r"a\.txt: the article at row 1: is longer than 1 MiB"):
+    with pytest.raises(NielsCacheError, match=r"a\.txt: .*row 1: .* 1 MiB"):
         read(Wikitext(files=files, max_document_mib=1))
 
 
 def test_a_huge_value_in_a_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["small", "x" * (1 << 21)]}), tmp_path / "a.parquet")
-    with pytest.raises(NielsCacheError, match=r"a\.parquet: row 1: is longer than 1 MiB"):
+    with pytest.raises(NielsCacheError, match=r"a\.parquet: row 1: .* 1 MiB"):
         read(Parquet(files=[str(tmp_path / "a.parquet")], max_document_mib=1))
 
 
@@ -190,14 +188,14 @@ def test_links_in_a_folder_of_notes_are_read_under_their_own_names(tmp_path: Pat
     folder, outside = tmp_path / "notes", tmp_path / "outside"
     folder.mkdir()
     outside.mkdir()
-    (outside / "secret.txt").write_text("of a linked file")
-    (outside / "other.md").write_text("in a linked folder")
+    (outside / "secret.txt").write_text("a linked file")
+    (outside / "other.md").write_text("behind a link")
     (folder / "a.md").symlink_to(outside / "secret.txt")
     (folder / "linked").symlink_to(outside)
     (folder / "loop").symlink_to(folder)
     (outside / "back").symlink_to(folder)
     documents, _ = read(MarkdownFolder(path=str(folder)))
-    assert {document.file: document.text for document in documents} == {"a.md": "of a linked file", "linked/other.md": "in a linked folder"}
+    assert {document.file: document.text for document in documents} == {"a.md": "a linked file", "linked/other.md": "behind a link"}
 
 
 @pytest.mark.parametrize("pattern", ["{0}/x/../y/*.txt", "{0}/y/../y/a.txt", "{0}/**/*.txt", "{0}/link/*.txt"])

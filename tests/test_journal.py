@@ -27,6 +27,7 @@ from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, 
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE
+from tests.messages import missing
 from tests.test_cache_determinism import conversations, digests
 from tests.tiny import sentences
 
@@ -83,26 +84,27 @@ def lead_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "settings", "reason"),
+    ("change", "settings", "parts"),
     [
-        (lambda folder: None, {"fingerprint": "two"}, "other settings, other data or another version"),
-        (lambda folder: None, {"afresh": True}, "a fresh build was asked for"),
-        (lambda folder: None, {"parse": TypeAdapter(int).validate_python}, "not of this kind of build"),
-        (damage_journal, {}, "no journal that can be read"),
-        (write_as_before, {}, "the journal of the unfinished build is in the form of another version of niels-cache"),
-        (lambda folder: (folder / JOURNAL_NAME).write_bytes(b""), {}, "no journal that can be read"),
-        (lambda folder: (folder / "ends").unlink(), {}, "ends of the unfinished build is missing or shorter"),
-        (lambda folder: os.truncate(folder / "train" / "shard", 4), {}, "train/shard of the unfinished build is missing or shorter"),
-        (lead_out, {}, "ends of the unfinished build is missing or shorter"),
+        (lambda folder: None, {"fingerprint": "two"}, ["other settings", "other data"]),
+        (lambda folder: None, {"afresh": True}, ["fresh build", "asked for"]),
+        (lambda folder: None, {"parse": TypeAdapter(int).validate_python}, ["this kind of"]),
+        (damage_journal, {}, ["no journal"]),
+        (write_as_before, {}, ["journal", "form of another"]),
+        (lambda folder: (folder / JOURNAL_NAME).write_bytes(b""), {}, ["no journal"]),
+        (lambda folder: (folder / "ends").unlink(), {}, [": ends ", "missing or shorter"]),
+        (lambda folder: os.truncate(folder / "train" / "shard", 4), {}, [": train/shard ", "missing or shorter"]),
+        (lead_out, {}, [": ends ", "missing or shorter"]),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_cleared_and_said(
-    recorded: Path, change: Callable[[Path], object], settings: dict[str, Any], reason: str
+    recorded: Path, change: Callable[[Path], object], settings: dict[str, Any], parts: list[str]
 ) -> None:
     change(recorded)
     told: list[str] = []
     assert opened(recorded, told=told, **settings).state is None
-    assert [line for line in told if reason in line] == told != []
+    assert told
+    assert [line for line in told if missing(line, *parts)] == []
     assert list(recorded.iterdir()) == []
 
 
@@ -328,7 +330,7 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
     if changed == "python":
         monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
     assert journal().state is None
-    assert told[-1] == "starting afresh: the unfinished build was of other settings, other data or another version"
+    assert missing(told[-1], "starting afresh: ", "another version") == []
 
 
 @pytest.mark.usefixtures("often")
@@ -509,7 +511,7 @@ def test_an_unfinished_file_that_was_damaged_meanwhile_starts_afresh(
     path.write_bytes(content)
     again = build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9, told=told)
     name = path.relative_to(tmp_path / ".x.partial")
-    assert told[0] == f"starting afresh: {name} of the unfinished build is damaged: its bytes are not those that its journal says"
+    assert missing(told[0], f"starting afresh: {name} ", "damaged") == []
     assert again == build(tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9)
 
 
@@ -520,7 +522,7 @@ def test_a_spool_that_is_damaged_while_it_is_used_is_one_line(tmp_path: Path) ->
     content = bytearray((tmp_path / "a.arrow").read_bytes())
     content[8:40] = b"\xff" * 32
     (tmp_path / "a.arrow").write_bytes(content)
-    with pytest.raises(NielsCacheError, match=r"a\.arrow: the disk gives back other rows than were written .*--force"):
+    with pytest.raises(NielsCacheError, match=r"a\.arrow: the disk .*other rows .*--force"):
         [*spool.read()]
     spool.abandon()
 
@@ -532,7 +534,7 @@ def test_a_source_that_has_become_shorter_says_so_and_the_build_can_go_on_with_t
     texts = sentences(1_000)
     with pytest.raises(Stopped):
         build(tmp_path / "x", until(950, texts), tokenizer, max_train_tokens=10**9)
-    with pytest.raises(NielsCacheError, match="ends before what is built of it already; build afresh"):
+    with pytest.raises(NielsCacheError, match=r"ends before .*; build afresh .*--force"):
         build(tmp_path / "x", texts[:10], tokenizer, max_train_tokens=10**9)
     assert build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9) == build(
         tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9
@@ -546,7 +548,8 @@ def test_other_settings_or_texts_of_another_name_start_afresh(tmp_path: Path, to
         build(tmp_path / "x", until(500, texts), tokenizer)
     told: list[str] = []
     changed = build(tmp_path / "x", texts, tokenizer, told=told, shard_bytes=2_048)
-    assert told == ["starting afresh: the unfinished build was of other settings, other data or another version"]
+    [line] = told
+    assert missing(line, "starting afresh: ", "other settings", "other data") == []
     assert changed == build(tmp_path / "whole" / "x", texts, tokenizer, shard_bytes=2_048)
 
 

@@ -42,7 +42,7 @@ def test_a_row_above_the_limit_is_refused_and_one_below_it_is_read(kind: str, tm
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     files = [str(tmp_path / "a.parquet")]
-    with pytest.raises(NielsCacheError, match=r"a\.parquet: row 1: is longer than 1 MiB"):
+    with pytest.raises(NielsCacheError, match=r"a\.parquet: row 1: .* 1 MiB"):
         read(READERS[kind](files, 1))
     read(READERS[kind](files, 5))
 

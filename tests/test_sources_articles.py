@@ -15,7 +15,10 @@ from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows
+from tests.messages import missing
 from tests.read_sources import read
+
+EQUATION = "1 rad / s and a nominal impedance k"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ from tests.read_sources import read
         ("= Bare =", "Bare"),
         (" = = Career = = \n", None),
         (" = = = Early life = = = \n", None),
-        (" = 1 rad / s and a nominal impedance k = \n", "1 rad / s and a nominal impedance k"),  # told apart by the rows around it
+        (f" = {EQUATION} = \n", EQUATION),  # told apart by the rows around it
         (" A sentence with = in it \n", None),
         (" = \n", None),
         ("", None),
@@ -114,7 +117,7 @@ def test_links_that_loop_end_and_linked_folders_are_read_once(tmp_path: Path) ->
 def test_a_folder_that_is_not_there_is_an_error_and_roam_without_a_path_is_no_partition(tmp_path: Path) -> None:
     for source in (MarkdownFolder(path=str(tmp_path / "no")), Roam(path=str(tmp_path / "no")), Gutenberg(path=str(tmp_path / "no"))):
         for use in (lambda source=source: source.revision({}), lambda source=source: read(source)):
-            with pytest.raises(NielsCacheError, match="is not a folder; set it"):
+            with pytest.raises(NielsCacheError, match=r"path = .*not a folder"):
                 use()
     assert "path" in (Roam().missing_setting() or "")
     assert Roam(path="x").missing_setting() is None
@@ -126,9 +129,7 @@ def test_a_folder_without_a_file_to_read_is_an_error_that_names_it(tmp_path: Pat
         for use in (lambda source: source.revision({}), read):
             with pytest.raises(NielsCacheError) as error:
                 use(source(path=str(tmp_path)))
-            assert (
-                str(error.value) == f"path = {str(tmp_path)!r} holds no file that ends in {endings}; set it to the folder that holds them"
-            )
+            assert missing(error.value, f"path = {str(tmp_path)!r} ", "no file", f" {endings}; set it") == []
 
 
 def deep_block(levels: int) -> dict[str, Any]:
@@ -239,9 +240,9 @@ def test_the_end_phrase_counts_only_near_the_end_of_the_book() -> None:
 
 
 def test_a_start_line_that_is_not_closed_does_not_eat_the_book() -> None:
-    body = "Oaks grow.\r\n\r\n***\r\n\r\nThey fall."
-    assert strip_project_gutenberg(f"*** START OF THE PROJECT GUTENBERG EBOOK OAKS\r\n\r\n{body}") == (None, body)
-    assert strip_project_gutenberg(f"*** START OF THE PROJECT GUTENBERG EBOOK OAKS\r\n \r\n{body}") == (None, f" \r\n{body}")
+    start, body = "*** START OF THE PROJECT GUTENBERG EBOOK OAKS\r\n", "Oaks grow.\r\n\r\n***\r\n\r\nThey fall."
+    assert strip_project_gutenberg(f"{start}\r\n{body}") == (None, body)
+    assert strip_project_gutenberg(f"{start} \r\n{body}") == (None, f" \r\n{body}")
 
 
 def test_a_book_without_markers_is_kept_whole(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_instruction_rows_become_conversations(tmp_path: Path) -> None:
 
 
 def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"no field 'messages'.*set messages_field to one of: prompt, reply"):
+    with pytest.raises(NielsCacheError, match=r"no field 'messages'.*messages_field .*: prompt, reply"):
         chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
 
 
@@ -202,7 +202,7 @@ def test_tree_files_give_the_same_threads_as_flat_messages(tmp_path: Path) -> No
     assert context.report.facts == {"trees": 3}
     assert {conversation.row for conversation in trees} == {0, 1, 2}, "row is the tree's line"
     (tmp_path / "flat.jsonl").write_bytes(json_lines(rows))
-    with pytest.raises(NielsCacheError, match="name only one kind"):
+    with pytest.raises(NielsCacheError, match="only one kind"):
         read(Oasst1(files=[str(tmp_path / "*.jsonl")]))
 
 
@@ -301,12 +301,12 @@ def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> No
     depth = 200_000
     line = '{"prompt": ' + '{"message_id": "m", "replies": [' * depth + "]}" * depth + "}"
     (tmp_path / "x.trees.jsonl").write_text(line)
-    with pytest.raises(NielsCacheError, match=r"x\.trees\.jsonl: line 1 is nested too deep"):
+    with pytest.raises(NielsCacheError, match=r"x\.trees\.jsonl: line 1 .*nested"):
         read(Oasst1(files=[str(tmp_path / "x.trees.jsonl")]))
 
 
 def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="rows have no message_id and no parent_id"):
+    with pytest.raises(NielsCacheError, match=r"message_id .*parent_id"):
         oasst(tmp_path, [{"text": "x"}])
 
 

@@ -87,7 +87,7 @@ def test_damage_behind_a_whole_stream_fails_or_is_counted(tmp_path: Path, suffix
     }
     content = b"" if harm == "empty" else whole[0] + follows[harm]
     files = one_file(tmp_path, f"a.jsonl{suffix}", content)
-    with pytest.raises(DamagedFile, match=rf"a\.jsonl{suffix}: damaged after byte \d+ of its uncompressed content"):
+    with pytest.raises(DamagedFile, match=rf"a\.jsonl{suffix}: damaged .* byte \d+"):
         read(Jsonl(files=files))
     documents, context = read(Jsonl(files=files, keep_damaged=True))
     assert [document.text for document in documents] == ([] if harm == "empty" else [row["text"] for row in ROWS[:3]])
@@ -103,7 +103,7 @@ def test_padding_of_zeros_between_and_behind_streams_is_passed_over(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["a.jsonl.zip", "a.TAR.gz", "a.tgz", "a.jsonl.lz4", "a.jsonl.Z", "a.txt.lzma"])
 def test_other_compressions_and_archives_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NielsCacheError, match=rf"{name}: \.\w+ files are not read; unpack it .* \.gz, \.bz2, \.xz, \.zst"):
+    with pytest.raises(NielsCacheError, match=rf"{name}: \.\w+ files .*unpack .* \.gz, \.bz2, \.xz, \.zst"):
         read(Text(files=one_file(tmp_path, name, b"PK")))
 
 
@@ -115,7 +115,7 @@ def test_a_pipe_is_read_once_and_refused_where_it_would_be_read_twice(tmp_path: 
         writer.start()
         assert len(read(source)[0]) == len(ROWS)
         writer.join()
-        with pytest.raises(NielsCacheError, match=rf"{name}: not a regular file"):
+        with pytest.raises(NielsCacheError, match=rf"{name}: .*regular file"):
             source.revision({})
 
 
@@ -160,7 +160,7 @@ def test_a_text_field_that_no_row_has_is_an_error_that_lists_the_fields(tmp_path
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_bytes(json_lines(ROWS))
     files = [str(tmp_path / f"rows.{kind.__name__.lower()}")]
-    with pytest.raises(NielsCacheError, match=r"rows\.\w+: no field 'body'; set text_field to one of: text, id, dump"):
+    with pytest.raises(NielsCacheError, match=r"rows\.\w+: no field 'body'; .*text_field .* text, id, dump"):
         read(kind(files=files, text_field="body"))
     documents, _ = read(kind(files=files, text_field="url", id_field="file_path"))
     assert [(document.text, document.source_id) for document in documents] == [(row["url"], row["file_path"]) for row in ROWS]
@@ -176,7 +176,7 @@ def test_the_titles_of_parquet_rows_are_read_where_they_are_strings(tmp_path: Pa
 
 
 def test_rows_without_any_string_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="no text field found; set text_field to one of: n, m"):
+    with pytest.raises(NielsCacheError, match=r"no text field.* text_field .*: n, m"):
         read(Jsonl(files=one_file(tmp_path, "rows.jsonl", json_lines([{"n": 1, "m": None}]))))
 
 
@@ -232,12 +232,12 @@ def test_large_documents_do_not_pile_up_in_a_batch(tmp_path: Path) -> None:
 def test_a_glob_without_a_match_is_an_error_that_names_it(tmp_path: Path, kind: type[Jsonl | Parquet | Text]) -> None:
     source: PretrainSource = kind(files=[str(tmp_path / "*.nothing")])
     for use in (lambda: source.revision({}), lambda: read(source)):
-        with pytest.raises(NielsCacheError, match=r"\*\.nothing' matches no file"):
+        with pytest.raises(NielsCacheError, match=r"\*\.nothing' .*no file"):
             use()
 
 
 def test_a_folder_where_files_are_expected_says_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"is a folder; name the files in it"):
+    with pytest.raises(NielsCacheError, match=rf"{tmp_path}.* folder; name"):
         find_files([str(tmp_path)])
 
 
@@ -272,14 +272,14 @@ def test_an_unreadable_file_is_named() -> None:
         os.chmod(folder, 0o755)
         files = one_file(Path(folder), "a.txt", b"secret")
         os.chmod(files[0], 0)
-        with as_another_user(), pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read \(Permission denied\)"):
+        with as_another_user(), pytest.raises(NielsCacheError, match=r"a\.txt: .* \(Permission denied\)"):
             read(Text(files=files))
 
 
 def test_a_file_that_vanishes_after_it_was_found_is_named(tmp_path: Path) -> None:
     files = find_files(one_file(tmp_path, "a.txt", b"here"))
     os.remove(files[0].url)
-    with pytest.raises(NielsCacheError, match=r"a\.txt: cannot be read \(No such file"):
+    with pytest.raises(NielsCacheError, match=r"a\.txt: .* \(No such file"):
         files_digest(files)
 
 
@@ -321,14 +321,14 @@ HTTPClientError = type("HTTPClientError", (Exception,), {"__module__": "botocore
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ConnectionResetError("gone"), r"cannot be reached now \(ConnectionResetError\)"),
-        (TimeoutError(), r"cannot be reached now \(TimeoutError\)"),
-        (HTTPClientError("no route"), r"cannot be reached now \(HTTPClientError\)"),
-        (OSError(errno.EHOSTUNREACH, "No route to host"), r"cannot be reached now \(OSError\)"),
-        (OSError(errno.EIO, "Input/output error"), r"cannot be read \(Input/output error\)"),
-        (PermissionError(errno.EACCES, "Forbidden"), r"cannot be read \(Forbidden\)"),
-        (ValueError("bucket names are lower case\nand more"), "cannot be read: ValueError: bucket names are lower case"),
-        (RuntimeError("key hf_abcdefghijk is refused"), r"cannot be read: RuntimeError: key \*\*\* is refused"),
+        (ConnectionResetError("gone"), r".* reached now \(ConnectionResetError\)"),
+        (TimeoutError(), r".* reached now \(TimeoutError\)"),
+        (HTTPClientError("no route"), r".* reached now \(HTTPClientError\)"),
+        (OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH)), r".* reached now \(OSError\)"),
+        (OSError(errno.EIO, "Input/output error"), r".* read \(Input/output error\)"),
+        (PermissionError(errno.EACCES, "Forbidden"), r".* read \(Forbidden\)"),
+        (ValueError("no bucket\nand more"), ".* ValueError: no bucket"),
+        (RuntimeError("key hf_abcdefghijk is refused"), r".* RuntimeError: key \*\*\* is refused"),
     ],
 )
 def test_only_what_is_of_the_network_is_called_unreachable(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,5 +407,5 @@ def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_pat
 
 
 def test_what_is_no_address_is_one_line() -> None:
-    with pytest.raises(NielsCacheError, match=r"'\[::1/x\.jsonl' is no address: Invalid IPv6 URL"):
+    with pytest.raises(NielsCacheError, match=r"'\[::1/x\.jsonl' .*address: .*IPv6"):
         find_files(["http://me:secret@[::1/x.jsonl?key=1"])

@@ -19,6 +19,7 @@ from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines, parquet
+from tests.messages import missing
 from tests.read_sources import read
 
 
@@ -59,7 +60,7 @@ def test_all_exhausted_repeats_short_members(siblings: dict[str, PretrainSource]
 
 @pytest.mark.parametrize("keys", [{}, {"val_frac": 0.1}, {"train_tokens": 5}, {"train_tokens": 5, "val_tokens": 2}])
 def test_repeated_documents_cannot_have_a_val_split(keys: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match="in both train and val; set val_"):
+    with pytest.raises(ValidationError, match=r"train and val.* set val_"):
         Interleave(members={"web": 1}, stopping_strategy="all_exhausted", **keys)
     Interleave(members={"web": 1}, stopping_strategy="all_exhausted", train_tokens=5, val_tokens=0)
 
@@ -135,15 +136,17 @@ def test_every_pass_of_a_build_and_a_member_that_starts_again_reads_one_commit(
 
 
 @pytest.mark.parametrize(
-    ("members", "expected"),
+    ("members", "parts"),
     [
-        ({"wbe": 1}, "no data set 'wbe'; did you mean 'web'?"),
-        ({"mix": 1}, "'mix' is an interleave itself"),
-        ({"web": 0}, "the weight of 'web' is 0"),
-        ({"web": -1}, "weights must be above 0"),
+        ({"wbe": 1}, ["'wbe'", "did you mean 'web'?"]),
+        ({"mix": 1}, ["'mix'", "itself"]),
+        ({"web": 0}, ["weight of 'web'", "is 0"]),
+        ({"web": -1}, ["weights", "above 0"]),
     ],
 )
-def test_members_that_cannot_be_mixed_are_an_error(siblings: dict[str, PretrainSource], members: dict[str, float], expected: str) -> None:
+def test_members_that_cannot_be_mixed_are_an_error(
+    siblings: dict[str, PretrainSource], members: dict[str, float], parts: list[str]
+) -> None:
     with pytest.raises(NielsCacheError) as error:
         read(Interleave(members=members), siblings=siblings)
-    assert expected in str(error.value)
+    assert missing(error.value, *parts) == []

@@ -19,6 +19,7 @@ from niels_cache_assets.sources.hub_errors import hub_errors
 from niels_cache_assets.sources.hub_text import Huggingface
 from niels_cache_runtime.errors import NielsCacheError
 from tests.loopback_hub import LoopbackHub
+from tests.messages import missing
 from tests.read_sources import read
 
 CONTENT = bytes(range(256)) * 40
@@ -129,7 +130,7 @@ def test_a_body_without_a_length_that_brings_more_than_there_is_is_refused(first
     assert ask() == CONTENT
     assert asked == 2
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="more than the 10240 bytes that there are in the middle, and what came before may not"):
+    with pytest.raises(SourceUnavailable, match="more than the 10240 bytes"):
         ask()
 
 
@@ -148,7 +149,7 @@ def test_a_range_that_is_counted_from_the_end_is_asked_for_as_it_is_or_not_again
     assert ask() == CONTENT[-2 * CUT :]
     assert requests == [f"bytes=-{2 * CUT}"] * 3
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="what is left of such a range cannot be named"):
+    with pytest.raises(SourceUnavailable, match="such a range"):
         ask()
 
 
@@ -247,13 +248,13 @@ def test_a_body_that_nothing_tells_the_version_of_is_asked_for_again_while_none_
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(NielsCacheError, match="the file changed while it was read; run the build again"):
+    with pytest.raises(NielsCacheError, match=r"file changed .*run the build"):
         client(breaking([], tags=['"a"', '"b"'], ranges=ranges)).get("http://example.test/a")
 
 
 def test_a_large_body_that_nothing_tells_the_version_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="the server names no version to go on with"):
+    with pytest.raises(SourceUnavailable, match="names no version"):
         client(breaking([], tags=[None], ranges=False)).get("http://example.test/a?key=secret")
 
 
@@ -266,7 +267,7 @@ def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
         later = datetime.now(UTC) + timedelta(hours=1)
         return httpx.Response(503, headers={"Retry-After": format_datetime(later, usegmt=True)})
 
-    with pytest.raises(SourceUnavailable, match=r"http://example\.test/a: HTTP 503, one try, and asks to wait 3[56]\d\d s"):
+    with pytest.raises(SourceUnavailable, match=r"http://example\.test/a: HTTP 503, one try, .* 3[56]\d\d s"):
         client(answer).get("http://user:password@example.test/a?key=secret")
     assert asked == 1
 
@@ -282,7 +283,7 @@ def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -
 @pytest.mark.parametrize("value", ["10m", "nan", "inf", "-1"])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(network.PATIENCE_VARIABLE, value)
-    with pytest.raises(NielsCacheError, match=f"NIELS_CACHE_NETWORK_PATIENCE='{value}' is no number of seconds"), network.patience(1):
+    with pytest.raises(NielsCacheError, match=f"NIELS_CACHE_NETWORK_PATIENCE='{value}' .*seconds"), network.patience(1):
         pass
 
 
@@ -326,17 +327,17 @@ def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub
     for block, who in ((hub_errors("a/b", None), "hub"), (reading(SourceFile("http://example.test/a", "a")), "server")):
         with pytest.raises(NielsCacheError) as caught, block:
             get()
-        assert f"cannot be read: the {who} redirects without end, last from http://example.test/loop; check" in str(caught.value)
+        assert missing(caught.value, f"the {who} redirects", " http://example.test/loop; ") == []
         assert not isinstance(caught.value, SourceUnavailable)
 
 
 @pytest.mark.parametrize(
     ("status", "code", "revision", "expected"),
     [
-        (400, "", None, r"a/b: cannot be read: the hub answers HTTP 400 \(first \*\*\* second\); see .*"),
-        (451, "", None, r"a/b: cannot be read: the hub answers HTTP 451 \(first \*\*\* second\); see .*"),
-        (404, "RevisionNotFound", None, "a/b: the hub knows no newest commit of it; look at .*, or set pinned_revision"),
-        (404, "RevisionNotFound", "v2", "a/b: no revision 'v2'; see .*, or leave pinned_revision out"),
+        (400, "", None, r"a/b: .* HTTP 400 \(first \*\*\* second\); see .*"),
+        (451, "", None, r"a/b: .* HTTP 451 \(first \*\*\* second\); see .*"),
+        (404, "RevisionNotFound", None, "a/b: .*no newest commit .*; look at .* set pinned_revision"),
+        (404, "RevisionNotFound", "v2", "a/b: .*'v2'; see .* leave pinned_revision out"),
     ],
 )
 def test_what_the_hub_answers_is_told_with_its_reason(status: int, code: str, revision: str | None, expected: str) -> None:
@@ -366,7 +367,7 @@ def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Pat
     monitored = logging.getLogger("datasets")
     monitored.addHandler(caplog.handler)
     url = f"{hub.url}/files/damaged.parquet?signature=secret"
-    with pytest.raises(NielsCacheError, match="cannot be read: ArrowInvalid") as caught:
+    with pytest.raises(NielsCacheError, match="ArrowInvalid") as caught:
         read(Huggingface(dataset="a/b", files=[url]))
     monitored.removeHandler(caplog.handler)
     hub.close()

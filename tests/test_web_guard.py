@@ -20,6 +20,7 @@ from niels_cache_assets import web_guard
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.web_self_test import Answer, Request, ask, check_guard
 from niels_cache_runtime.errors import NielsCacheError
+from tests.messages import missing
 
 PORT = 3000
 HOST = ("host", "127.0.0.1:3000")
@@ -313,27 +314,27 @@ def test_a_read_only_server_parses_no_more_than_the_ui_ever_sends(server: Starle
 
 def test_who_comes_by_another_name_is_told_where_the_server_listens(server: Starlette) -> None:
     refused = answer(WebGuard(server, port=PORT, name="[::1]"), Request(headers=(("host", "here:3000"),)))
-    assert b"open http://[::1]:3000; through a tunnel keep the port: ssh -L 3000:[::1]:3000" in refused.body
+    assert missing(refused.body.decode(), "http://[::1]:3000", "tunnel", "ssh -L 3000:[::1]:3000") == []
 
 
 def test_every_route_of_the_installed_server_is_known_and_another_is_refused(server: Starlette) -> None:
     assert len(server.routes) > 10
     refuse_unknown_routes(server.routes)
     for route in (Route("/run_anything", print, methods=["GET"]), Route("/graphql", print, methods=["PUT"]), Route("/graphql", print)):
-        with pytest.raises(NielsCacheError, match=r"a route that the guard does not know: (GET|PUT|ANY)\b"):
+        with pytest.raises(NielsCacheError, match=r"not know: (GET/HEAD /run_anything|(PUT|ANY) /graphql)$"):
             refuse_unknown_routes([*server.routes, route])
 
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_the_self_test_passes_the_guard_and_no_server_without_it(server: Starlette, read_only: bool) -> None:
     asyncio.run(check_guard(WebGuard(server, port=PORT, read_only=read_only), port=PORT, read_only=read_only))
-    with pytest.raises(NielsCacheError, match="the guard let through a mutation by GET"):
+    with pytest.raises(NielsCacheError, match="mutation by GET"):
         asyncio.run(check_guard(server, port=PORT, read_only=read_only))
     if read_only:
-        with pytest.raises(NielsCacheError, match="the guard let through a mutation, read-only"):
+        with pytest.raises(NielsCacheError, match="mutation, read-only"):
             asyncio.run(check_guard(WebGuard(server, port=PORT), port=PORT, read_only=True))
 
 
 def test_the_self_test_fails_for_a_guard_that_refuses_the_ui(server: Starlette) -> None:
-    with pytest.raises(NielsCacheError, match="the web server answers its page with 403"):
+    with pytest.raises(NielsCacheError, match="page with 403"):
         asyncio.run(check_guard(WebGuard(server, port=PORT), port=PORT + 1, read_only=False))

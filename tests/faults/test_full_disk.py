@@ -14,6 +14,7 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.dagster_tools import Project
 from tests.faults.rebuilds import TARGETS, Rebuilds, in_root, make_rebuilds, visible
+from tests.messages import missing
 from tests.small_project import STAGES
 
 _PAGE = 4096
@@ -68,7 +69,7 @@ def build_where_there_is_little_room(builds: Rebuilds, stage: str, disk: SmallDi
     except NielsCacheError as error:
         said = str(error)
     if said is not None:
-        assert "No space left on device" in said or "are free; make room" in said, said  # it failed, or was refused before it began
+        assert "No space" in said or "make room" in said, said  # it failed, or was refused before it began
         assert f"{project.root}/{TARGETS[stage]}" in said.replace("/.", "/"), said
         changed = {name: content for name, content in visible(project.root).items() if before.get(name) != content}
         assert not changed or (stage == "index" and changed.items() <= expected.items()), said
@@ -129,8 +130,8 @@ def require_one_line_where_there_is_no_room(project: Project, disk: SmallDisk, c
     assert len(errors) == (code == 1 and "failed" not in said.out), said.err
     for error in errors:
         home = f"niels-cache: error: {project.folder / '.dagster'}"
-        assert error.startswith((f"{home}: the database of the Dagster home: ", f"{home}/.runs/")), error
-        assert "make room, or point DAGSTER_HOME at a folder on another disk" in error
+        assert error.startswith((f"{home}: the database", f"{home}/.runs/")), error
+        assert missing(error, "make room", "DAGSTER_HOME") == []
         assert visible(project.root) == before
     assert code in (0, 1), (code, said.err)
     assert verify_cache(project.root) == []
@@ -175,7 +176,7 @@ def test_a_first_start_on_a_full_disk_is_one_line_and_the_next_one_works(
     disk.leave_room(20)
     assert build_all(project) == 1
     error = capfd.readouterr().err
-    assert error.startswith(f"niels-cache: error: {project.folder / '.dagster'}: the database of the Dagster home: "), error
+    assert error.startswith(f"niels-cache: error: {project.folder / '.dagster'}: the database"), error
     assert error.count("\n") == 1
     disk.change(f"size={_LARGE}")
     assert build_all(project) == 0

@@ -133,7 +133,7 @@ def test_a_spoiled_index_is_built_again_or_its_samples_are_read_without_a_crash(
 @pytest.mark.parametrize("cases", CASES)
 def test_a_spoiled_journal_starts_afresh_or_is_gone_on_from_with_the_files_it_promises(tmp_path: Path, cases: int) -> None:
     build, outside, accepted = tmp_path / "build", tmp_path / "outside", 0
-    outside.write_bytes(b"not of the build")
+    outside.write_bytes(b"of another")
     build.mkdir()
     journal = Journal.open(build, fingerprint="f", log=lambda message: None)
     for name in ("tokens.bin", "train/shard_00000.bin"):
@@ -160,7 +160,7 @@ def test_a_spoiled_journal_starts_afresh_or_is_gone_on_from_with_the_files_it_pr
         told: list[str] = []
         opened = Journal.open(build, fingerprint="f", log=told.append)
         sizes = {path.relative_to(build).as_posix(): path.stat().st_size for path in build.rglob("*") if path.is_file()}
-        assert outside.read_bytes() == b"not of the build"
+        assert outside.read_bytes() == b"of another"
         if opened.state is None:
             assert (sizes, len(told)) == ({}, 1)
             return

@@ -169,7 +169,7 @@ def test_an_outline_that_indents_its_way_to_gigabytes_is_refused(tmp_path: Path)
         block = {"children": [block]}
     path = written(tmp_path, "graph.json", encoded([{"title": "t", "children": [block]}]))
     assert Path(path).stat().st_size < 100_000
-    with pytest.raises(NielsCacheError, match=r"graph\.json: page 0: is longer than 1 MiB"):
+    with pytest.raises(NielsCacheError, match=r"graph\.json: page 0: .* 1 MiB"):
         read(Roam(path=path, max_document_mib=1))
 
 

@@ -19,6 +19,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.defs import services, web
 from niels_cache_assets.web_guard import App, WebGuard
 from niels_cache_runtime.errors import NielsCacheError
+from tests.messages import missing
 from tests.ui.running import is_alive, wait_until
 
 
@@ -42,7 +43,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureF
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert refusal(capsys, "--port", str(port)) == f"niels-cache: error: port {port} is in use; take another: --port {port + 1}\n"
+        assert missing(refusal(capsys, "--port", str(port)), f"port {port} ", "in use", f"--port {port + 1}\n") == []
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http", "3000.0", "²"])
@@ -70,10 +71,10 @@ def other_signature(context: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "replacement", "what"),
     [
-        ("niels_cache_assets.defs.web.WebGuard", open_guard, "the guard let through a mutation by GET"),
+        ("niels_cache_assets.defs.web.WebGuard", open_guard, "mutation by GET"),
         ("dagster_webserver.app.create_app_from_workspace_process_context", other_signature, "takes 1 positional argument"),
-        ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "does not know: ANY /run;"),
-        ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object is not callable"),
+        ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "not know: ANY /run;"),
+        ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object"),
     ],
 )
 def test_what_the_guard_does_not_fit_is_not_served(
@@ -86,9 +87,7 @@ def test_what_the_guard_does_not_fit_is_not_served(
         monkeypatch.setattr(target, replacement)
         with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False):
             pass
-    assert "its guard does not fit the installed Dagster 1." in str(raised.value)
-    assert what in str(raised.value)
-    assert str(raised.value).endswith("install the tested version (constraints.txt)")
+    assert missing(raised.value, "guard", f"installed Dagster {dg.__version__}", what, "(constraints.txt)") == []
 
 
 def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +97,7 @@ def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Pa
     monkeypatch.setattr(services.subprocess, "Popen", refuse)
     with (
         dg.DagsterInstance.ephemeral() as instance,
-        pytest.raises(NielsCacheError, match=r"the code server of the UI does not start: .*Cannot allocate memory"),
+        pytest.raises(NielsCacheError, match=r"code server .*: .*Cannot allocate memory"),
         services.Services(instance, tmp_path),
     ):
         pass

@@ -79,7 +79,7 @@ def test_a_read_only_ui_beside_it_shows_and_changes_nothing(ui: RunningUi, tiny_
             "repositoriesOrError": {"nodes": [{"name": "__repository__"}]}
         }
         status, text = request(beside, "POST", "/graphql", MUTATION, Content_Type="application/json")
-        assert (status, text) == (403, b"niels-cache ui: refused: this server is read-only\n")
+        assert (status, missing(text.decode(), "niels-cache ui: refused", "read-only\n")) == (403, [])
         assert not any("dagster._daemon" in Path(f"/proc/{pid}/cmdline").read_text() for pid in beside.services())
         services = beside.services()
         assert services
