@@ -17,6 +17,8 @@ TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+LOG := $(VENV)/install.log
 OLMO := .olmo-env
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 # One Dagster home for the command line and the UI, so that the UI shows what `make cache` built. Dagster wants it absolute.
@@ -39,31 +41,34 @@ ui: $(STAMP)  ## the Dagster UI on 127.0.0.1, on your niels_cache.toml or else o
 	if [ -z "$$NIELS_CACHE_PROFILE$$NIELS_CACHE_CONFIG" ] && [ ! -e niels_cache.toml ]; then export NIELS_CACHE_PROFILE=quickstart; fi; \
 	exec $(BIN)/niels-cache ui --port $(PORT)
 
-test: $(STAMP)  ## all tests
+test: $(DEV)  ## all tests
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
-torture: $(STAMP)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
+torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (three hours of two cores)
 	@$(BIN)/python -m pytest -q -m "torture or hypothesis" --hypothesis-profile torture -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
-mutants: $(STAMP)  ## break 40 random lines, one at a time: do the tests that run them notice? (an hour of two cores)
+mutants: $(DEV)  ## break 40 random lines, one at a time: do the tests that run them notice? (an hour of two cores)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 olmo: $(OLMO)/.installed  ## OLMo-core beside .venv, for the tests that read an export with it (they skip without)
 
-lint: $(STAMP)  ## formatting, lint and types, changing nothing
+lint: $(DEV)  ## formatting, lint and types, changing nothing
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-format: $(STAMP)  ## format, and fix what ruff can fix
+format: $(DEV)  ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## every benchmark, one after the other
+bench: $(DEV)  ## every benchmark, one after the other
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-pictures: $(STAMP)  ## take and draw the pictures of README and docs again (needs Chromium)
+pictures: $(DEV)  ## take and draw the pictures of README and docs again (needs Chromium)
 	@$(BIN)/python -m docs.pictures
+
+# Quiet: what pip says goes into the log, and its end onto the screen where pip fails.
+QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; all that pip said is in $(LOG)." >&2; exit 1; }
 
 # Installs again only when what is to be installed has changed; otherwise needs no network.
 # torch comes first and alone, so that a failed download of its gigabytes fails early, and setuptools with it, so that
@@ -72,13 +77,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "niels-cache needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "Installing pinned dependencies into $(VENV) (torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index)"
-	@$(PIP) torch setuptools
-	@$(PIP) --no-build-isolation -e '.[dev,bench]'
+	@echo "Installing what building needs into $(VENV): torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index ($(LOG))"
+	@$(PIP) torch setuptools $(QUIETLY)
+	@$(PIP) --no-build-isolation -e . $(QUIETLY)
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt $(STAMP)
+	@echo "Installing what tests, lint and benchmarks need as well ($(LOG))"
+	@$(PIP) --no-build-isolation -e '.[dev,bench]' $(QUIETLY)
 	@touch $@
 
 # A folder and no environment: a process that has it first on its path takes all else, torch above all, from .venv.
-$(OLMO)/.installed: constraints-olmo.txt $(STAMP)
+$(OLMO)/.installed: constraints-olmo.txt $(DEV)
 	@rm -rf $(OLMO)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --target $(OLMO) -r constraints-olmo.txt
 	@touch $@
