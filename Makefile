@@ -5,6 +5,7 @@
 #           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
 # PORT      where `make ui` listens, on 127.0.0.1                make ui PORT=3001
 # TEST_ARGS goes to pytest                                       make test TEST_ARGS="tests/test_wheel.py -x"
+# TEST_WORKERS processes of pytest: three for two cores, since a third of what tests do is to wait
 # MUTANTS_ARGS goes to the mutation check                        make mutants MUTANTS_ARGS="--seed 2 --lines 20"
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ PIP_ARGS ?=
 PORT ?= 3000
 TEST_ARGS ?=
 MUTANTS_ARGS ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
