@@ -87,10 +87,10 @@ class LightningTokens(L.Callback):
             self._trained_of_pass = 0
 
     def _batches_of_pass(self) -> int:
+        if len(self._tokens.names) > 1:
+            raise TypeError("passes of a blend may differ in length")
         tokens = copy.copy(self._tokens)
         tokens.load_state_dict(self._anchor.state_dict(steps=self._trained))
-        if len(tokens.names) > 1:
-            raise TypeError("passes of a blend may differ in length")
         begins = tokens.begin_pass()
         return len(tokens) + (0 if begins else self._trained_of_pass)
 
