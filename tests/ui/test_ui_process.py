@@ -19,7 +19,7 @@ from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 from tests.ui.running import RunningUi, is_alive, running_ui, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.random_order(disabled=True)]  # one server, whose last test ends it
 
 STOP_SECONDS = 8  # two are meant; a machine that runs other tests beside has its own idea of a second
 BUILD_SECONDS = 240
