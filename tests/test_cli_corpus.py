@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from niels_cache_assets.cli import cleaning, main
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.commands import clean
+from niels_cache_assets.cli.commands.rejected import spread
 from niels_cache_assets.cli.pairs import excerpt, mark_differences, print_pair
-from niels_cache_assets.cli.rejections import spread
 from niels_cache_assets.cli.seeds import seeded_choice
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus
@@ -158,8 +159,8 @@ def test_clean_says_the_same_from_many_processes(
 ) -> None:
     write_jsonl(own_folder / "notes.jsonl", TEXTS * 8)
     alone = printed(capsys, "clean", "notes.jsonl", "-n", "50")
-    monkeypatch.setattr(cleaning, "_WORTH_PROCESSES", 0)
-    monkeypatch.setattr(cleaning, "available_threads", lambda: 2)
+    monkeypatch.setattr(clean, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(clean, "available_threads", lambda: 2)
     assert printed(capsys, "clean", "notes.jsonl", "-n", "50") == alone
 
 

@@ -157,7 +157,7 @@ def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("niels_cache_assets.cli.listing.run", lambda arguments: 1 // 0)
+    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", lambda arguments: 1 // 0)
     assert main(["list"]) == exit_codes.BUG
     errors = capsys.readouterr().err
     assert "ZeroDivisionError" in errors

@@ -21,8 +21,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from niels_cache_assets.cli.commands.ui import SIGNALS
 from niels_cache_assets.cli.parser import COMMANDS
-from niels_cache_assets.cli.ui import SIGNALS
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_runtime import TokenLoader

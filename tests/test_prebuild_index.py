@@ -12,7 +12,7 @@ import pytest
 from niels_cache_assets.blends import prebuild as prebuilding
 from niels_cache_assets.blends.prebuild import BlendPlan, plan_of, prebuild, prebuild_here, read_blend_file
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.prebuilding import array_progress
+from niels_cache_assets.cli.commands.prebuild_index import array_progress
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed

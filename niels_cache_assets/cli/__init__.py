@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int = import_module(f"{__name__}.{arguments.module}").run(arguments)
+    code: int = import_module(f"{__name__}.commands.{arguments.module}").run(arguments)
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.memory import peak_memory  # not to be had where there is no POSIX

@@ -23,7 +23,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="tokenizer",
-    module="comparing",
+    module="tokenizer",
     usage="compare MODEL MODEL ... ",
     summary="compare tokenizers: characters per token by source",
     description="""\

@@ -1,7 +1,6 @@
 """What a shell is told when TAB is pressed, by argcomplete: commands, options, and values that depend on the configuration.
 
-Runs at every TAB: nothing heavy may be imported but for the names of data sets, which the registry has. `completion SHELL` prints what a
-shell has to read once.
+Runs at every TAB: nothing heavy may be imported but for the names of data sets, which the registry has.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from niels_cache_assets.cli.completion_options import SHELLS
-from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.parser import build_parsers
 from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE
 from niels_cache_assets.shipped import catalog
@@ -22,17 +18,6 @@ from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from argcomplete import shellcode
-
-    from niels_cache_assets.registry import refuse_choice
-
-    if arguments.shell not in SHELLS:
-        refuse_choice(WHERE, "no shell", arguments.shell, SHELLS)
-    print(shellcode([PROGRAM], shell=arguments.shell))
-    return DONE
 
 
 def complete() -> NoReturn:

@@ -48,7 +48,7 @@ def _add_duplicates_options(parser: argparse.ArgumentParser) -> None:
 
 CLEAN = Command(
     name="clean",
-    module="cleaning",
+    module="clean",
     usage="FILE ... ",
     summary="run the cleaning chain on files: what goes, and why",
     description="""\
@@ -72,7 +72,7 @@ What each reason means, and where its threshold comes from: docs/cleaning.md""",
 
 REJECTED = Command(
     name="rejected",
-    module="rejections",
+    module="rejected",
     usage="NAME ",
     summary="show what cleaning took out",
     description="""\

@@ -19,7 +19,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="diff",
-    module="differing",
+    module="diff",
     usage="A B ",
     summary="compare two builds: settings, documents, first token that differs",
     description="""\

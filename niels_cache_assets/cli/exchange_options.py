@@ -44,7 +44,7 @@ def _add_import_options(parser: argparse.ArgumentParser) -> None:
 
 EXPORT = Command(
     name="export",
-    module="exporting",
+    module="export",
     usage="FORMAT NAME --out PATH ",
     summary="write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
     description="""\
@@ -75,7 +75,7 @@ code needs are printed.""",
 
 IMPORT = Command(
     name="import",
-    module="importing",
+    module="import",
     usage="FORMAT PREFIX --name NAME ",
     summary="make a cache of Megatron-LM's tokens",
     description="""\

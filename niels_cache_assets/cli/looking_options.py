@@ -31,7 +31,7 @@ def _add_sample_options(parser: argparse.ArgumentParser) -> None:
 
 LIST = Command(
     name="list",
-    module="listing",
+    module="list",
     summary="list the data sets that are configured, and what is built",
     description="""\
 List the data sets that niels_cache.toml names, and what is built of them; then what else lies in
@@ -54,7 +54,7 @@ corpus: documents that cleaning and deduplication left, of those read, for data 
 
 SHOW = Command(
     name="show",
-    module="showing",
+    module="show",
     usage="NAME ",
     summary="show what a cache holds: counts, what was dropped, revision, files with sha256",
     examples="""\
@@ -67,7 +67,7 @@ SHOW = Command(
 
 SAMPLE = Command(
     name="sample",
-    module="sampling",
+    module="sample",
     usage="NAME ",
     summary="print random windows (pretrain), examples (SFT) or documents as text",
     examples="""\

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets import defaults
-from niels_cache_assets.cli.cleaning import files_in
+from niels_cache_assets.cli.commands.clean import files_in
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.recognizing import Kind, Proposal, recognize
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice

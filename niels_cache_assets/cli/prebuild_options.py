@@ -97,7 +97,7 @@ OF_MEGATRON_CORE = _names_of(_add_run_options, _add_tokenizer_options)
 
 COMMAND = Command(
     name="prebuild-index",
-    module="prebuilding",
+    module="prebuild_index",
     usage="[NAME] ",
     summary="build a blend's indices before training asks for them",
     description="""\

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from niels_cache_assets.cli.cleaning import files_in, kind_of, sources_of
+from niels_cache_assets.cli.commands.clean import files_in, kind_of, sources_of
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.compressed import COMPRESSIONS

@@ -14,7 +14,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="report",
-    module="reporting",
+    module="report",
     summary="write a page about everything that is built, with plots",
     description="""\
 Write one HTML page about everything that is built: status, counts, size, sha256, age of the upstream

@@ -35,7 +35,7 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 
 COMMAND = Command(
     name="trace",
-    module="tracing",
+    module="trace",
     usage="--state FILE --step N ",
     summary="show which documents a batch of a training run came from",
     description="""\

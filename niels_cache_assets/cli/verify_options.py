@@ -23,7 +23,7 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="verify",
-    module="verifying",
+    module="verify",
     usage="[NAME ...] ",
     summary="hash every file again and check the invariants of the format",
     description="""\

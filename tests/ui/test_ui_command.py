@@ -108,7 +108,7 @@ def test_the_end_of_the_terminal_in_the_middle_of_a_request_ends_the_server() ->
     code = """\
 import argparse, asyncio, os, signal, socket, sys, types
 import uvicorn
-from niels_cache_assets.cli import ui
+from niels_cache_assets.cli.commands import ui
 
 def serve(listener, *, read_only, ready):
     async def run():

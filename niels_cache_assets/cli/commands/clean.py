@@ -21,11 +21,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.cli.commands.rejected import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.cli.console import diagnostics, output, print_json
 from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import WHERE, parse_value
-from niels_cache_assets.cli.rejections import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.report import estimated_tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.cli.cleaning import sources_of
+from niels_cache_assets.cli.commands.clean import sources_of
 from niels_cache_assets.cli.comparing_options import ACTIONS
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.context import Place, find_place, find_places, open_registry
