@@ -9,9 +9,9 @@ import pytest
 
 from niels_cache_assets.cache_state import tokenizer_state
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.defs import launcher
 from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems, require_inputs
+from niels_cache_assets.own_data.new_config import catalog_table
 from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.shipped import ABOUT, catalog, profile_tables

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.cli.commands.clean import sources_of
+from niels_cache_assets.own_data.by_name import sources_of
 from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable
 from niels_cache_assets.sources.compressed import DamagedFile
 from niels_cache_assets.sources.files import files_digest, find_files, walk_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.new_config import catalog_table
+from niels_cache_assets.own_data.new_config import catalog_table
 from niels_cache_assets.shipped import ABOUT, catalog
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 

@@ -1,15 +1,12 @@
 """`clean FILE ...`: the cleaning chain on files that need no table, to see what it would take. Nothing is written.
 
-It runs what makes a corpus, in as many processes where there is enough to read. How a file is read is its source's business: here its kind
-is told by its name, and of a folder every file is taken whose kind is known.
+It runs what makes a corpus, in as many processes where there is enough to read.
 """
 
 from __future__ import annotations
 
 import argparse
-import glob
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, islice
@@ -31,24 +28,14 @@ from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.documents import Document
+from niels_cache_assets.own_data.by_name import sources_of
 from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.sources.compressed import COMPRESSIONS
-from niels_cache_assets.sources.files import near_path, walk_folder
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
-KINDS = {
-    **dict.fromkeys((".txt", ".md", ".rst"), "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # C4's files of JSON Lines are named .json.gz
-    ".parquet": "parquet",
-    ".xml": "wikipedia",
-}
-_ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
-_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* is all of them
 EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
 
@@ -76,45 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
     _print_counts(console, outcome)
     print_examples(console, examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
     return DONE
-
-
-def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:
-    """A source for each kind of file among the paths; folders stand for all files of a known kind in them.
-
-    Raises NielsCacheError for what is not there, a file whose name does not say what it holds, and a folder without any that does.
-    """
-    by_kind: dict[str, list[str]] = {}
-    for path in paths:
-        if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
-            near = near_path(path)
-            raise NielsCacheError(f"{path}: no such file or folder; " + (f"did you mean {near!r}?" if near else "check the path"))
-        for file in files_in(path) if os.path.isdir(path) else [path]:
-            kind = kind_of(file)
-            if kind is None:
-                raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
-            by_kind.setdefault(kind, []).append(file)
-    with_rows = {} if text_field is None else {"text_field": text_field}
-    settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}
-    return [
-        PRETRAIN_SOURCES[kind].model_validate({"source": kind, "files": files, "prepare": ["clean"], **settings.get(kind, {})})
-        for kind, files in by_kind.items()
-    ]
-
-
-def files_in(folder: str) -> list[str]:
-    """Those below it whose kind is known; none is an error."""
-    files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
-    if not files:
-        raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
-    return files
-
-
-def kind_of(path: str) -> str | None:
-    """`source` of a table for such a file, told by its name."""
-    stem = path.lower()
-    for compression in COMPRESSIONS:
-        stem = stem.removesuffix(compression)
-    return KINDS.get(_DUMP_PART.sub("", os.path.splitext(stem)[1]))
 
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.new_config import Wishes, form_of, render
 from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
+from niels_cache_assets.own_data.new_config import Wishes, form_of, render
 from niels_cache_assets.registry import CONFIG_NAME, Registry, load_registry
 from niels_cache_assets.shipped import ABOUT, catalog
 from niels_cache_assets.sources.base import Source

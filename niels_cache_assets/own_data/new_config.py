@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets import defaults
-from niels_cache_assets.cli.commands.clean import files_in
-from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.recognizing import Kind, Proposal, recognize
+from niels_cache_assets.own_data.by_name import files_in
+from niels_cache_assets.own_data.recognizing import Kind, Proposal, recognize
 from niels_cache_assets.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice
 from niels_cache_assets.shipped import ABOUT, catalog
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -103,8 +102,8 @@ def _sections(wishes: Wishes) -> Iterator[str]:
         taken.add(name)
     yield from _own(wishes, proposals, taken)
     if not wishes.names_data or wishes.profile:
-        yield f"""\
-# A data set of your own is a table with a name of your choice ({PROGRAM} init PATH looks into yours and writes it):
+        yield """\
+# A data set of your own is a table with a name of your choice (niels-cache init PATH looks into yours and writes it):
 #
 # [pretrain.books]
 # source = "text"  # or jsonl, parquet, markdown_folder, huggingface, wikipedia, ...
@@ -118,7 +117,7 @@ def _sections(wishes: Wishes) -> Iterator[str]:
 def _from_catalog(name: str, wishes: Wishes) -> str:
     text = catalog_table(name)
     if name == "roam" and wishes.roam is None:
-        raise NielsCacheError(f"--from roam: says not where your notes lie; give {PROGRAM} init --roam PATH instead")
+        raise NielsCacheError("--from roam: says not where your notes lie; give niels-cache init --roam PATH instead")
     return text
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from niels_cache_assets.cli.commands.clean import files_in, kind_of, sources_of
 from niels_cache_assets.conversations import conversation_problem
+from niels_cache_assets.own_data.by_name import files_in, kind_of, sources_of
 from niels_cache_assets.sources.chat import ChatJsonl
 from niels_cache_assets.sources.compressed import COMPRESSIONS
 from niels_cache_assets.sources.files import SourceFile, reading

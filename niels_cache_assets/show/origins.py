@@ -1,0 +1,143 @@
+"""Where the tokens of a row of a batch came from: the documents that it holds, with their lineage and text.
+
+What the runtime says of every token comes in as a `Row`; source ids come from the lineage parquet, text from the cache root's tokenizer,
+each opened once per data set. Where one of them is missing, a note says so and the rest is still shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.decoding import as_text, open_tokenizer
+from niels_cache_assets.lineage import Lineage, read_lineage
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.cache.opening import current_tokenizer_sha256
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    TOKENIZER_MODEL_NAME,
+    Split,
+    documents_name,
+    examples_name,
+    tokenizer_dir,
+    tokens_name,
+)
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.loader.trace import BatchTrace
+
+UNKNOWN = -1  # among files: padding; among documents: of none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a batch: which sample it is, and its T+1 tokens with the origin of each, as in `source.Origins`."""
+
+    number: int
+    dataset: str
+    epoch: int
+    sample: int
+    tokens: NDArray[np.uint16]
+    files: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    document_offsets: NDArray[np.int64]
+
+
+def row_of(trace: BatchTrace, number: int) -> Row:
+    """Row `number`, 0..B-1, of a batch."""
+    return Row(
+        number=number,
+        dataset=trace.names[trace.dataset_ids[number]],
+        epoch=int(trace.epochs[number]),
+        sample=int(trace.numbers[number]),
+        tokens=trace.tokens[number],
+        files=trace.files[number],
+        offsets=trace.offsets[number],
+        documents=trace.documents[number],
+        document_offsets=trace.document_offsets[number],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Columns first..last-1 of a row, one behind the other in one document and one file; padding where `file` is UNKNOWN."""
+
+    first: int
+    last: int
+    file: int
+    offset: int
+    document: int
+    document_offset: int
+
+
+def segments_of(row: Row) -> list[Segment]:
+    """The row cut where its document or file changes."""
+    changes = (np.diff(row.documents) != 0) | (np.diff(row.files) != 0)
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(row.tokens)]
+    return [
+        Segment(
+            first=first,
+            last=last,
+            file=int(row.files[first]),
+            offset=int(row.offsets[first]),
+            document=int(row.documents[first]),
+            document_offset=int(row.document_offsets[first]),
+        )
+        for first, last in pairwise(edges)
+    ]
+
+
+class Cache:
+    """What is known of one data set beyond its tokens: lineage and tokenizer, or why there is none (`notes`)."""
+
+    def __init__(self, name: str, folder: str, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
+        """`folder`: its split. `files`: its token files. `documents`: ordinals that will be asked for.
+
+        Raises NielsCacheError for a lineage or tokenizer that is there and cannot be read.
+        """
+        self.name, self.folder, self._files = name, folder, files
+        self._split = Path(folder).absolute()
+        split = cast(Split, self._split.name)  # a bare folder may have any name
+        packs = (self._split.parent / tokens_name(split)).exists()
+        self.unit = "example" if packs else "document"
+        self.notes: list[str] = []
+        self.lineage = self._read_lineage(examples_name(split) if packs else documents_name(split), documents)
+        self.tokenizer = self._open_tokenizer()
+        self._special = frozenset(self.tokenizer.special_token_ids().values()) if self.tokenizer else frozenset()
+
+    def _read_lineage(self, file: str, documents: NDArray[np.int64]) -> dict[int, Lineage]:
+        path = self._split.parent / file
+        if path.exists():
+            return read_lineage(path, documents[documents != UNKNOWN].tolist())
+        self.notes.append(f"{self.name}: source ids are not known, there is no {path}")
+        return {}
+
+    def _open_tokenizer(self) -> SentencePieceTokenizer | None:
+        meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
+        used = read_meta(str(meta)).get("tokenizer_sha256") if meta.exists() else None
+        if used is None:
+            self.notes.append(f"{self.name}: token ids instead of text, no meta.json names the file of their tokenizer")
+        elif used != current_tokenizer_sha256(self._split.parent) or not (tokenizer_dir(root) / TOKENIZER_MODEL_NAME).exists():
+            self.notes.append(f"{self.name}: token ids instead of text, their tokenizer is not in {tokenizer_dir(root)}")
+        else:
+            return open_tokenizer(root)
+        return None
+
+    def text(self, row: Row, first: int, last: int) -> str:
+        """Columns first..last-1 of a row as text, or their ids."""
+        tokens = row.tokens[first:last].tolist()
+        if self.tokenizer is None:
+            return " ".join(map(str, tokens))
+        if first >= last:
+            return ""
+        begins = row.document_offsets[first] == 0 or (first > 0 and int(row.tokens[first - 1]) in self._special)
+        return as_text(tokens, self.tokenizer, continues=not begins)
+
+    def file(self, index: int) -> str:
+        """A token file as seen from the data set's folder."""
+        return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
