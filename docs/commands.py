@@ -8,11 +8,11 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
-from niels_cache_assets.cli.parser import COMMANDS, build_parsers
+from niels_cache_assets.cli.parser import COMMANDS, build_parsers, load
 
 TARGET = Path(__file__).with_suffix(".md")
 
-WITHOUT_JSON = " and ".join(f"`{command.name}`" for commands in COMMANDS.values() for command in commands if not command.has_json)
+WITHOUT_JSON = " and ".join(f"`{name}`" for commands in COMMANDS.values() for name in commands if not load(name).COMMAND.has_json)
 INTRODUCTION = f"""\
 # The command line
 
@@ -38,8 +38,8 @@ def page() -> str:
     lines += [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
     for title, commands in COMMANDS.items():
         lines += ["", f"## {title[0].upper()}{title[1:]}"]
-        for command in commands:
-            lines += ["", f"### {PROGRAM} {command.name}", "", "```text", help_of(parsers[command.name]), "```"]
+        for name in commands:
+            lines += ["", f"### {PROGRAM} {name}", "", "```text", help_of(parsers[name]), "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -27,7 +27,9 @@ from niels_cache_assets.registry import Registry, load_registry
 from tests.hand_made import write_cache
 from tests.messages import missing
 
-COMMANDS = tuple(command.name for commands in parser.COMMANDS.values() for command in commands)
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[1])}
+LOADED = "print([name for name in ('torch', 'dagster', 'datasets', 'pyarrow', 'pydantic', 'rich', 'numpy') if name in sys.modules])"
+COMMANDS = tuple(name for commands in parser.COMMANDS.values() for name in commands)
 PRETRAIN_META = {
     "kind": "pretrain",
     "built": True,
@@ -503,10 +505,18 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.returncode in (0, 141)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, niels_cache_assets.cli as cli\ntry: cli.main(['build-all', '--help'])\nexcept SystemExit: pass\n"
-    code += "print([name for name in ('torch', 'dagster', 'datasets', 'pyarrow', 'pydantic', 'rich', 'numpy') if name in sys.modules])"
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "--fineweb-train-tokens" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
+@pytest.mark.parametrize("words", [["--help"], ["build-all", "--help"]], ids=" ".join)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = f"import sys, niels_cache_assets.cli as cli\ntry: cli.main({words})\nexcept SystemExit: pass\n"
+    code += "print([name for name in sys.modules if name.startswith('niels_cache_assets.cli.commands.')])\n"
+    done = subprocess.run([sys.executable, "-c", f"{code}{LOADED}"], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    text, loaded, heavy = done.stdout.rsplit("\n", 3)[:3]
+    assert "usage: niels-cache" in text
+    assert loaded == str([f"niels_cache_assets.cli.commands.{words[0].replace('-', '_')}"] if len(words) > 1 else [])
+    assert heavy == "[]"
+
+
+def test_no_command_imports_anything_heavy_before_it_runs() -> None:
+    code = f"import sys\nfrom niels_cache_assets.cli.parser import build_parsers\nprint(len(build_parsers()[1]))\n{LOADED}"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(len(COMMANDS)), "[]"]

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
-from niels_cache_assets.cli.commands.rejected import spread
-from niels_cache_assets.cli.pairs import excerpt, mark_differences, print_pair
+from niels_cache_assets.cli.commands.duplicates import mark_differences, print_pair
+from niels_cache_assets.cli.console import excerpt
+from niels_cache_assets.cli.reasons import spread
 from niels_cache_assets.cli.seeds import seeded_choice
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus

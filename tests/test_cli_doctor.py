@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.cli import diagnosis, exit_codes, main
+from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli.commands import doctor
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
@@ -35,7 +36,7 @@ def test_a_good_environment_has_no_problem_and_stays_as_it_is(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(empty_folder / "home"))
-    monkeypatch.setattr(diagnosis, "_versions", lambda: diagnosis.Finding(what="packages", state="ok", found="as required"))
+    monkeypatch.setattr(doctor, "_versions", lambda: doctor.Finding(what="packages", state="ok", found="as required"))
     found = examined(capsys, "--profile", "quickstart", code=exit_codes.DONE)
     assert {what: finding["state"] for what, finding in found.items() if what != "disk"} == dict.fromkeys(
         ("system", "packages", "configuration", "cache directory", "DAGSTER_HOME", "hub"), "ok"
@@ -46,8 +47,8 @@ def test_a_good_environment_has_no_problem_and_stays_as_it_is(
 
 def test_packages_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = ["rich>=1", "numpy>=999", "no-such-package", 'pytest>=999; extra == "dev"']
-    monkeypatch.setattr(diagnosis.metadata, "requires", lambda name: requirements)
-    found = diagnosis._versions()
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: requirements)
+    found = doctor._versions()
     assert found.state == "problem"
     assert "numpy>=999 (" in found.found
     assert "no-such-package (missing)" in found.found
@@ -93,8 +94,8 @@ def test_a_damaged_tokenizer_model_is_a_problem(empty_folder: Path, tiny_model: 
 def test_a_file_system_without_locks_and_a_relative_home_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_has_locks", lambda folder: False)
-    monkeypatch.setattr(diagnosis, "can_exchange", lambda folder: False)
+    monkeypatch.setattr(doctor, "_has_locks", lambda folder: False)
+    monkeypatch.setattr("niels_cache_assets.streaming.directories.can_exchange", lambda folder: False)
     monkeypatch.setenv("DAGSTER_HOME", "home")
     found = examined(capsys, "--offline", "--profile", "quickstart", code=exit_codes.FAILED)
     assert [found[what]["state"] for what in ("locks", "exchange", "DAGSTER_HOME")] == ["problem", "note", "problem"]
@@ -112,7 +113,7 @@ def test_every_data_set_of_the_hub_is_asked_for_until_the_hub_is_away(
         if "dolly" in dataset:
             raise SourceUnavailable(f"{dataset}: the hub cannot be reached now (timeout); try again")
 
-    monkeypatch.setattr(diagnosis, "_ask_hub", ask)
+    monkeypatch.setattr(doctor, "_ask_hub", ask)
     assert main(["doctor", "--json", "--profile", "default"]) == exit_codes.FAILED
     findings = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "hub"]
     assert [finding["state"] for finding in findings] == ["problem", "ok", "problem"]

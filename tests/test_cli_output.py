@@ -7,15 +7,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
+from niels_cache_assets.blends.prebuild import Part
 from niels_cache_assets.cli import completion, exit_codes, main
-from niels_cache_assets.cli.completion_options import SHELLS
+from niels_cache_assets.cli.commands.completion import SHELLS
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
-from niels_cache_assets.cli.parser import build_parsers
+from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import build_listener
+from niels_cache_assets.export.megatron import Link
+from niels_cache_assets.shipped import PROFILES
+from niels_cache_runtime.format.layout import SPLITS
 from tests import programs
 from tests.messages import missing
 
@@ -71,8 +76,19 @@ def test_tab_completes_commands_data_sets_and_values(line: str, expected: list[s
 
 def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -> None:
     _, commands = build_parsers()
-    metavars = {str(action.metavar) for parser in commands.values() for action in parser._actions}
-    assert {key.rpartition(" ")[2] for key in completion._CHOICES} <= metavars
+    offered = {name: load(name).COMMAND.offers.keys() for name in commands}
+    assert sum(map(len, offered.values())) > 20
+    for name, parser in commands.items():
+        assert offered[name] <= {action.dest for action in parser._actions}, name
+
+
+def test_what_is_offered_without_loading_anything_is_what_is_taken() -> None:
+    export, sample, prebuild = (load(name).COMMAND.offers for name in ("export", "sample", "prebuild-index"))
+    assert export["split"] == (*SPLITS, "all")
+    assert set(export["link"]) == set(get_args(Link))
+    assert sample["split"] == SPLITS
+    assert prebuild["part"] == get_args(Part)
+    assert completion.PROFILES == PROFILES
 
 
 @pytest.mark.parametrize("shell", SHELLS)

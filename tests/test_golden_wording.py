@@ -100,7 +100,7 @@ def test_a_command_says_what_its_file_says(session: Path) -> None:
 
 
 def test_each_command_has_a_file_with_what_is_well_and_with_mistakes() -> None:
-    names = {command.name for commands in COMMANDS.values() for command in commands}
+    names = {name for commands in COMMANDS.values() for name in commands}
     assert {session.stem for session in SESSIONS} == names
     for session in SESSIONS:
         text = session.read_text(encoding="utf-8")

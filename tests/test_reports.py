@@ -579,7 +579,7 @@ def test_the_command_writes_the_page_and_changes_no_cache(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    monkeypatch.setattr("niels_cache_assets.cli.commands.report.draw_report", lambda *given, **more: drawings)
+    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: drawings)
     before = contents(project.root)
     assert main([*command, "--open"]) == 0
     path = project.root / "reports/cache.html"
@@ -599,7 +599,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("niels_cache_assets.cli.commands.report.draw_report", lambda *given, **more: drawn.append(given) or NONE)
+    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or NONE)
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")

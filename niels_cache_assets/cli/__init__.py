@@ -1,27 +1,15 @@
 """The command line: `niels-cache`, the same as `python -m niels_cache_assets.cli`.
 
-    parser.py        the commands by group, wrong use in one line with the nearest choice
-    command.py       what is known of a command before it runs; *_options.py: its help and options
-    completion.py    completion for shells          exit_codes.py  their table        memory.py  what a command takes
-    overrides.py     build-all's flags and --set as registry overrides
-    build_all.py     build-all, with progress.py (bars), report.py (table at the end) and interrupts.py (Ctrl-C)
-    listing.py       list        status.py      status     showing.py  show            verifying.py  verify
-    sampling.py      sample
-    tracing.py       trace, with loader_states.py (finds a loader's state in a file) and origins.py (what it prints)
-    cleaning.py      clean       rejections.py  rejected   duplicates.py  duplicates   corpus_sampling.py  sample --stage corpus
-    exporting.py     export      importing.py   import     transfers.py   bars of bytes
-    prebuilding.py   prebuild-index, with core_prebuilding.py (--for megatron-core)
-    reporting.py     report      ui.py          ui
-    differing.py     diff (two builds)
-    comparing.py     tokenizer compare (two tokenizers, on the same text)
-    catalog.py       catalog
-    init.py          init, with recognizing.py (what data holds) and new_config.py (the text of the file)
-    doctor.py        doctor, with diagnosis.py (what is looked at)
-    corpora.py       where corpora and drop lists lie, and what to do where one is missing
-    pairs.py         two texts side by side          parquet_rows.py  single rows of large tables
+    parser.py       the commands by group, wrong use in one line with the nearest choice
+    commands/       each command in a file named as it is typed: help, options and code
+    command.py      what a command is made of, and what several of them say or take
+    completion.py   what TAB offers               exit_codes.py   their table
+    console.py      results, errors, tables       progress.py, transfers.py   bars, or lines where there is no terminal
+    context.py      configuration, cache root and caches that a command starts from; corpora.py   the same of corpora
+    overrides.py    build-all's flags and --set as registry overrides
+    interrupts.py   Ctrl-C and SIGTERM            seeds.py, reasons.py   what several commands print
 
-A command's
-module, and with it torch, dagster or pydantic, is imported when that command runs, so that help is quick. Nothing here reads a source or
+A command's module is loaded when it is typed; torch, dagster or pydantic, when it runs: help is quick. Nothing here reads a source or
 writes a cache.
 """
 
@@ -38,7 +26,7 @@ from importlib import import_module
 from niels_cache_assets.cli.console import Loudness, explain, print_error, speaking
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.interrupts import Interrupted
-from niels_cache_assets.cli.parser import parse_arguments
+from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the shell where it asks for completions
@@ -85,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int = import_module(f"{__name__}.commands.{arguments.module}").run(arguments)
+    code: int = load(arguments.command).run(arguments)
     sys.stdout.flush()
     if arguments.verbose:
-        from niels_cache_assets.cli.memory import peak_memory  # not to be had where there is no POSIX
+        from niels_cache_assets.cli.progress import peak_memory  # not to be had where there is no POSIX
 
         explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
     return code

@@ -1,34 +1,38 @@
-"""What is known of a command before it runs: its words, its help, its options. One `Command` stands beside each command's options.
+"""What a command is made of, and what several of them say or take.
 
-Imports nothing heavy: help and completion are made of these alone.
+The module of a command has `COMMAND` and `run(arguments) -> exit code`. Neither it nor this imports anything heavy: help and completion are
+made of these alone. What a command needs to run, its functions import.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from niels_cache_assets.registry import Registry
+
+WHERE = "command line"
 
 ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
+SEED_HELP = "the same seed shows the same; default: another choice every time"
+
+Offered = Callable[[argparse.Namespace], Iterable[str]]  # of the options that are typed already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """`module` of this package has its `run(arguments) -> exit code`; `add_options` gives a parser what is the command's own."""
+    """Help and options of a command. Its name and what it does in a line stand in the table of parser.py."""
 
-    name: str
-    module: str
-    summary: str  # in the list of commands
     examples: str  # "niels-cache NAME ...   what for", a line each: tests parse them
     usage: str = ""  # its positionals and required options
-    description: str | None = None  # None: the summary as a sentence
-    add_options: Callable[[argparse.ArgumentParser], None] | None = None
+    description: str | None = None  # None: what the table says
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None  # the command's own
+    offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # what TAB completes, by where argparse puts the value
     has_caches: bool = True  # takes --cache-dir, --profile and --config
     has_json: bool = False  # takes --json: prints data
-
-    @property
-    def text(self) -> str:
-        return self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
 
 
 def add_settings_options(group: argparse._ActionsContainer) -> None:
@@ -41,3 +45,51 @@ def add_settings_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if there is one)"
     )
+
+
+def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
+    """Names of the configuration, to complete. They raise NielsCacheError for one that is wrong: then nothing is offered."""
+
+    def offered(arguments: argparse.Namespace) -> list[str]:
+        from niels_cache_assets.registry import load_registry
+
+        return list(names_of(load_registry(profile=getattr(arguments, "profile", None), config=getattr(arguments, "config", None))))
+
+    return offered
+
+
+PRETRAIN = configured(lambda registry: registry.pretrain)
+DATA_SETS = configured(lambda registry: [*registry.pretrain, *registry.sft])
+CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry.sft])
+
+
+def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
+    """Data sets that ship with the package, to complete."""
+    from niels_cache_assets.shipped import catalog
+
+    return catalog()
+
+
+def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
+    """Raise the message for a value that is not among the valid ones, with the nearest. `option`: of which; empty for an argument."""
+    from niels_cache_assets.registry import refuse_choice
+
+    refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
+
+
+def whole_number(text: str) -> int:
+    """200_000_000 is welcome."""
+    try:
+        number = int(text)
+    except ValueError as error:  # one of more than 4,300 digits is among them
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
+    if number.bit_length() > 64:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
+    return number
+
+
+def fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PROGRAM = "niels-cache"
+DIFFERENCE_STYLE = "underline yellow"
+ELLIPSIS = "…"
 
 Loudness = Literal["quiet", "normal", "verbose"]
 
@@ -104,3 +107,11 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Col
         overflow: Literal["fold", "ellipsis"] = "fold" if gives_way else "ellipsis"
         table.add_column(column, justify=justify, no_wrap=not gives_way, overflow=overflow, min_width=_SHRUNK_WIDTH if gives_way else None)
     return table
+
+
+def excerpt(text: str, characters: int) -> str:
+    """The beginning of a text, on its own lines, cut at `characters`; runs of blank lines become one."""
+    from niels_cache_assets.decoding import spell_controls
+
+    shown = re.sub(r"\n\s*\n", "\n\n", spell_controls(text[: characters + 1]).strip())
+    return shown if len(text) <= characters else shown[:characters].rstrip() + f" {ELLIPSIS}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets import defaults
+from niels_cache_assets.cli.command import WHERE, fraction, whole_number
 from niels_cache_assets.defaults import ROLE_KEYS
 from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
@@ -21,7 +22,6 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
 
-WHERE = "command line"
 _OF_NEW_TABLES = ("source", "weights")  # the keys that every data set, or blend, needs
 
 
@@ -38,24 +38,6 @@ class Overrides:
             target = target.setdefault(part, {})
         target[key] = value
         self.options[".".join((*table, key))] = f"{WHERE}: {option}"
-
-
-def whole_number(text: str) -> int:
-    """200_000_000 is welcome."""
-    try:
-        number = int(text)
-    except ValueError as error:  # one of more than 4,300 digits is among them
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
-    if number.bit_length() > 64:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
-    return number
-
-
-def fraction(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
 def role_and_token(text: str) -> tuple[str, str]:

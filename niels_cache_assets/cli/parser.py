@@ -1,50 +1,59 @@
-"""The commands by group, and wrong use in one line with the nearest valid choice. A command's own options and help stand beside it."""
+"""The commands by group, and wrong use in one line with the nearest valid choice.
+
+What a command says in its help and takes stands in its own module, which is loaded when it is typed: the list of commands needs none.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli import (
-    build_all_options,
-    catalog_options,
-    comparing_options,
-    completion_options,
-    corpus_options,
-    differing_options,
-    doctor_options,
-    exchange_options,
-    init_options,
-    looking_options,
-    prebuild_options,
-    reporting_options,
-    status_options,
-    tracing_options,
-    ui_options,
-    verify_options,
-)
-from niels_cache_assets.cli.command import Command, add_settings_options
+from niels_cache_assets.cli.command import Command, add_settings_options, refuse
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
-COMMANDS: dict[str, tuple[Command, ...]] = {
-    "set up": (catalog_options.COMMAND, init_options.COMMAND, doctor_options.COMMAND, completion_options.COMMAND),
-    "build": (build_all_options.COMMAND, prebuild_options.COMMAND),
-    "see how it stands": (
-        looking_options.LIST,
-        status_options.COMMAND,
-        verify_options.COMMAND,
-        reporting_options.COMMAND,
-        ui_options.COMMAND,
-    ),
-    "see what is in it": (looking_options.SHOW, looking_options.SAMPLE, tracing_options.COMMAND, differing_options.COMMAND),
-    "clean text": (corpus_options.CLEAN, corpus_options.REJECTED, corpus_options.DUPLICATES),
-    "choose a tokenizer": (comparing_options.COMMAND,),
-    "meet other projects": (exchange_options.EXPORT, exchange_options.IMPORT),
+COMMANDS: dict[str, dict[str, str]] = {
+    "set up": {
+        "catalog": "list the data sets that ship with niels-cache",
+        "init": "write a niels_cache.toml with comments, from flags or from answers",
+        "doctor": "check this environment, and say how to mend what is wrong",
+        "completion": "print what makes TAB complete commands, options and data sets",
+    },
+    "build": {
+        "build-all": "build the tokenizer and every data set",
+        "prebuild-index": "build a blend's indices before training asks for them",
+    },
+    "see how it stands": {
+        "list": "list the data sets that are configured, and what is built",
+        "status": "show what is complete, stale, broken, resumable or being built",
+        "verify": "hash every file again and check the invariants of the format",
+        "report": "write a page about everything that is built, with plots",
+        "ui": "serve the web UI on this machine",
+    },
+    "see what is in it": {
+        "show": "show what a cache holds: counts, what was dropped, revision, files with sha256",
+        "sample": "print random windows (pretrain), examples (SFT) or documents as text",
+        "trace": "show which documents a batch of a training run came from",
+        "diff": "compare two builds: settings, documents, first token that differs",
+    },
+    "clean text": {
+        "clean": "run the cleaning chain on files: what goes, and why",
+        "rejected": "show what cleaning took out",
+        "duplicates": "show duplicates side by side",
+    },
+    "choose a tokenizer": {
+        "tokenizer": "compare tokenizers: characters per token by source",
+    },
+    "meet other projects": {
+        "export": "write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
+        "import": "make a cache of Megatron-LM's tokens",
+    },
 }
 
 _DESCRIPTION = """\
@@ -89,32 +98,32 @@ class _TopParser(_Parser):
         def listed(title: str, rows: dict[str, str]) -> str:
             return "\n".join([f"{title}:", *(f"  {name:<{_NAME_WIDTH}}{words}" for name, words in rows.items())])
 
-        groups = [listed(title, {command.name: command.summary for command in commands}) for title, commands in COMMANDS.items()]
+        groups = [listed(title, rows) for title, rows in COMMANDS.items()]
         options = listed("options", {"-h, --help": "print this help and exit", "--version": "print the version and exit"})
         codes = listed("exit codes", {str(code): meaning for code, meaning in MEANINGS.items()})
         return "\n\n".join([f"usage: {PROGRAM} COMMAND [options]", _DESCRIPTION, *groups, options, _EXAMPLES, codes]) + "\n"
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
-    """The parsed command line; `.module` of this package runs it. None where there is no command: its help is printed.
+    """The parsed command line; the module of its `.command` runs it. None where there is no command: help is printed.
 
     Raises NielsCacheError for wrong use, SystemExit after --help and --version.
     """
-    top, commands = build_parsers()
+    top, commands = build_parsers(argv[:1])
     if not argv:
         top.print_help()
         return None
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
-        _refuse_first(argv, top, commands)
+        _refuse_first(argv, *build_parsers())
     if not argv[0].startswith("-") and argv[0] not in commands:
-        _refuse("no command", argv[0], commands)
+        refuse("", "no command", argv[0], commands)
     arguments, unknown = top.parse_known_args(argv)
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
             hint = _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown)
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
-        _refuse(f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
+        refuse("", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
 
 
@@ -136,35 +145,35 @@ def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: d
     name = next((word for word in argv if word in commands), None)
     if any(option in parser._option_string_actions for parser in commands.values()):
         raise NielsCacheError(f"{argv[0]}: options come after the command: {PROGRAM} {name or 'COMMAND'} {argv[0]} ...")
-    _refuse("no option", option, [*top._option_string_actions, *(commands[name]._option_string_actions if name else ())])
+    refuse("", "no option", option, [*top._option_string_actions, *(commands[name]._option_string_actions if name else ())])
 
 
-def _refuse(problem: str, given: str, choices: Any) -> NoReturn:
-    from niels_cache_assets.registry import refuse_choice
+def load(name: str) -> ModuleType:
+    """The module of a command."""
+    return import_module(f"niels_cache_assets.cli.commands.{name.replace('-', '_')}")
 
-    refuse_choice("command line", problem, given, choices)
 
-
-def build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the whole command line, and those of its commands by name."""
+def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole command line, and those of its commands by name; of commands that are not `wanted` (None: all are) it knows
+    the name alone."""
     top = _TopParser(prog=PROGRAM)
     top.add_argument("--version", action=_Version)
     subparsers = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     parsers: dict[str, argparse.ArgumentParser] = {}
-    for command in (command for commands in COMMANDS.values() for command in commands):
-        parser = subparsers.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.text,
-            epilog=f"examples:\n{command.examples}",
-            usage=f"{PROGRAM} {command.name} {command.usage}[options]",
-        )
-        parser.set_defaults(module=command.module)
-        if command.add_options is not None:
-            command.add_options(parser)
-        _add_common_options(parser, command)
-        parsers[command.name] = parser
+    for name, summary in (row for rows in COMMANDS.values() for row in rows.items()):
+        parsers[name] = parser = subparsers.add_parser(name, help=summary)
+        if wanted is None or name in wanted:
+            _describe(parser, name, summary, load(name).COMMAND)
     return top, parsers
+
+
+def _describe(parser: argparse.ArgumentParser, name: str, summary: str, command: Command) -> None:
+    parser.description = command.description or f"{summary[0].upper()}{summary[1:]}."
+    parser.epilog = f"examples:\n{command.examples}"
+    parser.usage = f"{PROGRAM} {name} {command.usage}[options]"
+    if command.add_options is not None:
+        command.add_options(parser)
+    _add_common_options(parser, command)
 
 
 def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> None:

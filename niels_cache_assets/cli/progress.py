@@ -1,7 +1,12 @@
-"""What is shown while builds run: a bar per data set on a terminal, else a line at the start, every ten seconds, and at the end."""
+"""What is shown while builds run: a bar per data set on a terminal, else a line at the start, every ten seconds, and at the end.
+
+How much memory is taken is a read of /proc or a system call, no more.
+"""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, Task
 from rich.text import Text
 
 from niels_cache_assets.cli.console import is_quiet, warnings
-from niels_cache_assets.cli.memory import memory_now
 from niels_cache_assets.progress import HowFar, Pace, Throttle, describe
+from niels_cache_assets.wording import file_size
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult
@@ -139,3 +144,19 @@ class LineListener:
 
     def _print(self, name: str, message: str) -> None:
         self._console.print(f"{name}: {message}", soft_wrap=True)
+
+
+def peak_memory() -> str:
+    """`at most 512 MB of memory`, of this process and of the largest of those it started."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return f"at most {file_size(peak * unit)} of memory"
+
+
+def memory_now() -> str | None:
+    """`512 MB`; None where there is no /proc, which only Linux has."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return file_size(int(file.read().split()[1]) * resource.getpagesize())
+    except OSError:
+        return None

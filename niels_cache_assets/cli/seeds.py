@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from niels_cache_assets.cli.overrides import WHERE
+from niels_cache_assets.cli.command import WHERE
 from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_SEED = 2**63 - 1
 
@@ -23,6 +26,7 @@ def draw_seed(given: int | None) -> int:
 
 def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
     """int64, ascending: min(wanted, count) different numbers below count, each set of them with the same chance. Costs 8 bytes a number."""
+    import numpy as np
     import torch
 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
 from niels_cache_assets.cli.console import diagnostics
 from niels_cache_assets.progress import Throttle
 from niels_cache_assets.wording import file_size
@@ -18,6 +16,8 @@ OnProgress = Callable[[int, int], None]
 @contextmanager
 def transfer_progress(doing: str, clock: Callable[[], float] = time.monotonic) -> Iterator[OnProgress]:
     """Called with bytes done and bytes in all; `doing` is what the line says, such as `exporting notes`."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     console = diagnostics()
     if not console.is_terminal:
         throttle = Throttle(clock())

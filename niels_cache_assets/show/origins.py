@@ -6,6 +6,7 @@ each opened once per data set. Where one of them is missing, a note says so and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,27 @@ UNKNOWN = -1  # among files: padding; among documents: of none
 
 
 @dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Columns first..last-1 of a row, one behind the other in one document and one file; padding where `file` is UNKNOWN."""
+
+    first: int
+    last: int
+    file: int
+    offset: int
+    document: int
+    document_offset: int
+
+    @property
+    def is_padding(self) -> bool:
+        return self.file == UNKNOWN
+
+    @property
+    def is_in_document(self) -> bool:
+        """Whether it is known in which."""
+        return self.document != UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One row of a batch: which sample it is, and its T+1 tokens with the origin of each, as in `source.Origins`."""
 
@@ -46,6 +68,23 @@ class Row:
     offsets: NDArray[np.int64]
     documents: NDArray[np.int64]
     document_offsets: NDArray[np.int64]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The row cut where its document or file changes."""
+        changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
+        return [
+            Segment(
+                first=first,
+                last=last,
+                file=int(self.files[first]),
+                offset=int(self.offsets[first]),
+                document=int(self.documents[first]),
+                document_offset=int(self.document_offsets[first]),
+            )
+            for first, last in pairwise(edges)
+        ]
 
 
 def row_of(trace: BatchTrace, number: int) -> Row:
@@ -61,35 +100,6 @@ def row_of(trace: BatchTrace, number: int) -> Row:
         documents=trace.documents[number],
         document_offsets=trace.document_offsets[number],
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Columns first..last-1 of a row, one behind the other in one document and one file; padding where `file` is UNKNOWN."""
-
-    first: int
-    last: int
-    file: int
-    offset: int
-    document: int
-    document_offset: int
-
-
-def segments_of(row: Row) -> list[Segment]:
-    """The row cut where its document or file changes."""
-    changes = (np.diff(row.documents) != 0) | (np.diff(row.files) != 0)
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(row.tokens)]
-    return [
-        Segment(
-            first=first,
-            last=last,
-            file=int(row.files[first]),
-            offset=int(row.offsets[first]),
-            document=int(row.documents[first]),
-            document_offset=int(row.document_offsets[first]),
-        )
-        for first, last in pairwise(edges)
-    ]
 
 
 class Cache:
@@ -141,3 +151,14 @@ class Cache:
     def file(self, index: int) -> str:
         """A token file as seen from the data set's folder."""
         return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
+
+
+def caches_of(trace: BatchTrace, numbers: Sequence[int]) -> dict[str, Cache]:
+    """The data sets that these rows of a batch came from, by name."""
+    shown = trace.dataset_ids[list(numbers)]
+    return {
+        trace.names[source]: Cache(
+            trace.names[source], trace.folders[source], trace.file_names[source], trace.documents[list(numbers)][shown == source]
+        )
+        for source in np.unique(shown).tolist()
+    }

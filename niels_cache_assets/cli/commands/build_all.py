@@ -7,22 +7,92 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.console import diagnostics, output, print_json
-from niels_cache_assets.cli.context import TOKENIZER, open_registry, tell_advice
+from niels_cache_assets.cli.command import CACHES, WHERE, Command
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.cli.overrides import WHERE, collect_overrides
-from niels_cache_assets.cli.progress import build_listener
-from niels_cache_assets.cli.report import print_next_steps, print_results, result_json
-from niels_cache_assets.registry import Registry, cache_root, load_registry
+from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, collect_overrides
+from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from niels_cache_assets.defs.launcher import LaunchResult
+    from niels_cache_assets.registry import Registry
+    from niels_cache_runtime.format.meta import Meta
+
+_STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
+HOME_VARIABLE = "DAGSTER_HOME"
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="build these data sets only (and the tokenizer where there is none)")
+    parser.add_argument("--force", action="store_true", help="build again what is already there")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait where another process builds the same and has another Dagster home, instead of failing"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="any setting of the configuration: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
+        "build.key=value, and one entry of a key that is a table: pretrain.NAME.cleaning.min_words=5; values are TOML, or plain text "
+        "where they are not; may be given many times",
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
+        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        group.add_argument(flag.option, type=flag.type, metavar=flag.metavar, nargs=flag.nargs, dest=flag.dest, help=_help_of(flag))
+
+
+def _help_of(flag: Flag) -> str:
+    if flag.default is None:
+        return flag.help
+    return f"{flag.help} (default: {f'{flag.default:_}' if isinstance(flag.default, int) and flag.default > 9_999 else flag.default})"
+
+
+COMMAND = Command(
+    description="""\
+Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names
+(without such a file: those of the default profile), through Dagster: its UI shows the same runs.
+Before a tokenizer is trained, all of them are looked at, and everything that cannot be read is said.
+Data sets with `prepare` are cleaned and deduplicated before, and the tokenizer is trained on what that
+left (docs/cleaning.md).
+
+What is already built from the same settings, tokenizer and upstream revision is a cache hit and
+takes seconds. A data set that fails does not stop the others and leaves its last good cache as it
+was; one that still needs a setting (roam without a folder) is skipped. Where a source ends before
+its token budget is met, the table says how much of it is there.""",
+    examples="""\
+  niels-cache build-all
+  niels-cache build-all --profile quickstart
+  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
+  niels-cache build-all --set pretrain.books.val_frac=0.05
+  niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
+    add_options=_add_options,
+    offers={"only": CACHES},
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, print the table, and return 1 if any data set failed."""
+    from niels_cache_assets.cli.context import open_registry, tell_advice
+    from niels_cache_assets.cli.progress import build_listener
+    from niels_cache_assets.registry import cache_root, load_registry
+
     configured, _ = open_registry(arguments)
     said = collect_overrides(arguments, configured)
     registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
@@ -36,15 +106,17 @@ def run(arguments: argparse.Namespace) -> int:
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
     if arguments.json:
-        print_json({"root": root, "results": [result_json(result) for result in results]})
+        print_json({"root": root, "results": [_result_json(result) for result in results]})
         return code
     console = output()
-    print_results(console, results)
-    print_next_steps(console, results, arguments)
+    _print_results(console, results)
+    _print_next_steps(console, results, arguments)
     return code
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
+    from niels_cache_assets.cli.context import TOKENIZER
+
     names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
     for name in only or ():
         if name not in names:
@@ -69,3 +141,135 @@ def _require_writable(root: Path) -> None:
         raise NielsCacheError(f"{root}: cannot be made a cache directory: {error.strerror}; choose another --cache-dir") from error
     if not writable:
         raise NielsCacheError(f"{root}: not writable; choose another --cache-dir, or change its permissions")
+
+
+def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
+    """The table, then one line for each thing to say, with the data sets that it is said of."""
+    from rich.text import Text
+
+    from niels_cache_assets.budgets import shares_met
+    from niels_cache_assets.contents import all_counts, contents
+
+    table = new_table(
+        "data set",
+        "state",
+        "train",
+        "val",
+        "size",
+        "content sha256",
+        "seconds",
+        right=frozenset({"train", "val", "size", "seconds"}),
+        shrinking=["content sha256"],
+    )
+    for result in results:
+        state = Text(result.state.replace("_", " "), style=_STYLES[result.state])
+        meta = result.meta or {}
+        sha256, size = _sha256(meta), _bytes(result)
+        cells = [
+            *contents(all_counts(meta), shares_met(meta)),
+            file_size(size) if size else UNKNOWN,
+            sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
+        ]
+        table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
+    console.print(table)
+    noted = [result for result in results if result.message]
+    if noted:
+        console.print()
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for result in noted:
+        alike.setdefault((result.state, result.message), []).append(result.name)
+    for (said, message), names in alike.items():
+        console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="", soft_wrap=True)
+        console.print(f": {message}", soft_wrap=True)
+
+
+def _sha256(meta: Meta) -> str | None:
+    """None of a report, which has that of its corpus in it."""
+    from niels_cache_assets.contents import content_hash
+
+    return content_hash(meta) if "files" in meta else None
+
+
+def _bytes(result: LaunchResult) -> int | None:
+    """Of all files that meta.json lists; of a report, which lists none, of those on disk."""
+    from niels_cache_assets.contents import total_bytes
+
+    if not result.meta or not result.meta.get("built", True):
+        return None
+    if "files" in result.meta:
+        return total_bytes(result.meta["files"])
+    return sum(path.stat().st_size for path in result.directory.iterdir()) if result.directory else None
+
+
+def _result_json(result: LaunchResult) -> dict[str, Any]:
+    """The same for programs: counts are as in meta.json."""
+    from niels_cache_assets.budgets import shortfall
+    from niels_cache_assets.contents import all_counts
+
+    meta = result.meta if result.meta and result.meta.get("built", True) else {}
+    return {
+        "name": result.name,
+        "family": result.family,
+        "state": result.state,
+        "message": result.message,
+        "seconds": round(result.seconds, 3),
+        "directory": result.directory,
+        "bytes": _bytes(result),
+        "sha256": _sha256(meta),
+        "counts": all_counts(meta),
+        "shortfall": shortfall(meta),
+    }
+
+
+def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
+    """How to look, check and train, with the real paths. Nothing where nothing was built, or with --quiet."""
+    from niels_cache_assets.training_code import training_code
+    from niels_cache_runtime.format.layout import FAMILIES
+
+    built = [result for result in results if result.state == "built" and result.family in FAMILIES and result.meta and result.directory]
+    if not built or is_quiet():
+        return
+    options = _options(arguments)
+    example = next((result for result in built if result.family == "pretrain"), built[0])
+    console.print("\nWhat to do next", style="bold")
+    for command, purpose in (
+        (_ui_command(arguments), "lineage, counts and history in the Dagster UI"),
+        (f"{_program()} verify{options}", "hash every file again"),
+        (f"{_program()} sample {example.name}{options}", "what training will see"),
+    ):
+        console.print(f"  {command}  # {purpose}", soft_wrap=True)
+    console.print("\nTrain from it:\n", style="bold")
+    assert example.directory is not None
+    assert example.meta is not None
+    code = training_code(example.directory, "pretrain" if example.family == "pretrain" else "sft", example.meta)
+    console.print(textwrap.indent(code, "  "), soft_wrap=True)
+
+
+def _program() -> str:
+    """What to type here: `make cache` runs the console script of an environment that is not active."""
+    if shutil.which(PROGRAM):
+        return PROGRAM
+    return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
+
+
+def _options(arguments: argparse.Namespace) -> str:
+    """The options that make another command look at the same caches."""
+    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
+
+
+def _ui_command(arguments: argparse.Namespace) -> str:
+    """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
+    from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+
+    in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
+    by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
+    home = os.environ.get(HOME_VARIABLE)  # the launcher has set it to the home it used
+    variables = {
+        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it where nothing else is configured
+        CONFIG_VARIABLE: arguments.config,
+        ROOT_VARIABLE: arguments.cache_dir,
+        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # the usual home is found without it
+    }
+    environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
+    return environment + ("make ui" if in_clone else f"{_program()} ui")

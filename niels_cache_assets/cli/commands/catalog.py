@@ -5,14 +5,36 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from niels_cache_assets.cli.command import Command, catalog_names
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.own_data.new_config import catalog_table
-from niels_cache_assets.shipped import ABOUT, catalog
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="print the tables of these instead, for niels_cache.toml")
+
+
+COMMAND = Command(
+    usage="[NAME ...] ",
+    description="""\
+List the data sets that ship with niels-cache: what each is, about how much is downloaded, its licence
+as upstream states it, and where it comes from. None is built unless niels_cache.toml names it, or says
+profile = "default". With names, print their tables as a file has them.""",
+    examples="""\
+  niels-cache catalog
+  niels-cache catalog wikitext                  its table
+  niels-cache catalog dolly15k oasst1 --json""",
+    add_options=_add_options,
+    offers={"names": catalog_names},
+    has_caches=False,
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.own_data.new_config import catalog_table
+    from niels_cache_assets.shipped import catalog
+
     tables = {name: catalog_table(name) for name in arguments.names or catalog()}
     if arguments.json:
         print_json({"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]})
@@ -36,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entry(name: str) -> dict[str, Any]:
+    from niels_cache_assets.shipped import ABOUT, catalog
+    from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+
     family, table = catalog()[name]
     about = ABOUT[name]
     fields = (PRETRAIN_SOURCES if family == "pretrain" else SFT_SOURCES)[table["source"]].model_fields

@@ -11,36 +11,82 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from niels_cache_assets.cleaning.counting import CleaningReport
-from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.cli.commands.rejected import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, whole_number
 from niels_cache_assets.cli.console import diagnostics, output, print_json
-from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE, parse_value
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
-from niels_cache_assets.corpus.counts import CorpusCounts
-from niels_cache_assets.corpus.report import estimated_tokens
+from niels_cache_assets.cli.overrides import parse_value
+from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.workers import map_in_processes
-from niels_cache_assets.documents import Document
-from niels_cache_assets.own_data.by_name import sources_of
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from niels_cache_assets.cleaning.settings import CleaningSettings
+    from niels_cache_assets.corpus.chunks import Chunk
+    from niels_cache_assets.corpus.counts import CorpusCounts
+    from niels_cache_assets.documents import Document
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.sources.base import PretrainSource
 
 EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", help="files and folders")
+    parser.add_argument(
+        "-n", metavar="N", dest="count", type=whole_number, help="rejected examples of each reason (default: none; 3 with --reason)"
+    )
+    parser.add_argument("--reason", metavar="REASON", help="examples of this reason only")
+    parser.add_argument("--limit", metavar="N", type=whole_number, help="read the first N documents only")
+    parser.add_argument(
+        "--text-field", metavar="FIELD", help="field of the text, of .jsonl and .parquet (default: text, else the first string)"
+    )
+    parser.add_argument("--like", metavar="NAME", help="thresholds of this data set, where it has some of its own")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="another threshold, a key of [cleaning]; values are TOML, or plain text where they are not; may be given many times",
+    )
+
+
+COMMAND = Command(
+    usage="FILE ... ",
+    description="""\
+Run the cleaning chain on files and say what it does to them. Nothing is registered or written.
+
+FILE is told by its name: .txt, .md and .rst (one document a file), .jsonl (one a line), .parquet
+(one a row), .xml (a MediaWiki dump), each also as .gz, .bz2, .xz or .zst; of a folder, every such
+file in it. The thresholds are those of [cleaning] in your configuration.""",
+    examples="""\
+  niels-cache clean notes/ articles.jsonl.gz                   how many stay, and why the others go
+  niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
+  niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
+  niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
+  niels-cache clean a.jsonl --like wikipedia                   with that data set's own thresholds
+
+What each reason means, and where its threshold comes from: docs/cleaning.md""",
+    add_options=_add_options,
+    offers={"like": PRETRAIN},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.corpus.counts import CorpusCounts
+    from niels_cache_assets.own_data.by_name import sources_of
+
     for option, value, least in (("-n", arguments.count, 0), ("--limit", arguments.limit, 1)):
         if value is not None and value < least:
             raise NielsCacheError(f"{WHERE}: {option} must be at least {least}")
@@ -67,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
     """[cleaning], with the keys of --like's data set and those of --set in it."""
+    from niels_cache_assets.registry import load_registry
+
     changes: dict[str, Any] = {}
     for setting in arguments.settings:
         key, equals, value = setting.partition("=")
@@ -88,6 +136,10 @@ def _clean(
     sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
     """Count the sources' documents, the first `limit` of all, in `outcome`, chunk by chunk."""
+    from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
+    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_assets.streaming.encode import in_chunks
+
     given = 0
 
     def chunks_of(documents: Iterable[Document]) -> Iterator[Chunk]:
@@ -114,12 +166,16 @@ def _input_bytes(source: PretrainSource) -> int:
 
 
 def _progress() -> Progress:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = diagnostics()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_counts(console: Console, outcome: CorpusCounts) -> None:
+    from niels_cache_assets.corpus.report import estimated_tokens
+
     before, after = outcome.before, outcome.after
     given = before.documents + sum(outcome.dropped_by_source.values())
     console.print(f"{counted(given, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)

@@ -1,21 +1,43 @@
-"""`completion SHELL`: what a shell has to read once, so that TAB asks completion.py."""
+"""`completion SHELL`: what a shell has to read once, so that TAB asks cli/completion.py."""
 
 from __future__ import annotations
 
 import argparse
 
-from niels_cache_assets.cli.completion_options import SHELLS
+from niels_cache_assets.cli.command import Command, refuse
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+
+
+COMMAND = Command(
+    usage="SHELL ",
+    description="""\
+Print what a shell has to read so that TAB completes commands, options, and the data sets of your
+configuration. It holds for the niels-cache that is found on PATH.
+
+  bash   in ~/.bashrc:                   eval "$(niels-cache completion bash)"
+  zsh    in ~/.zshrc, after compinit:    eval "$(niels-cache completion zsh)"
+  fish   once:   niels-cache completion fish > ~/.config/fish/completions/niels-cache.fish""",
+    examples="""\
+  niels-cache completion bash
+  niels-cache completion zsh
+  niels-cache completion fish""",
+    add_options=_add_options,
+    offers={"shell": SHELLS},
+    has_caches=False,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from argcomplete import shellcode
 
-    from niels_cache_assets.registry import refuse_choice
-
     if arguments.shell not in SHELLS:
-        refuse_choice(WHERE, "no shell", arguments.shell, SHELLS)
+        refuse("", "no shell", arguments.shell, SHELLS)
     print(shellcode([PROGRAM], shell=arguments.shell))
     return DONE

@@ -6,27 +6,27 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.cli.pairs import DIFFERENCE_STYLE
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.decoding import as_text, open_tokenizer
-from niels_cache_assets.differences.documents import SIDES, DocumentDifferences, Listed
-from niels_cache_assets.differences.folders import DatasetDifferences, Pair, compare_pair, find_pairs
-from niels_cache_assets.differences.settings import Differing
-from niels_cache_assets.differences.tokens import TokenDifference, TokenPlace
-from niels_cache_assets.registry import refuse_choice
-from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
-from niels_cache_runtime.format.meta import read_meta
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from niels_cache_assets.differences.documents import DocumentDifferences, Listed
+    from niels_cache_assets.differences.folders import DatasetDifferences, Pair
+    from niels_cache_assets.differences.settings import Differing
+    from niels_cache_assets.differences.tokens import TokenDifference, TokenPlace
+    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_runtime.format.layout import Split
+
+SHOWN = 5
 
 DIFFERENT = FAILED
 _LONGEST_VALUE = 80  # a sha256 with its name is 71
@@ -37,7 +37,38 @@ _UNRECORDED = (
 )
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
+    parser.add_argument("b", metavar="B", help="another one of the same kind")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="of two cache roots, these data sets (or tokenizer) only")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=SHOWN, help=f"documents to name (default: {SHOWN})")
+
+
+COMMAND = Command(
+    usage="A B ",
+    description="""\
+Compare two builds: the settings that differ, the documents that one of them does not have, and the
+first token that differs, with its document and the text around it on both sides. Exits 0 where
+nothing differs, 1 where something does, 2 for wrong use, as diff(1) does.
+
+A and B are two cache roots, compared data set by data set, or the folders of two data sets of one
+family, whatever these are called. A document is told by its source's id, its file and its row there.
+Corpora, duplicates and indices are not compared; `niels-cache tokenizer compare` compares what
+tokenizers make of the same text.""",
+    examples="""\
+  niels-cache diff cache old/cache
+  niels-cache diff cache old/cache --only wikitext
+  niels-cache diff cache/pretrain/wikitext old/cache/pretrain/wikitext -n 20""",
+    add_options=_add_options,
+    has_caches=False,
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.differences.documents import SIDES
+    from niels_cache_assets.differences.folders import compare_pair, find_pairs
+
     a, b = Path(arguments.a), Path(arguments.b)
     if arguments.count < 0:
         raise NielsCacheError(f"{WHERE}: -n must be at least 0")
@@ -79,7 +110,7 @@ def _chosen(pairs: Sequence[Pair], only: Sequence[str] | None) -> list[Pair]:
     known = [pair.name.rpartition("/")[2] for pair in pairs]
     for name in only or ():
         if name not in known:
-            refuse_choice(f"{WHERE}: --only", "no data set of A or B", name, known)
+            refuse("--only", "no data set of A or B", name, known)
     return [pair for pair, name in zip(pairs, known, strict=True) if only is None or name in only]
 
 
@@ -120,6 +151,9 @@ def _shown(value: Any) -> str:
 
 
 def _print_documents(console: Console, found: DocumentDifferences, noun: str) -> None:
+    from niels_cache_assets.differences.documents import SIDES
+    from niels_cache_runtime.format.layout import SPLITS
+
     console.print()
     table = new_table(f"{noun}s", *SPLITS, "not in the other", right=frozenset({*SPLITS, "not in the other"}))
     for side in SIDES:
@@ -143,6 +177,8 @@ def _lineage(listed: Listed, noun: str) -> str:
 def _print_tokens(
     console: Console, split: Split, difference: TokenDifference, tokenizers: dict[str, SentencePieceTokenizer | None], noun: str
 ) -> None:
+    from rich.text import Text
+
     console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)", soft_wrap=True)
     for side, place in (("a", difference.a), ("b", difference.b)):
         if place is None:
@@ -161,6 +197,10 @@ def _place(place: TokenPlace, noun: str) -> str:
 
 def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
     """The token marked in what is around it; ids where their tokenizer is not known."""
+    from rich.text import Text
+
+    from niels_cache_assets.decoding import as_text
+
     parts = [place.before, [place.token], place.after]
     if tokenizer is None:
         before, token, after = (" ".join(map(str, part)) for part in parts)
@@ -172,6 +212,10 @@ def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_t
 
 def _tokenizer_of(folder: Path) -> SentencePieceTokenizer | None:
     """That of the cache root, if the data set was built with it."""
+    from niels_cache_assets.decoding import open_tokenizer
+    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.format.meta import read_meta
+
     root = folder.absolute().parent.parent
     try:
         tokenizer = open_tokenizer(root)

@@ -1,23 +1,69 @@
-"""`doctor`: what a build needs of this machine, checked one after the other. What is checked is in diagnosis.py."""
+"""`doctor`: what a build needs of this machine, checked one after the other. No check leaves anything behind.
+
+Costs a look at each file that a data set names, one request to the hub for each that comes from it, and a file and two folders for an
+instant in the cache directory.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from rich.text import Text
-
-from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.diagnosis import examine
+from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.wording import counted
+from niels_cache_assets.streaming.locks import try_lock
+from niels_cache_assets.wording import counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.registry import Registry
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+LEAST_PYTHON = (3, 11)
+LITTLE_SPACE = 5_000_000_000  # bytes; the default profile's caches take 1 GB and what the hub keeps
+REQUEST_SECONDS = 10
+HOME_VARIABLE = "DAGSTER_HOME"
+DAGSTER_CONFIG = "dagster.yaml"
+_NETWORK = "look at the network and its proxy (HTTPS_PROXY); behind a mirror, set HF_ENDPOINT"
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offline", action="store_true", help="leave the hub out: ask nothing of the network")
+
+
+COMMAND = Command(
+    description="""\
+Check what a build needs: the system, the versions of what is installed, the configuration, the files
+that its data sets name, the cache directory (writing, space, locks, exchange of directories),
+DAGSTER_HOME, and the hub with each data set that is configured to come from it. What is wrong is said
+with how to mend it. Nothing is built and nothing stays behind.
+
+exit codes: 0 all is well (notes are no problem), 1 something has to be mended.""",
+    examples="""\
+  niels-cache doctor
+  niels-cache doctor --offline
+  niels-cache doctor --profile quickstart --json""",
+    add_options=_add_options,
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found, and return 1 if anything has to be mended."""
-    findings = list(examine(arguments))
+    from rich.text import Text
+
+    findings = list(_examine(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
     if arguments.json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -36,3 +82,226 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(finding.mend, soft_wrap=True)
     console.print(f"\n{counted(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return FAILED if problems else DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    what: str
+    state: Literal["ok", "note", "problem"]
+    found: str
+    mend: str = ""
+
+
+def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Everything in the order in which it matters; without a configuration that can be read, what depends on it is left out."""
+    from niels_cache_assets.registry import cache_root, load_registry
+
+    yield _system()
+    yield _versions()
+    try:
+        registry = load_registry(profile=arguments.profile, config=arguments.config)
+    except NielsCacheError as error:
+        yield Finding(what="configuration", state="problem", found=str(error), mend=f"correct it, or {PROGRAM} init for a fresh one")
+        yield _dagster_home()
+        return
+    root = cache_root(registry, arguments.cache_dir)
+    yield _configuration(registry)
+    for line in registry.advice:
+        where, _, mend = line.rpartition("; ")
+        yield Finding(what="configuration", state="note", found=where, mend=mend)
+    if not registry.is_fallback:
+        yield from _inputs(registry, offline=arguments.offline)
+    yield from _cache_directory(root)
+    yield _dagster_home()
+    if not arguments.offline and not registry.is_fallback:
+        yield from _hub(registry)
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {counted(os.cpu_count() or 1, 'core')}"
+    if sys.version_info < LEAST_PYTHON:
+        mend = f"make the environment anew with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
+        return Finding(what="system", state="problem", found=found, mend=mend)
+    if sys.platform != "linux":
+        mend = "made for Linux and tested there; elsewhere a rebuilt cache is not there for an instant while directories change places"
+        return Finding(what="system", state="note", found=found, mend=mend)
+    return Finding(what="system", state="ok", found=found)
+
+
+def _versions() -> Finding:
+    """What the package requires against what is installed."""
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(line) for line in metadata.requires(PROGRAM) or ()]
+    except metadata.PackageNotFoundError:
+        mend = "pip install -e . in the clone makes the command and its requirements known"
+        return Finding(what="packages", state="note", found="niels-cache is not installed: run from its sources", mend=mend)
+    wrong, right = [], 0
+    for requirement in requirements:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            installed = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append((requirement, "missing"))
+            continue
+        if requirement.specifier.contains(installed, prereleases=True):
+            right += 1
+        else:
+            wrong.append((requirement, installed))
+    if wrong:
+        found = ", ".join(f"{requirement} ({installed})" for requirement, installed in wrong)
+        mend = f"{sys.executable} -m pip install {' '.join(repr(str(requirement)) for requirement, _ in wrong)}"
+        return Finding(what="packages", state="problem", found=found, mend=mend)
+    return Finding(what="packages", state="ok", found=f"{right} as required; dagster {metadata.version('dagster')}")
+
+
+def _configuration(registry: Registry) -> Finding:
+    from niels_cache_runtime.format.layout import FAMILIES
+
+    names = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    if registry.is_fallback:
+        what, _, mend = registry.without_file.rpartition("; ")
+        return Finding(what="configuration", state="note", found=what, mend=mend)
+    found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
+    if not names:
+        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init looks at yours"
+        return Finding(what="configuration", state="problem", found=found, mend=mend)
+    waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
+    return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))
+
+
+def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
+    """Whether the files that data sets name are there and hold what is said of them.
+
+    Of those on other machines only with the network; they get ten seconds each.
+    """
+    from niels_cache_assets.inputs import input_problems, is_remote
+    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_runtime.format.layout import FAMILIES
+
+    problems = False
+    model = registry.tokenizer.model
+    if model is not None and not os.access(model, os.R_OK):
+        yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} is not there", mend="correct its path")
+        problems = True
+    elif model is not None:
+        try:
+            SentencePieceTokenizer(model, special_tokens=registry.tokenizer.special_tokens)
+        except NielsCacheError as error:
+            yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
+            problems = True
+    for problem in input_problems(registry, offline=offline):
+        problems = True
+        what, _, mend = (str(problem), "", _NETWORK) if problem.is_away else str(problem).rpartition("; ")
+        yield Finding(what="data", state="problem", found=what or mend, mend=mend)
+    if not problems:
+        local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
+        found = sum(len(source.input_files()) for source in local if not is_remote(source))
+        if found:
+            yield Finding(what="data", state="ok", found=f"{counted(found, 'file')} of data sets that read files")
+
+
+def _cache_directory(root: Path) -> Iterator[Finding]:
+    """Written to where it is, or would be made."""
+    from niels_cache_assets.streaming.directories import can_exchange
+
+    folder = _existing(root)
+    name = str(root.absolute())
+    file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
+    if not file.is_dir():
+        mend = "move it away, or choose another place with --cache-dir or [build] cache_dir"
+        yield Finding(what="cache directory", state="problem", found=f"{file} is a file", mend=mend)
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix=".niels_cache_doctor_", dir=folder) as probe:
+            locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))
+    except OSError as error:
+        mend = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
+        yield Finding(what="cache directory", state="problem", found=f"{name}: {folder} cannot be written", mend=mend)
+        return
+    yield Finding(what="cache directory", state="ok", found=name if folder == root.absolute() else f"{name}, which a build will make")
+    if not locks:
+        mend = "take a local disk for the cache directory, or mount this one with locks: two builds could write at once"
+        yield Finding(what="locks", state="problem", found="its file system has none", mend=mend)
+    if not exchanges:
+        mend = "nothing has to be done; a rebuilt cache is not there for an instant while directories change places"
+        yield Finding(what="exchange", state="note", found="its file system cannot exchange two directories in one step", mend=mend)
+    free = shutil.disk_usage(folder).free
+    little = free < LITTLE_SPACE
+    mend = "make room, or choose another disk with --cache-dir; the hub's own files are listed by `hf cache ls`" if little else ""
+    yield Finding(what="disk", state="note" if little else "ok", found=f"{file_size(free)} free", mend=mend)
+
+
+def _has_locks(folder: Path) -> bool:
+    with open(folder / "lock", "w", encoding="ascii") as file:
+        try:
+            return try_lock(file.fileno(), folder / "target", fcntl.LOCK_EX)
+        except NielsCacheError:
+            return False
+
+
+def _dagster_home() -> Finding:
+    given = os.environ.get(HOME_VARIABLE)
+    home = Path(given or ".dagster").expanduser()
+    found = f"{home.absolute()}" if given else f"{home.absolute()} ({HOME_VARIABLE} is not set)"
+    folder = _existing(home)
+    if (home.exists() and not home.is_dir()) or not os.access(folder, os.W_OK | os.X_OK):
+        mend = f"cannot be written: export {HOME_VARIABLE}=$HOME/.dagster, or another folder of yours"
+        return Finding(what=HOME_VARIABLE, state="problem", found=found, mend=mend)
+    if given and not Path(given).is_absolute():
+        mend = f"make it absolute, or other programs of Dagster's refuse it: export {HOME_VARIABLE}={home.absolute()}"
+        return Finding(what=HOME_VARIABLE, state="problem", found=given, mend=mend)
+    if (home / DAGSTER_CONFIG).exists() and not os.access(home / DAGSTER_CONFIG, os.R_OK):
+        return Finding(what=HOME_VARIABLE, state="problem", found=f"{home / DAGSTER_CONFIG} cannot be read", mend="change its permissions")
+    if not given:
+        mend = f"history is kept apart in every folder that you work in; for one of all: export {HOME_VARIABLE}=$HOME/.dagster"
+        return Finding(what=HOME_VARIABLE, state="note", found=found, mend=mend)
+    return Finding(what=HOME_VARIABLE, state="ok", found=found)
+
+
+def _hub(registry: Registry) -> Iterator[Finding]:
+    """Whether each data set that comes from the hub can be read with the token that is there; the first failed connection ends it."""
+    from niels_cache_assets.sources.base import SourceUnavailable
+    from niels_cache_assets.sources.hub import HubData
+    from niels_cache_runtime.format.layout import FAMILIES
+
+    wanted: dict[str, str | None] = {}
+    for family in FAMILIES:
+        for name in registry.partition_keys(family):
+            source = registry.source(name)
+            if isinstance(source, HubData) and not source.local_key:
+                wanted[source.dataset] = source.pinned_revision
+    if not wanted:
+        yield Finding(what="hub", state="ok", found="no data set that is to be built comes from it")
+        return
+    from huggingface_hub import get_token
+
+    token = "with a token" if get_token() else "without a token"
+    for dataset, revision in wanted.items():
+        try:
+            _ask_hub(dataset, revision)
+        except SourceUnavailable as error:
+            yield Finding(what="hub", state="problem", found=str(error), mend=_NETWORK)
+            return
+        except NielsCacheError as error:
+            what, _, mend = str(error).rpartition("; ")
+            yield Finding(what="hub", state="problem", found=what or mend, mend=mend)
+        else:
+            yield Finding(what="hub", state="ok", found=f"{dataset} can be read, {token}")
+
+
+def _ask_hub(dataset: str, revision: str | None) -> None:
+    from huggingface_hub import HfApi
+
+    from niels_cache_assets.sources.hub_errors import hub_errors
+
+    with hub_errors(dataset, revision):
+        HfApi().dataset_info(dataset, revision=revision, timeout=REQUEST_SECONDS)
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())

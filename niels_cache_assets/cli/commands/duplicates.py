@@ -1,49 +1,82 @@
 """`duplicates [NAME]`: pairs of documents, the one that goes beside the one because of which it goes; without NAME, counts by data set.
 
 Costs two columns of the drop list, and the row groups of the texts that are shown. What is a duplicate was decided when corpus/duplicates
-was built; here nothing is compared but the words on the screen.
+was built; here nothing is compared but the words on the screen, which takes time quadratic in them at worst.
+
+Two texts stand side by side, below each other where the terminal is narrow. Words that only one of them has are underlined on a terminal,
+in [[ ]] elsewhere. Shown is the place of the first difference, since near duplicates often begin alike.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from rich.console import Console
-
-from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.context import open_registry
-from niels_cache_assets.cli.corpora import find_corpus, find_drop_list, find_drop_lists, require_same_corpus
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.cli.pairs import print_pair
-from niels_cache_assets.cli.parquet_rows import column, rows_at
 from niels_cache_assets.cli.seeds import draw_seed, seeded_choice
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
-from niels_cache_assets.corpus.reading import document_files
-from niels_cache_assets.decoding import spell_controls
-from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from niels_cache_assets.registry import Registry
+    from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
 MOST_CHARACTERS = 10_000  # of a text that is shown: finding the words that differ takes time quadratic in them
+SIDE_BY_SIDE_COLUMNS = 90  # narrower than that, a column of text is no pleasure to read
+CONTEXT_WORDS = 12  # shown of what both share before they first differ
+_LOOKED_THROUGH = 100_000  # characters in which the first difference is looked for
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
+Part = tuple[bool, list[str]]  # words, and whether the other side lacks them
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set that was deduplicated; all of them, in numbers, without")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many pairs (default: 3)")
+    parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, where there are any)")
+    parser.add_argument("--closest-call", action="store_true", help="the least similar pairs instead of random ones")
+    parser.add_argument("--characters", metavar="N", type=whole_number, default=600, help="longest to print of each (default: 600)")
+    parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
+
+
+COMMAND = Command(
+    usage="[NAME] ",
+    description="""\
+Show duplicates of a data set, each side by side with the document because of which it goes: that of
+another data set, another split or further up. Without NAME: how many there are, of every data set.""",
+    examples="""\
+  niels-cache duplicates                                every data set in numbers
+  niels-cache duplicates wikipedia -n 5                 five near duplicates, the same with the same --seed
+  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar: is the threshold right?
+  niels-cache duplicates wikipedia --kind exact""",
+    add_options=_add_options,
+    offers={"name": PRETRAIN, "kind": KINDS},
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.corpora import find_drop_list, find_drop_lists
+
     registry, root = open_registry(arguments)
     if arguments.count < 1:
         raise NielsCacheError(f"{WHERE}: -n must be at least 1")
     if not 1 <= arguments.characters <= MOST_CHARACTERS:
         raise NielsCacheError(f"{WHERE}: --characters must be from 1 to {MOST_CHARACTERS:,}")
     if arguments.kind not in (None, *KINDS):
-        refuse_choice(f"{WHERE}: --kind", "no kind", arguments.kind, KINDS)
+        refuse("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
     console = output()
     if arguments.name is None:
@@ -111,6 +144,10 @@ def _print_counts(console: Console, meta: Meta) -> None:
 
 def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair]:
     """`count` pairs of a kind: any with the same chance, in the order of the corpus; `seed` None: the least similar ones first."""
+    import numpy as np
+
+    from niels_cache_assets.cli.parquet_rows import column, rows_at
+
     places = np.flatnonzero(column(path, "kind") == kind)
     if seed is None:
         similarity = column(path, "similarity")[places].astype(np.float64)
@@ -123,6 +160,10 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Text, title, file and row of both documents of every pair, by data set and ordinal."""
+    from niels_cache_assets.cli.corpora import find_corpus, require_same_corpus
+    from niels_cache_assets.cli.parquet_rows import rows_at
+    from niels_cache_assets.corpus.reading import document_files
+
     wanted: dict[str, set[int]] = {}
     for pair in pairs:
         wanted.setdefault(name, set()).add(pair["ordinal"])
@@ -143,6 +184,8 @@ def _similarity(pair: Pair) -> str:
 
 def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[str, str]:
     """`goes: wiki train 12, Title (a.jsonl, row 3)`, and the same of the one that stays."""
+    from niels_cache_assets.decoding import spell_controls
+
     sides = (
         ("goes", name, pair["ordinal"], pair["split"]),
         ("stays", pair["because_dataset"], pair["because_ordinal"], pair["because_split"]),
@@ -154,3 +197,68 @@ def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, 
         title = f"{document['title']} ({place})" if document["title"] else place
         titles.append(spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}"))
     return titles[0], titles[1]
+
+
+def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str], *, characters: int) -> None:
+    """Two titled texts, `characters` of each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    marked = mark_differences(*texts, characters=characters, styled=console.is_terminal)
+    if console.width < SIDE_BY_SIDE_COLUMNS:
+        for title, text in zip(titles, marked, strict=True):
+            console.print(title, style="bold")
+            console.print(text)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="bold")
+    for title in titles:
+        table.add_column(Text(title), ratio=1, overflow="fold")
+    table.add_row(*marked)
+    console.print(table)
+
+
+def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
+    """Both texts, white space collapsed, from shortly before their first difference on; words that the other lacks there are marked."""
+    from niels_cache_assets.decoding import spell_controls
+
+    ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+    begin = 0 if shared == len(ours) == len(theirs) else max(0, shared - CONTEXT_WORDS)
+    shown = [_fitting(words[begin:], characters) for words in (ours, theirs)]
+    cut = [begin + len(part) < len(words) for part, words in zip(shown, (ours, theirs), strict=True)]
+    matches = SequenceMatcher(a=shown[0], b=shown[1], autojunk=False).get_opcodes()
+    parts: tuple[list[Part], list[Part]] = ([], [])
+    for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
+        # What only one side shows at the very end, because the other was cut there, is no difference.
+        by_the_cut = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
+        parts[0].append((tag != "equal" and not by_the_cut, shown[0][first:last]))
+        parts[1].append((tag != "equal" and not by_the_cut, shown[1][other_first:other_last]))
+    joined = [_joined(part, begin > 0, ends_early, styled) for part, ends_early in zip(parts, cut, strict=True)]
+    return joined[0], joined[1]
+
+
+def _fitting(words: list[str], characters: int) -> list[str]:
+    """As many words as fit, at least the beginning of one."""
+
+    def ends() -> Iterator[int]:
+        end = -1
+        for word in words:
+            end += 1 + len(word)
+            yield end
+
+    count = sum(1 for _ in takewhile(lambda end: end <= characters, ends()))
+    return words[:count] or [words[0][:characters]] if words else []
+
+
+def _joined(parts: list[Part], starts_late: bool, ends_early: bool, styled: bool) -> Text:
+    from rich.text import Text
+
+    text = Text(f"{ELLIPSIS} " if starts_late else "")
+    pieces = [(differs, " ".join(words)) for differs, words in parts if words]
+    for index, (differs, piece) in enumerate(pieces):
+        if index:
+            text.append(" ")
+        text.append(piece if styled or not differs else f"[[{piece}]]", style=DIFFERENCE_STYLE if differs else "")
+    if ends_early:
+        text.append(f" {ELLIPSIS}")
+    return text

@@ -6,27 +6,86 @@ import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from rich.console import Console
-
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_json
-from niels_cache_assets.cli.context import find_place, open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export, split_choice
-from niels_cache_assets.export.megatron import Link
-from niels_cache_assets.export.writing import ExportPlan, write_export
-from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, SPLITS, tokenizer_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from niels_cache_assets.export.formats import ExportSettings
+    from niels_cache_assets.export.writing import ExportPlan
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo or npy")
+    parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built")
+    parser.add_argument("--out", metavar="PATH", required=True, help="the folder to write into; for megatron, the files' PREFIX")
+    parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all that are not empty)")
+    parser.add_argument(
+        "--max-bytes",
+        metavar="N",
+        type=whole_number,
+        help="tokens in one file, in bytes (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 200 MB)",
+    )
+    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, as its preprocess_data.py does")
+    parser.add_argument(
+        "--link",
+        metavar="HOW",
+        help="megatron, where .bin is exactly one shard: reflink (default: a copy that shares its blocks, where the disk can), "
+        "hardlink (another name of the cache's own file) or copy",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an older export to the same place")
+    parser.add_argument("--dry-run", action="store_true", help="print the files, their sizes, and what --force would delete; write nothing")
+
+
+def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
+    from niels_cache_assets.export.formats import FORMATS
+
+    return FORMATS
+
+
+COMMAND = Command(
+    usage="FORMAT NAME --out PATH ",
+    description="""\
+Write a pretrain cache as the files that other projects train from. FORMAT is one of
+
+  megatron   Megatron-LM: PREFIX.bin and PREFIX.idx, PREFIX being --out; with several splits
+             PREFIX_train and PREFIX_val; over --max-bytes PREFIX_00000, PREFIX_00001, ...
+  nanogpt    nanoGPT: train.bin and val.bin
+  llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
+  datatrove  datatrove, nanotron: train/NAME_00000_unshuffled.ds, ... with .index and .metadata
+  olmo       OLMo-core: NAME_train/part-00000.npy, ... without a header, with .csv.gz
+  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
+             and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
+
+EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
+appear when all of them are complete, with a list of their names (*.files) by which a later export
+to the same place knows what to replace. For nanogpt and olmo the lines that the other project's
+code needs are printed.""",
+    examples="""\
+  niels-cache export megatron wikitext --split train --out data/wikitext --key text
+  niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
+  niels-cache export llmc wikitext --out data/llmc --dry-run
+  niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
+    add_options=_add_options,
+    offers={"format": _formats, "name": PRETRAIN, "split": ("train", "val", "all"), "link": ("reflink", "hardlink", "copy")},
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and unless that is all, write. Returns 1 where the plan was good and writing failed."""
+    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.export.formats import plan_export
+    from niels_cache_assets.export.writing import write_export
+
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
     place = find_place(registry, root, arguments.name, kinds=("pretrain",))
@@ -49,14 +108,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
+    from niels_cache_assets.export.formats import FORMATS, ExportSettings, split_choice
+    from niels_cache_assets.export.megatron import Link
+    from niels_cache_runtime.format.layout import SPLITS
+
     if arguments.format not in FORMATS:
-        refuse_choice(WHERE, "export has no format", arguments.format, FORMATS)
+        refuse("", "export has no format", arguments.format, FORMATS)
     splits = tuple(split_choice(arguments.split))
     if not splits:
-        refuse_choice(f"{WHERE}: --split", "no split", arguments.split, (*SPLITS, "all"))
+        refuse("--split", "no split", arguments.split, (*SPLITS, "all"))
     link = next((link for link in get_args(Link) if link == arguments.link), None)
     if arguments.link is not None and link is None:
-        refuse_choice(f"{WHERE}: --link", "no such way", arguments.link, get_args(Link))
+        refuse("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and arguments.format != "megatron":
             raise NielsCacheError(f"{WHERE}: {option}: is for megatron; {arguments.format} has no such choice")
@@ -75,6 +138,8 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
 def _refuse_inside_caches(folder: Path, root: Path) -> None:
     """What lies beside a cache's own files is a finding of `verify`, and goes with the next build."""
+    from niels_cache_runtime.format.layout import FAMILIES, tokenizer_dir
+
     for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):
         if folder.resolve().is_relative_to(caches.resolve()):
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which holds caches alone; choose another place")

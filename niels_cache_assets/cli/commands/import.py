@@ -6,29 +6,65 @@ import argparse
 import re
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_json
-from niels_cache_assets.cli.context import TOKENIZER, find_places, open_registry
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.megatron_import import Vocabulary, as_prefix, import_megatron, require_prefixes
-from niels_cache_assets.registry import Registry, is_valid_name, refuse_choice
-from niels_cache_assets.tokenization import load_model
 from niels_cache_assets.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
+
+if TYPE_CHECKING:
+    from niels_cache_assets.megatron_import import Vocabulary
+    from niels_cache_assets.registry import Registry
+    from niels_cache_runtime.format.layout import Split
+    from niels_cache_runtime.format.meta import Meta
 
 FORMATS = ("megatron",)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("format", metavar="FORMAT", help="megatron")
+    parser.add_argument("prefix", metavar="PREFIX", help="the files without .bin and .idx: what becomes train")
+    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, none that is configured")
+    parser.add_argument("--val", metavar="PREFIX", help="what becomes val (default: val is empty)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="the SentencePiece model that the tokens are of")
+    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that the tokens are of")
+    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="how many ids there are")
+    parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends documents")
+    parser.add_argument("--force", action="store_true", help="replace an imported data set of that name")
+
+
+COMMAND = Command(
+    usage="FORMAT PREFIX --name NAME ",
+    description="""\
+Make a pretrain cache of another project's tokens: `import megatron PREFIX` reads PREFIX.bin and
+PREFIX.idx into the train split of a new cache NAME, document by document as they are there. What is
+written is verified before it takes its place.
+
+What tokens mean is not in those files. Say it with --tokenizer or --tokenizer-sha256 (where that is
+the tokenizer of the cache directory, it is known with its vocabulary and EOT), or with --vocab-size
+and --eot; else the cache says that it is unknown, and shows ids instead of text.""",
+    examples="""\
+  niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
+  niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
+    add_options=_add_options,
+    offers={"format": FORMATS, "name": ()},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Returns 1 where the command line was good and the import failed."""
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.megatron_import import as_prefix, import_megatron, require_prefixes
+    from niels_cache_runtime.format.layout import dataset_dir
+
     if arguments.format not in FORMATS:
-        refuse_choice(WHERE, "import has no format", arguments.format, FORMATS)
+        refuse("", "import has no format", arguments.format, FORMATS)
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
     vocabulary = _vocabulary(arguments, root)
@@ -62,6 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
+    from niels_cache_assets.cli.context import TOKENIZER, find_places
+    from niels_cache_assets.registry import is_valid_name
+
     name = arguments.name
     if not is_valid_name(name):
         raise NielsCacheError(f"{WHERE}: --name {name!r}: use letters, digits, _ - . with no leading dot and no two in a row")
@@ -79,6 +118,10 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
 
 def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     """What the options say, and what follows from them. Raises NielsCacheError where they contradict each other or the cache root."""
+    from niels_cache_assets.megatron_import import Vocabulary
+    from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
+    from niels_cache_runtime.format.meta import read_meta, sha256_file
+
     sha256, size, ids = arguments.tokenizer_sha256, None, dict.fromkeys(ROLE_KEYS)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
@@ -107,6 +150,8 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
 
 def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
     """Pieces of a SentencePiece model, and the ids of those special tokens that it has under our names."""
+    from niels_cache_assets.tokenization import load_model
+
     processor, _ = load_model(path)
     ids = {role: int(processor.piece_to_id(SPECIAL_TOKENS[role])) for role in ROLE_KEYS}
     return int(processor.get_piece_size()), {role: None if token == processor.unk_id() else token for role, token in ids.items()}

@@ -8,22 +8,86 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from niels_cache_assets.cli.command import Command, catalog_names, whole_number
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
-from niels_cache_assets.own_data.new_config import Wishes, form_of, render
-from niels_cache_assets.registry import CONFIG_NAME, Registry, load_registry
-from niels_cache_assets.shipped import ABOUT, catalog
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.streaming.journal import write_whole
-from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES
+
+if TYPE_CHECKING:
+    from niels_cache_assets.own_data.new_config import Wishes
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.sources.base import Source
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs; what they hold is looked at")
+    parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="the file to write (default: niels_cache.toml)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    start = parser.add_argument_group("what is built")
+    start.add_argument(
+        "--from",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="catalog",
+        help="data sets that ship with niels-cache: `niels-cache catalog` lists them",
+    )
+    start.add_argument(
+        "--profile",
+        metavar="PROFILE",
+        help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
+    )
+    start.add_argument("--only-mine", action="store_true", help="with --profile: turn its data sets off, so that its settings remain")
+    start.add_argument(
+        "--files",
+        metavar="PATH",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="as PATH, and always as text to pretrain on: .txt, .md, .jsonl, .parquet, .xml (also .gz, .bz2, .xz, .zst), or folders",
+    )
+    start.add_argument("--notes", metavar="DIR", help="your folder of Markdown notes, such as Obsidian's")
+    start.add_argument("--roam", metavar="PATH", help="your Roam export: its folder, or the JSON file")
+    start.add_argument(
+        "--hub", metavar="OWNER/NAME", nargs="+", action="extend", default=[], help="text of the Hugging Face hub; OWNER/NAME:CONFIG"
+    )
+    start.add_argument(
+        "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="as PATH, and always as conversations: .jsonl, .parquet"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
+    how.add_argument("--tokenizer", metavar="FILE", help="a SentencePiece model to use instead of training one")
+    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="pieces of the tokenizer that is trained")
+
+
+COMMAND = Command(
+    description="""\
+Write a niels_cache.toml that says what is built, with a comment for every key. It looks into what it
+is given: which field holds the text, and of conversations their form (lists of messages, instruction
+and answer, trees of OpenAssistant). Without options, at a terminal, it asks. What is written is
+checked as `doctor` would: what could not be read is refused, and then no file is written.""",
+    usage="[PATH ...] ",
+    examples="""\
+  niels-cache init                                       asks, at a terminal
+  niels-cache init data/ chats.jsonl                     your data
+  niels-cache init --from fineweb_edu wikitext           data sets of the catalog
+  niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
+    add_options=_add_options,
+    offers={"catalog": catalog_names},
+    has_caches=False,
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask where nothing was said and somebody is there, then write."""
+    from niels_cache_assets.own_data.new_config import Wishes, render
+    from niels_cache_assets.registry import CONFIG_NAME
+    from niels_cache_runtime.format.layout import FAMILIES
+
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
         add = f"append tables of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
@@ -62,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _given(arguments: argparse.Namespace) -> Wishes:
+    from niels_cache_assets.own_data.new_config import Wishes
+
     return Wishes(
         folder=str(Path(arguments.out).parent),
         profile=arguments.profile,
@@ -81,6 +147,8 @@ def _given(arguments: argparse.Namespace) -> Wishes:
 
 def _asked(folder: str) -> Wishes:
     """The few questions that matter at a start; an empty answer is a fine one."""
+    from niels_cache_assets.own_data.new_config import Wishes
+
     console = output()
     console.print("Enter takes what is in [ ]; everything can be changed in the file later.\n")
     data = _paths("Your text and conversations: files or folders, separated by blanks [none]")
@@ -92,6 +160,8 @@ def _asked(folder: str) -> Wishes:
 
 def _names(question: str) -> list[str]:
     """Asked again until the catalog has all of them."""
+    from niels_cache_assets.shipped import ABOUT, catalog
+
     while True:
         names = input(f"{question}: ").split()
         unknown = [name for name in names if name not in catalog()]
@@ -105,6 +175,8 @@ def _names(question: str) -> list[str]:
 
 def _in_words(source: Source) -> str:
     """`parquet: data/**/*.parquet, text in 'body'`."""
+    from niels_cache_assets.own_data.new_config import form_of
+
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:
         return source.source
@@ -129,6 +201,10 @@ def _paths(question: str) -> list[str]:
 
 def _write(target: Path, text: str) -> Registry:
     """In one step, once the text is a configuration that loads, and is returned: beside its place, since paths are relative to it."""
+    from niels_cache_assets.inputs import BadInputs
+    from niels_cache_assets.registry import load_registry
+    from niels_cache_assets.streaming.journal import write_whole
+
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
             file.write(text)
@@ -148,6 +224,11 @@ def _write(target: Path, text: str) -> Registry:
 
 def _require_inputs(registry: Registry) -> None:
     """Refuse what `doctor` would. A hub that is away is no reason."""
+    from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
+    from niels_cache_assets.shipped import catalog
+    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_runtime.format.layout import FAMILIES
+
     if registry.tokenizer.model is not None:
         SentencePieceTokenizer(registry.tokenizer.model, special_tokens=registry.tokenizer.special_tokens)
     mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}

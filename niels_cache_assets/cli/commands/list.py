@@ -5,26 +5,57 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
-from niels_cache_assets.budgets import shares_met, shortfall
-from niels_cache_assets.cache_state import NOT_NAMED, CacheState, blend_state, cache_state, tokenizer_state, unlisted_state
+from niels_cache_assets.cli.command import ALL_HELP, Command
 from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.context import Place, find_places, is_listed, left_out_words, open_registry, tell_advice
-from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.contents import content_hash, contents, counts_of
-from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import UNKNOWN
-from niels_cache_runtime.format.meta import Meta
+
+if TYPE_CHECKING:
+    from niels_cache_assets.cache_state import CacheState
+    from niels_cache_assets.cli.context import Place
+    from niels_cache_assets.registry import Registry
+    from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
 _WITHOUT_COUNTS = ("missing", "disabled", "unreadable", "other data set", "not configured")
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help=ALL_HELP)
+
+
+COMMAND = Command(
+    description="""\
+List the data sets that niels_cache.toml names, and what is built of them; then what else lies in
+the cache directory. Without a file: what is built.
+
+states: in sync; missing; needs ... (a setting); other tokenizer, other settings (built before they
+changed); damaged (a file), unreadable (meta.json), other data set (the folder was renamed or copied);
+unverifiable (made by another program); with --all also disabled, switched off (enabled = false; the
+second has an old cache); `niels-cache status` says more
+
+train, val: with a share where the source ended before the token budget was met
+
+corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
+    examples="""\
+  niels-cache list
+  niels-cache list --all  what is switched off, too""",
+    add_options=_add_options,
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from rich.text import Text
+
+    from niels_cache_assets.budgets import shares_met, shortfall
+    from niels_cache_assets.cache_state import blend_state
+    from niels_cache_assets.cli.context import find_places, is_listed, left_out_words, open_registry, tell_advice
+    from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
+    from niels_cache_assets.contents import contents, counts_of
+
     registry, root = open_registry(arguments)
     tell_advice(registry)
     places = find_places(registry, root)
@@ -68,6 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
+    from niels_cache_assets.budgets import shortfall
+    from niels_cache_assets.cli.corpora import corpus_summary
+    from niels_cache_assets.contents import content_hash, counts_of
+
     meta = _meta(place, judged)
     return {
         "name": place.name,
@@ -84,6 +119,8 @@ def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, c
 
 
 def _blend_as_json(name: str, registry: Registry, root: Path) -> dict[str, Any]:
+    from niels_cache_assets.cache_state import blend_state
+
     judged = blend_state(registry, name, root=root)
     return {
         "name": name,
@@ -105,6 +142,8 @@ def _meta(place: Place, judged: CacheState) -> Meta:
 
 
 def _judge(place: Place, registry: Registry, root: Path) -> CacheState:
+    from niels_cache_assets.cache_state import cache_state, tokenizer_state, unlisted_state
+
     if place.kind == "tokenizer":
         return tokenizer_state(registry, root=root)
     if place.name in registry.datasets(place.kind):
@@ -113,6 +152,8 @@ def _judge(place: Place, registry: Registry, root: Path) -> CacheState:
 
 
 def _source(place: Place, registry: Registry) -> str:
+    from niels_cache_assets.cache_state import NOT_NAMED
+
     if place.kind == "tokenizer":
         return "trained" if registry.tokenizer.model is None else "imported"
     configured = registry.datasets(place.kind)

@@ -5,40 +5,158 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, plan_of, prebuild, read_blend_file
-from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
+from niels_cache_assets.cli.command import WHERE, Command, configured, fraction, refuse, whole_number
 from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
-from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.cli.prebuild_options import MEGATRON_CORE, OF_MEGATRON_CORE
 from niels_cache_assets.progress import Throttle
-from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 
+if TYPE_CHECKING:
+    from niels_cache_assets.blends.megatron_core_run import CoreRun
+    from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome
+    from niels_cache_assets.registry import Registry
+
+MEGATRON_CORE = "megatron-core"
+_BLEND: dict[str, Any] = {"metavar": "PREFIX", "nargs": "+"}
+_FLAG: dict[str, Any] = {"action": "store_true"}
+_NUMBER: dict[str, Any] = {"metavar": "N", "type": whole_number}
+
+_OF_A_BLEND = ("name", "num_samples", "cache_dir", "profile", "config")
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 OnArray = Callable[[str, int, int], None]
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration: table [blend.NAME]")
+    parser.add_argument("--for", dest="reader", metavar="PROGRAM", help="megatron-core: its own file names, for one whole run; see below")
+    parser.add_argument(
+        "--blend", "--data-args-path", dest="blend", metavar="FILE", help="weights and paths of a blend that is not configured"
+    )
+    parser.add_argument(
+        "--sequence-length", "--seq-length", dest="sequence_length", metavar="L", type=whole_number, help="tokens of a sample"
+    )
+    parser.add_argument(
+        "--num-samples", metavar="N", type=whole_number, help="samples of the run; needed with weights (default: every sample once)"
+    )
+    parser.add_argument("--seed", metavar="S", type=whole_number, help="Megatron-LM's --seed (default: 1234, as there)")
+    parser.add_argument("--split", metavar="A,B,C", help='shares of train, valid and test, such as "99,1,0" (default: all is train)')
+    parser.add_argument(
+        "--part", metavar="PART", help="train, valid or test: which of the three to build (default: train; for megatron-core: all)"
+    )
+    _add_run_options(parser.add_argument_group("with --for megatron-core: the run, as Megatron-LM's command line has it"))
+    _add_tokenizer_options(parser.add_argument_group("with --for megatron-core: its tokenizer, which is a part of the names"))
+
+
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data-cache-path", metavar="DIR", help="where megatron-core looks for indices, and where they are written")
+    group.add_argument(
+        "--data-path",
+        **_BLEND,
+        help="PREFIX, or WEIGHT PREFIX WEIGHT PREFIX ..., or PREFIX PREFIX ...; --split cuts it (default: 969, 30, 1)",
+    )
+    group.add_argument("--train-data-path", **_BLEND, help="the same for train alone, without --split")
+    group.add_argument("--valid-data-path", **_BLEND, help="for valid alone")
+    group.add_argument("--test-data-path", **_BLEND, help="for test alone")
+    group.add_argument("--per-split-data-args-path", metavar="FILE", help="these three, as JSON with train, valid and test")
+    group.add_argument("--train-iters", **_NUMBER, help="steps of the run")
+    group.add_argument("--train-samples", **_NUMBER, help="samples of the run, instead of its steps")
+    group.add_argument("--global-batch-size", **_NUMBER, help="samples of a step")
+    group.add_argument("--eval-interval", **_NUMBER, help="steps between evaluations (default: 1000)")
+    group.add_argument("--eval-iters", **_NUMBER, help="steps of an evaluation (default: 100)")
+    group.add_argument("--full-validation", **_FLAG, help="valid is read once, whole")
+    group.add_argument("--multiple-validation-sets", **_FLAG, help="each data set of valid is one of its own")
+    group.add_argument(
+        "--target-sizes",
+        metavar="A,B,C",
+        help="samples of train, valid and test, or none for every sample once, instead of steps: the builder's sizes, "
+        'which Megatron-LM prints as "datasets target sizes"',
+    )
+    group.add_argument("--mid-level-dataset-surplus", metavar="X", type=fraction, help="surplus of a blend's data sets (default: 0.005)")
+
+
+def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--tokenizer-type", metavar="TYPE", help="such as SentencePieceTokenizer, HuggingFaceTokenizer or NullTokenizer")
+    group.add_argument("--tokenizer-model", metavar="PATH", help="its model, written as the run writes it")
+    group.add_argument("--tokenizer-metadata", metavar="FILE", help="the JSON beside it, where the run names one")
+    group.add_argument("--tokenizer-special-tokens", metavar="TOKEN", nargs="+")
+    group.add_argument("--tokenizer-sentencepiece-legacy", **_FLAG)
+    group.add_argument("--tokenizer-hf-use-fast", **_FLAG)
+    group.add_argument("--tokenizer-hf-include-special-tokens", **_FLAG)
+    group.add_argument("--trust-remote-code", **_FLAG, help="a part of the name; nothing is executed")
+    group.add_argument("--tiktoken-pattern", metavar="V")
+    group.add_argument("--tiktoken-num-special-tokens", **_NUMBER, help="(default: 1000)")
+    group.add_argument("--vocab-size", **_NUMBER)
+    group.add_argument("--vocab-file", metavar="PATH")
+    group.add_argument("--merge-file", metavar="PATH")
+    group.add_argument(
+        "--tokenizer-identifiers",
+        metavar="JSON",
+        help="instead, for any class: the tokenizer's unique_identifiers as JSON, or a file of them, such as a *-description.txt "
+        "that megatron-core wrote in an earlier run",
+    )
+
+
+def _names_of(*adders: Callable[[argparse._ArgumentGroup], None]) -> tuple[str, ...]:
+    """Where argparse puts what these options are given."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for adder in adders:
+        adder(parser.add_argument_group())
+    return tuple(action.dest for action in parser._actions)
+
+
+OF_MEGATRON_CORE = _names_of(_add_run_options, _add_tokenizer_options)
+
+COMMAND = Command(
+    usage="[NAME] ",
+    description="""\
+Build the GPT and blend indices of a training run ahead of it, on a CPU machine: which sample comes
+when, as Megatron-LM numbers them. Prints where each index lies and its hash. NAME is a table
+[blend.NAME] of the configuration; or say it all here: --blend FILE and the settings of the run.
+
+FILE is what Megatron-LM's --data-args-path takes: WEIGHT PATH WEIGHT PATH ..., or paths alone (each
+is read once). PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
+cache/pretrain/wikitext/train; both have the same index if they hold the same.
+
+What is built lies in index/ of the cache directory under a hash of every setting and of the data,
+and is found there by MegatronGPTDataset and open_blend of niels_cache_runtime.megatron.
+
+With --for megatron-core, all indices of a run are written into --data-cache-path under the names
+that megatron-core 0.16.1 gives them, so that it builds none: train, valid and test, of the .bin and
+.idx that `niels-cache export megatron` wrote. Copy the flags from the run's command line: prefixes
+and the tokenizer's path are a part of the names, exactly as they are written there. Another version
+of megatron-core may name indices otherwise; it then builds its own. A second call builds nothing;
+after a new export to the same prefix, it replaces what is out of date.""",
+    examples="""\
+  niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
+  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
+  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 50_000 --split 99,1,0 --part valid
+  niels-cache prebuild-index --for megatron-core --data-path data/wikitext_text_document --split 969,30,1 --seq-length 4096 \\
+      --train-iters 10000 --global-batch-size 1024 --tokenizer-type SentencePieceTokenizer \\
+      --tokenizer-model cache/tokenizer/spm.model --data-cache-path /scratch/megatron""",
+    add_options=_add_options,
+    offers={"name": configured(lambda registry: registry.blend), "reader": (MEGATRON_CORE,), "part": ("train", "valid", "test")},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
+    from niels_cache_assets.blends.prebuild import prebuild
+    from niels_cache_assets.cli.context import open_registry
+
     if arguments.reader is not None:
         if arguments.reader != MEGATRON_CORE:
-            refuse_choice(f"{WHERE}: --for", "no program", arguments.reader, [MEGATRON_CORE])
-        from niels_cache_assets.cli.core_prebuilding import run_core
-
-        return run_core(arguments, array_progress())
+            refuse("--for", "no program", arguments.reader, [MEGATRON_CORE])
+        return _run_for_megatron_core(arguments)
     for option in OF_MEGATRON_CORE:
         value = getattr(arguments, option)
         if value is not None and value is not False:  # 0 is a value
@@ -71,6 +189,9 @@ def _record(registry: Registry, name: str, root: Path) -> None:
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
+    from niels_cache_assets.blends.prebuild import BlendPlan, Part, plan_of, read_blend_file
+    from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED
+
     given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
     if arguments.name is not None:
         if arguments.blend is not None or given:
@@ -84,7 +205,7 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length")
     part = next((part for part in get_args(Part) if part == (arguments.part or "train")), None)
     if part is None:
-        refuse_choice(f"{WHERE}: --part", "no part", arguments.part, get_args(Part))
+        refuse("--part", "no part", arguments.part, get_args(Part))
     paths, weights = read_blend_file(arguments.blend)
     if weights is not None and arguments.num_samples is None:
         raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which share out --num-samples: give that, too")
@@ -103,6 +224,8 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
 @contextmanager
 def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnArray]:
     """Called with the array that is being built, entries done and in all: a bar on a terminal, else a line every ten seconds."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = diagnostics()
     if not console.is_terminal:
         throttle = Throttle(clock())
@@ -136,3 +259,60 @@ def _print(outcome: IndexOutcome, plan: BlendPlan) -> None:
     verb = "built" if outcome.state == "built" else "already there"
     console.print(f"\n{plan.part}, in {outcome.indices[-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
     console.print(f"hash of all: {outcome.hash}", soft_wrap=True)
+
+
+def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
+    """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
+    from niels_cache_assets.blends.megatron_core_run import check_data, plans_of
+    from niels_cache_assets.blends.prebuild import Part, prebuild
+    from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
+
+    for name in _OF_A_BLEND:
+        if getattr(arguments, name) is not None:
+            shown = "NAME" if name == "name" else option_of(name)
+            raise NielsCacheError(f"{WHERE}: {shown}: not with --for megatron-core, which takes the flags of the training run (--help)")
+    run = run_of(arguments)
+    plans = [plan for plan in plans_of(run) if arguments.part in (None, plan.part)]
+    if arguments.part is not None and arguments.part not in get_args(Part):
+        refuse("--part", "no part", arguments.part, get_args(Part))
+    if not plans:
+        raise NielsCacheError(f"{WHERE}: nothing to build: no data set for {arguments.part or 'any part'} (see --split)")
+    check_data(plans)
+    began = time.monotonic()
+    with stop_on_signals(), array_progress() as tell:
+        outcomes = [prebuild(plan, root=Path(run.folder), progress=tell) for plan in plans]
+    _print_run(run, plans, outcomes, seconds=time.monotonic() - began, as_json=arguments.json)
+    return DONE
+
+
+def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[IndexOutcome], *, seconds: float, as_json: bool) -> None:
+    from niels_cache_assets.blends.megatron_core_cache import VERSION
+    from niels_cache_assets.blends.prebuild import Part
+
+    hit = all(outcome.state == "cache_hit" for outcome in outcomes)
+    flag = f"--data-cache-path {run.folder}"
+    if as_json:
+        parts = [
+            {
+                "part": plan.part,
+                "num_samples": plan.num_samples,
+                "state": outcome.state,
+                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.indices],
+            }
+            for plan, outcome in zip(plans, outcomes, strict=True)
+        ]
+        state = "cache_hit" if hit else "built"
+        print_json({"state": state, "for": f"megatron-core {VERSION}", "seconds": seconds, "flag": flag, "parts": parts})
+        return
+    console = output()
+    table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking=["index of"])
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        for index in outcome.indices:
+            table.add_row(plan.part, index.label, f"{index.samples:,}", file_size(index.bytes), f"{index.hash}-*")
+    console.print(table)
+    sizes = ", ".join(f"{part} {'all' if size is None else f'{size:,}'}" for part, size in zip(get_args(Part), run.sizes, strict=True))
+    console.print(
+        f"\nin {outcomes[0].indices[0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
+    )
+    console.print(f"for megatron-core {VERSION}, with target sizes {sizes} (Megatron-LM prints its own at the start)", soft_wrap=True)
+    console.print(f"give to the training run: {flag}", soft_wrap=True)

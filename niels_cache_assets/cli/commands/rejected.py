@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from rich.console import Console
-
-from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.context import open_registry
-from niels_cache_assets.cli.corpora import find_corpus
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, whole_number
+from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.cli.pairs import excerpt
+from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
-from niels_cache_assets.corpus.reading import open_documents
-from niels_cache_assets.corpus.report import documents_given
-from niels_cache_assets.decoding import spell_controls
-from niels_cache_assets.registry import refuse_choice
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
 
-Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set with a corpus")
+    parser.add_argument("--reason", metavar="REASON", help="this reason only")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="examples of each reason (default: 3)")
+
+
+COMMAND = Command(
+    usage="NAME ",
+    description="""\
+Show what cleaning took out of a data set: how many for each reason, and examples with the value that
+was measured. 50 of each reason are kept, drawn evenly over all of them.""",
+    examples="""\
+  niels-cache rejected wikipedia                        every reason, with three examples of each
+  niels-cache rejected wikipedia --reason list_page -n 20
+  niels-cache rejected wikipedia -n 0                   the counts alone""",
+    add_options=_add_options,
+    offers={"name": PRETRAIN},
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.corpora import find_corpus
+    from niels_cache_assets.corpus.reading import open_documents
+    from niels_cache_assets.corpus.report import documents_given
+
     registry, root = open_registry(arguments)
     if arguments.count < 0:
         raise NielsCacheError(f"{WHERE}: -n must be at least 0")
@@ -60,57 +74,3 @@ def run(arguments: argparse.Namespace) -> int:
             console.print("it went when the source was read, of which no examples are kept", style="dim")
     print_examples(console, examples, count=arguments.count, reason=arguments.reason)
     return DONE
-
-
-def check_reason(reason: str, known: Iterable[str]) -> None:
-    """An unknown reason is an error with the nearest one; one that took nothing is fine."""
-    from niels_cache_assets.cleaning.filters import REASONS
-
-    choices = list(dict.fromkeys([*known, *REASONS]))
-    if reason not in choices:
-        refuse_choice(f"{WHERE}: --reason", "no reason", reason, choices)
-
-
-def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
-    examples: dict[str, list[Example]] = {}
-    for row in rows:
-        examples.setdefault(row["reason"], []).append(row)
-    return examples
-
-
-def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
-    """The counter report: what is kept, and every reason by its count; `by_source` were dropped when they were read, before the chain."""
-    given = kept + sum(by_cleaning.values()) + sum(by_source.values())
-    table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
-    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
-    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
-    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
-        table.add_row(reason, f"{count:,}", share_of(count, given))
-    console.print(table)
-
-
-def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
-    """`count` examples of each reason, or of one, spread over those there are, with what was measured."""
-    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # what is kept of a document: all of it is shown
-
-    for row in chosen_examples(examples, count=count, reason=reason):
-        console.print(f"\n--- {_heading(row)}", style="bold", soft_wrap=True)
-        console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))
-
-
-def chosen_examples(examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> list[Example]:
-    """By reason, `count` of each or of that one."""
-    return [row for name in sorted(examples) if reason in (None, name) for row in spread(examples[name], count)]
-
-
-def spread(rows: Sequence[Example], count: int) -> list[Example]:
-    """`count` of the rows, at even distances: the same ones every time."""
-    count = min(count, len(rows))
-    return [rows[index * len(rows) // count] for index in range(count)]
-
-
-def _heading(row: Example) -> str:
-    """`list_page 0.734: Title (articles.jsonl, row 12)`."""
-    value = "" if row["value"] is None else f" {row['value']:.4g}"
-    place = f"{row['file']}, row {row['row']:,}"
-    return f"{row['reason']}{value}: {spell_controls(row['title'])} ({place})" if row["title"] else f"{row['reason']}{value}: {place}"

@@ -6,18 +6,46 @@ import argparse
 import time
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from niels_cache_assets.cli.command import Command
 from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
-from niels_cache_assets.cli.context import open_registry
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.defs.history import history_at_home
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
-from niels_cache_assets.reports.page import page_path, render_page, write_page
+
+if TYPE_CHECKING:
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.reports.cache import CacheReport
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html below the cache directory)")
+    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+
+
+COMMAND = Command(
+    description="""\
+Write one HTML page about everything that is built: status, counts, size, sha256, age of the upstream
+revision, results of checks, plots, and what a run over the configured blends would read of each data
+set ([blend.NAME], else all pretrain sets by size; [reports] plans it). The page holds all it shows:
+send it to anybody. Ages and checks are what Dagster recorded (DAGSTER_HOME); nothing has to run, no
+file is hashed, and no upstream is asked.
+
+With --json the same as data, without plots; the page is then written only where --out names it.""",
+    examples="""\
+  niels-cache report --open             the page, in the browser
+  niels-cache report --out caches.html
+  niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs""",
+    add_options=_add_options,
+    has_json=True,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.defs.history import history_at_home
+    from niels_cache_assets.reports.cache import cache_report, find_items
+    from niels_cache_assets.reports.page import page_path
+
     registry, root = open_registry(arguments)
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))
@@ -37,6 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(registry: Registry, report: CacheReport, path: Path) -> None:
+    from niels_cache_assets.reports.drawings import draw_report
+    from niels_cache_assets.reports.page import render_page, write_page
+
     console = diagnostics()
     if console.is_terminal:
         with console.status("drawing") as status:

@@ -1,6 +1,6 @@
 """`sample NAME`: what training will see, as text: random windows of a pretrain split, or examples of an SFT split, targets marked.
 
-With --stage corpus, documents before they become tokens (corpus_sampling.py). What the assistant is trained to say is underlined on a
+With --stage corpus, documents before they become tokens. What the assistant is trained to say is underlined on a
 terminal, in [[ ]] elsewhere. Where a target, or a document, ends early, a mark says so.
 """
 
@@ -8,43 +8,73 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.text import Text
-
-from niels_cache_assets.cli.console import output, print_json
-from niels_cache_assets.cli.context import find_place, open_registry
-from niels_cache_assets.cli.corpus_sampling import print_sample
+from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.console import excerpt, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.seeds import draw_seed
-from niels_cache_assets.decoding import as_text, open_tokenizer
-from niels_cache_assets.registry import refuse_choice
-from niels_cache_assets.show.draws import Drawn, examples, notable, windows
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_runtime.cache.opening import open_meta
+from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    FAMILIES,
-    SPLITS,
-)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+    from rich.text import Text
+
+    from niels_cache_assets.documents import Document
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.show.draws import Drawn
+    from niels_cache_assets.tokenization import SentencePieceTokenizer
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
 CUT_STYLE = "bold yellow"
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set that is built")
+    parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
+    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
+    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
+    parser.add_argument("--notable", action="store_true", help="the first one, a fixed random one, the longest, the shortest; not -n")
+    parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
+    parser.add_argument(
+        "--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
+    )
+
+
+COMMAND = Command(
+    usage="NAME ",
+    examples="""\
+  niels-cache sample wikitext                   three random windows of train
+  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
+  niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
+  niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance""",
+    add_options=_add_options,
+    offers={"stage": STAGES, "split": ("train", "val")},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    import torch
+    from rich.text import Text
+
+    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.decoding import open_tokenizer
+    from niels_cache_assets.show.draws import examples, notable, windows
+    from niels_cache_runtime.cache.opening import open_meta
+    from niels_cache_runtime.format.layout import FAMILIES, SPLITS
+
     registry, root = open_registry(arguments)
     if arguments.stage not in STAGES:
-        refuse_choice(f"{WHERE}: --stage", "no stage", arguments.stage, STAGES)
+        refuse("--stage", "no stage", arguments.stage, STAGES)
     split = next((split for split in SPLITS if split == (arguments.split or "train")), None)
     if split is None:
-        refuse_choice(f"{WHERE}: --split", "no split", arguments.split, SPLITS)
+        refuse("--split", "no split", arguments.split, SPLITS)
     if arguments.count < 1 or arguments.tokens < 1:
         raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
     seed = draw_seed(arguments.seed)
@@ -53,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise NielsCacheError(f"{WHERE}: --notable: is for caches; a corpus is sampled over all of it")
         if arguments.split is not None:
             raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
-        print_sample(arguments, registry, root, seed=seed)
+        _print_corpus_sample(arguments, registry, root, seed=seed)
         return DONE
     place = find_place(registry, root, arguments.name, kinds=FAMILIES)
     meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
@@ -89,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
+    from niels_cache_assets.decoding import as_text
+
     return {
         "title": sample.title,
         "tokens": sample.tokens.tolist(),
@@ -102,6 +134,10 @@ def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
     """Tokens as text, targets marked in the way that the console allows."""
+    from rich.text import Text
+
+    from niels_cache_assets.decoding import as_text
+
     rendered = Text()
     for targeted, run in groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1]):
         text = as_text((token for token, _ in run), tokenizer)
@@ -109,3 +145,41 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
             text = f"[[{text}]]"
         rendered.append(text, style=TARGET_STYLE if targeted else "")
     return rendered
+
+
+def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
+    """What `sample` prints for --stage corpus."""
+    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
+    from niels_cache_assets.corpus.sampling import sample_corpus
+
+    name = arguments.name
+    _, meta = find_corpus(registry, root, name)
+    searched = duplicates_of(root, name, meta) is not None
+    sample = sample_corpus(registry, name, root=root, count=arguments.count, seed=seed, minus_duplicates=searched)
+    if arguments.json:
+        documents = [{"ordinal": ordinal, **document._asdict()} for ordinal, document in sample.documents]
+        counts = {"documents": sample.kept, "mean_characters": sample.mean_characters, "estimated_tokens": sample.estimated_tokens}
+        print_json({"name": name, "stage": "corpus", "seed": seed, **counts, "samples": documents})
+        return
+    console = output()
+    for ordinal, document in sample.documents:
+        console.print(f"--- {_title(ordinal, document)}", style="bold", soft_wrap=True)
+        console.print(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)), soft_wrap=True)
+    tokens = f"about {counted(sample.estimated_tokens, 'token')} in all"
+    console.print(
+        f"\n{counted(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}", soft_wrap=True
+    )
+    if not searched and "dedup" in meta["prepare"]:
+        console.print("(duplicates have not been looked for yet, and may be among them)", style="dim")
+    console.print(f"(--seed {seed} shows the same again)", style="dim")
+
+
+def _title(ordinal: int, document: Document) -> str:
+    """`train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`; the split only where it is known yet."""
+    from niels_cache_assets.decoding import spell_controls
+
+    split = f"{document.split} " if document.split else ""
+    place = f"{document.file}, row {document.row:,}"
+    name = f"{document.title} ({place})" if document.title else place
+    return spell_controls(f"{split}document {ordinal:,}, {counted(len(document.text), 'character')}: {name}")

@@ -13,38 +13,49 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
-from niels_cache_assets.budgets import shortfall
-from niels_cache_assets.cache_state import blend_state
+from niels_cache_assets.cli.command import CACHES, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
-from niels_cache_assets.cli.context import find_place, find_places, open_registry
-from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.corpus.layout import corpus_dir
-from niels_cache_assets.corpus.report import funnel
-from niels_cache_assets.registry import Registry
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.described import describe
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, foreign_family, is_foreign
-from niels_cache_runtime.format.layout import META_NAME, SPLITS
-from niels_cache_runtime.format.meta import Meta, load_meta
 
-# Shown by a table of their own, or only there for the file itself.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from niels_cache_assets.registry import Registry
+    from niels_cache_runtime.format.meta import Meta
+
 _NOT_FACTS = frozenset(
     {"files", "dropped", "schema_version", "built", "kind", "dataset_name"}
-    | {f"{split}_{unit}" for split in SPLITS for unit in ("tokens", "examples")}
+    | {"train_tokens", "val_tokens", "train_examples", "val_examples"}
 )
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set, `tokenizer`, or the path of a folder with a meta.json")
+
+
+COMMAND = Command(
+    usage="NAME ",
+    examples="""\
+  niels-cache show wikitext
+  niels-cache show tokenizer --cache-dir cache/quickstart
+  niels-cache show ./pretrain/wikitext   the folder at this path, whatever it is called""",
+    add_options=_add_options,
+    offers={"name": CACHES},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import find_place, find_places, open_registry
+    from niels_cache_runtime.format.layout import META_NAME
+
     registry, root = open_registry(arguments)
     if is_path(arguments.name):
         return _show_folder(Path(arguments.name), as_json=arguments.json)
@@ -75,6 +86,10 @@ def is_path(given: str) -> bool:
 
 
 def _show_folder(directory: Path, *, as_json: bool) -> int:
+    from niels_cache_runtime.format.foreign_meta import foreign_family, is_foreign
+    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.format.meta import load_meta
+
     path = directory / META_NAME
     if not path.exists():
         raise _no_dataset(directory)
@@ -89,6 +104,9 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
 
 
 def _no_dataset(path: Path) -> NielsCacheError:
+    from niels_cache_runtime.format.described import describe
+    from niels_cache_runtime.format.layout import META_NAME
+
     found = describe(path)
     said, advice = found.said, "give the folder of a data set, or its name"
     if found.kind == "root":
@@ -102,6 +120,12 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
     """Its settings, and the indices that are built of it."""
+    from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
+    from niels_cache_assets.cache_state import blend_state
+    from niels_cache_assets.contents import total_bytes
+    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.format.meta import load_meta
+
     settings = registry.blend[name].model_dump(mode="json")
     found = find_indices(plan_of(registry, name, root=root), root=root)
     judged = blend_state(registry, name, root=root)
@@ -124,6 +148,8 @@ def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> 
 
 
 def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:
+    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+
     directory, meta = find_corpus(registry, root, name)
     return {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
 
@@ -133,6 +159,9 @@ def _print_title(console: Console, title: str) -> None:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
+    from niels_cache_assets.budgets import shortfall
+    from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+
     if is_foreign(meta):
         console.print(UNVERIFIABLE, style="yellow", soft_wrap=True)
     if not meta.get("built", True):
@@ -148,6 +177,10 @@ def _print_cache(console: Console, meta: Meta) -> None:
 
 def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
     """What is left after each stage, then the facts of the corpus's meta.json."""
+    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.corpus.report import funnel
+    from niels_cache_runtime.format.layout import META_NAME
+
     directory, meta = find_corpus(registry, root, name)
     console.print()
     _print_title(console, f"{name}  (corpus, {directory / META_NAME})")
@@ -167,6 +200,8 @@ def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 def _print_splits(console: Console, meta: Meta) -> None:
     """One row per split; the columns are whatever meta.json counts per split."""
+    from niels_cache_runtime.format.layout import SPLITS
+
     by_split = _per_split(meta)
     if not by_split:
         return
@@ -178,6 +213,8 @@ def _print_splits(console: Console, meta: Meta) -> None:
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
     """Counts by what they count: `train_tokens` and `val_tokens`, or a table `documents` = {train, val}."""
+    from niels_cache_runtime.format.layout import SPLITS
+
     counts: dict[str, dict[str, int]] = {}
     for key, value in meta.items():
         unit = key.removeprefix("train_")
@@ -206,6 +243,8 @@ def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> No
 
 
 def _print_files(console: Console, meta: Meta) -> None:
+    from niels_cache_assets.contents import total_bytes
+
     files: dict[str, dict[str, Any]] = meta.get("files", {})
     if not files:
         return

@@ -10,24 +10,60 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
-from niels_cache_assets.cache_state import CacheState, all_states
+from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
-from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import WHERE
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import Work, work_on
-from niels_cache_assets.unfinished import Unfinished, unfinished_build
 from niels_cache_assets.wording import counted
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.verify import Finding, verify_cache
+
+if TYPE_CHECKING:
+    from niels_cache_assets.cache_state import CacheState
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.streaming.directories import Work
+    from niels_cache_assets.unfinished import Unfinished
+    from niels_cache_runtime.verify import Finding
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
+    parser.add_argument("--all", action="store_true", help=ALL_HELP)
+    parser.add_argument("--full", action="store_true", help="read and verify every file")
+
+
+COMMAND = Command(
+    usage="[NAME ...] ",
+    description="""\
+Show how the tokenizer, corpora, duplicates and caches stand, why, and what to do. Upstreams are not
+asked; whether their text has changed is for build-all to see.
+
+  complete      what the settings ask for, every file of the size that meta.json says
+  stale         built with other settings, another tokenizer or another corpus
+  missing       not built yet
+  broken        meta.json cannot be read or names another data set than the folder, or a file is
+                missing or of another size; with --full also where its bytes are others
+  off           a setting is missing, or enabled = false (with --all)
+  resumable     an unfinished build lies beside it: the next one goes on where it ended
+  stale build   an unfinished build lies beside it whose settings, tokenizer, data (local files of up
+                to 256 MB) or code version are others now: the next one starts afresh, and why is said
+  being built   somebody is at work: which process, where, since when
+
+Data sets that niels_cache.toml does not name are listed if their cache is there. Of a complete one
+it says as well where a source ended before its token budget was met, and of the
+tokenizer what it was trained on and what it lacks.
+
+exit codes: 0 all of it is complete or off, 1 something is not.""",
+    examples="""\
+  niels-cache status                  everything
+  niels-cache status wikitext --full  one data set and its corpus, every file hashed
+  niels-cache status --json           the same for programs""",
+    add_options=_add_options,
+    offers={"names": CACHES},
+    has_json=True,
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +140,9 @@ class Row:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if anything asked for is not complete."""
+    from niels_cache_assets.cache_state import all_states
+    from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
+
     registry, root = open_registry(arguments)
     tell_advice(registry)
     known = all_states(registry, root=root)
@@ -122,6 +161,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
+    from niels_cache_assets.streaming.directories import work_on
+    from niels_cache_assets.unfinished import unfinished_build
+
     work = work_on(judged.directory)
     is_unfinished = work.is_resumable and work.writer is None
     return Row(judged, work, unfinished_build(registry, judged, root=root) if is_unfinished else None)
@@ -140,6 +182,9 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
 
 def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
     """With those damaged whose content is: every file is read."""
+    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.verify import verify_cache
+
     whole = [state for state in states if state.condition != "broken" and (state.directory / META_NAME).exists()]
     if not whole:
         return states
@@ -159,6 +204,8 @@ def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
 
 def _print(rows: list[Row], root: Path, more: str) -> None:
     """`more`: what to say of those that are left out."""
+    from rich.text import Text
+
     table = new_table("data set", "kind", "status", "why, and what to do", shrinking=["why, and what to do"])
     for row in rows:
         style = "cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow")

@@ -12,31 +12,57 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.comparing_options import ACTIONS
+from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.context import find_place, find_places, open_registry
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.decoding import open_tokenizer
-from niels_cache_assets.own_data.by_name import sources_of
-from niels_cache_assets.registry import Registry, refuse_choice
-from niels_cache_assets.show.tokenizers import Compared, beginning, compare, spelled_texts
-from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.tokenization import load_model
 from niels_cache_assets.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, TOKENIZER_MODEL_NAME, tokenizer_dir
-from niels_cache_runtime.format.meta import sha256_file
 
 if TYPE_CHECKING:
     import sentencepiece
 
+    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.show.tokenizers import Compared
+
+ACTIONS = ("compare",)
+CHARACTERS = 1_000_000
 CACHE_MODEL = "cache"
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="ACTION", help="compare")
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="SentencePiece .model files, two or more; `cache`: that of the caches")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="on the text of these data sets only")
+    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="on text of yours, too: files and folders as `clean` takes")
+    parser.add_argument(
+        "--characters", metavar="N", type=whole_number, default=CHARACTERS, help=f"of each, from its start (default: {CHARACTERS:_})"
+    )
+
+
+COMMAND = Command(
+    usage="compare MODEL MODEL ... ",
+    description="""\
+Compare tokenizers by what they make of the same text: characters per token, by source; more is
+better, the same text being shorter. Newlines and blanks are characters of it; special tokens such as
+EOT are not counted, here and wherever else this figure stands. The text is that of the data sets that
+are built, as their tokens spell it (nothing is downloaded), and that of --files.""",
+    examples="""\
+  niels-cache tokenizer compare cache new.model
+  niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
+  niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000""",
+    add_options=_add_options,
+    offers={"action": ACTIONS},
+    has_json=True,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.show.tokenizers import Compared, compare
+    from niels_cache_runtime.format.meta import sha256_file
+
     if arguments.action not in ACTIONS:
-        refuse_choice(WHERE, "tokenizer has no action", arguments.action, ACTIONS)
+        refuse("", "tokenizer has no action", arguments.action, ACTIONS)
     if len(arguments.models) < 2 or arguments.characters < 1:
         raise NielsCacheError(f"{WHERE}: compare takes two models or more, and at least one character of each source")
     registry, root = open_registry(arguments)
@@ -63,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _model_path(given: str, root: Path) -> Path:
+    from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME, tokenizer_dir
+
     path = tokenizer_dir(root) / TOKENIZER_MODEL_NAME if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
     if not path.is_file():
         raise NielsCacheError(f"{path}: no such file; give a SentencePiece .model file, or `{CACHE_MODEL}` for that of the caches")
@@ -71,11 +99,20 @@ def _model_path(given: str, root: Path) -> Path:
 
 def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
     """Any SentencePiece model: it needs none of our special tokens."""
+    from niels_cache_assets.tokenization import load_model
+
     return load_model(path)[0]
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Sources by name, each with the beginning of its text."""
+    from niels_cache_assets.cli.context import find_place, find_places
+    from niels_cache_assets.decoding import open_tokenizer
+    from niels_cache_assets.own_data.by_name import sources_of
+    from niels_cache_assets.show.tokenizers import beginning, spelled_texts
+    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_runtime.format.layout import FAMILIES
+
     if arguments.only is not None:
         places = [find_place(registry, root, name, kinds=FAMILIES) for name in arguments.only]
     else:

@@ -10,34 +10,79 @@ import argparse
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
-
+from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.decoding import spell_controls
-from niels_cache_assets.lineage import Lineage
-from niels_cache_assets.registry import refuse_choice
-from niels_cache_assets.show.loader_states import read_loader_state
-from niels_cache_assets.show.origins import UNKNOWN, Cache, Row, Segment, row_of, segments_of
 from niels_cache_assets.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split, tokens_name
-from niels_cache_runtime.loader.loader import TokenLoader
-from niels_cache_runtime.loader.trace import BatchTrace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from niels_cache_assets.lineage import Lineage
+    from niels_cache_assets.show.origins import Cache, Row, Segment
+    from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.loader.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
 EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it: hardly any text has more tokens than characters
 NEIGHBOURHOOD_TOKENS = 48  # on either side of a token
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", metavar="FILE", required=True, help="JSON or torch checkpoint with the loader's state")
+    parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="which batch, counted from 0 as loader.step does")
+    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="whose batch of that step (default: 0)")
+    parser.add_argument("--row", metavar="I", type=whole_number, help="only this row, with all of its text")
+    parser.add_argument("--column", metavar="J", type=whole_number, help="only this token of the row: x[I, J], which is y[I, J - 1]")
+    parser.add_argument(
+        "--source",
+        metavar="NAME=FOLDER",
+        nargs="+",
+        type=_name_and_folder,
+        action="extend",
+        default=[],
+        dest="sources",
+        help="where a data set's split lies now, if not where training read it",
+    )
+
+
+def _name_and_folder(text: str) -> tuple[str, str]:
+    name, equals, folder = text.partition("=")
+    if not name or not equals or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
+    return name, folder
+
+
+COMMAND = Command(
+    usage="--state FILE --step N ",
+    description="""\
+Show where a batch of a training run came from: data set, epoch, sample, shard and offset of every
+row, and of every document in it the source's own id, file, row and text.
+
+FILE is what loader.state_dict() was saved in: JSON, or a torch checkpoint that holds it somewhere.
+The batch is computed again from that state: any step of the run, on the batch size and the ranks
+that it ran with. A cache that changed since is refused.""",
+    examples="""\
+  niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
+  niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with all of its text
+  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the text around it
+  niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
+    add_options=_add_options,
+    has_json=True,
+    has_caches=False,
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.show.loader_states import read_loader_state
+    from niels_cache_assets.show.origins import caches_of, row_of
+    from niels_cache_runtime.loader.trace import BatchTrace
+
     if arguments.step < 0:
         raise NielsCacheError(f"{WHERE}: --step {arguments.step}: steps are counted from 0")
     if arguments.column is not None and arguments.row is None:
@@ -49,20 +94,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.row is not None:
         trace.token(arguments.row, arguments.column or 0)  # refuses a row or column that is not there
     numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
+    rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers)
+    notes = [note for cache in caches.values() for note in cache.notes]
     if arguments.json:
-        _print_json(trace, numbers, arguments)
+        found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
+        print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
         return DONE
-    _print(trace, numbers, arguments, taken=None if "worker" in state else loader.step)
+    console = output()
+    _print_title(console, trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
+    for row in rows:
+        console.print()
+        if arguments.column is None:
+            print_row(console, row, caches[row.dataset], whole=arguments.row is not None)
+        else:
+            _print_token(console, row, arguments.column, caches[row.dataset])
+    if notes:
+        console.print()
+    for note in notes:
+        console.print(f"({note})", style="dim", soft_wrap=True)
     return DONE
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> TokenLoader:
     """Raises NielsCacheError for a cache that is not there any more or has changed, and for a state that no loader can take."""
+    from niels_cache_runtime.loader.loader import TokenLoader
+
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
         for name in moved:
             if name not in folders:
-                refuse_choice(f"{WHERE}: --source", "no data set", name, folders)
+                refuse("--source", "no data set", name, folders)
         for name, folder in {**folders, **moved}.items():
             if not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
@@ -74,54 +135,28 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> 
 
 
 def _is_split(folder: Path) -> bool:
+    from niels_cache_runtime.format.layout import Split, tokens_name
+
     return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
-def _caches(trace: BatchTrace, numbers: Sequence[int]) -> dict[int, Cache]:
-    """Of the data sets that these rows came from."""
-    shown = trace.dataset_ids[list(numbers)]
-    return {
-        source: Cache(trace.names[source], trace.folders[source], trace.file_names[source], trace.documents[list(numbers)][shown == source])
-        for source in np.unique(shown).tolist()
-    }
-
-
-def _print_json(trace: BatchTrace, numbers: Sequence[int], arguments: argparse.Namespace) -> None:
-    caches = _caches(trace, numbers)
-    rows = [_row_json(row_of(trace, number), caches[int(trace.dataset_ids[number])], column=arguments.column) for number in numbers]
-    notes = [note for cache in caches.values() for note in cache.notes]
-    print_json({"step": trace.step, "rank": arguments.rank, "rows": rows, "notes": notes})
-
-
-def _print(trace: BatchTrace, numbers: Sequence[int], arguments: argparse.Namespace, *, taken: int | None) -> None:
+def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
+    """`taken`: steps that the loader had taken, where its state says so."""
     rows, columns = trace.tokens.shape
-    console = output()
     ahead = ""
     if taken is not None and trace.step >= taken:
         ahead = f"; not taken yet when this state was saved, after {counted(taken, 'step')}"
     console.print(
-        f"step {trace.step:,}, rank {arguments.rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}",
-        style="bold",
-        soft_wrap=True,
+        f"step {trace.step:,}, rank {rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold", soft_wrap=True
     )
-    caches = _caches(trace, numbers)
-    for number in numbers:
-        row, cache = row_of(trace, number), caches[int(trace.dataset_ids[number])]
-        console.print()
-        if arguments.column is None:
-            print_row(console, row, cache, whole=arguments.row is not None)
-        else:
-            _print_token(console, row, arguments.column, cache)
-    notes = [note for cache in caches.values() for note in cache.notes]
-    if notes:
-        console.print()
-    for note in notes:
-        console.print(f"({note})", style="dim", soft_wrap=True)
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
     """A table of the row's documents with the beginning of each (below it on a narrow terminal), or (`whole`) followed by all text."""
-    segments = segments_of(row)
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    segments = row.segments
     console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold", soft_wrap=True)
     table = _table_of(segments, cache)
     excerpts = [] if whole else [Text(_excerpt(row, segment, cache), no_wrap=True, overflow="ellipsis") for segment in segments]
@@ -130,17 +165,17 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
         return
     console.print(table)
     for segment, excerpt in zip(segments, excerpts, strict=False):
-        if segment.file != UNKNOWN:
+        if not segment.is_padding:
             console.print(Text.assemble(f"{_columns(segment)}: ", excerpt), no_wrap=True, overflow="ellipsis")
     for segment in segments if whole else []:
-        if segment.file != UNKNOWN:
+        if not segment.is_padding:
             console.print(f"\ncolumns {_columns(segment)}:", style="bold")
             console.print(Text(cache.text(row, segment.first, segment.last)), soft_wrap=True)
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
     """The row for programs: its tokens, and each segment with its document and text; of a column, the segment that it is in alone."""
-    segments = [segment for segment in segments_of(row) if column is None or segment.first <= column < segment.last]
+    segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
     whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
     if column is not None:
         whole |= {"column": column, "token": int(row.tokens[column]), "offset_in_document": int(row.document_offsets[column])}
@@ -149,14 +184,14 @@ def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str,
 
 def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
-    if segment.file == UNKNOWN:
+    if segment.is_padding:
         return {**columns, "padding": True}
     lineage = cache.lineage.get(segment.document)
     return {
         **columns,
         "shard": cache.file(segment.file),
         "offset": segment.offset,
-        cache.unit: None if segment.document == UNKNOWN else segment.document,
+        cache.unit: segment.document if segment.is_in_document else None,
         "from_token": segment.document_offset,
         "source_id": lineage.source_id if lineage else None,
         "file": lineage.file if lineage else None,
@@ -177,7 +212,9 @@ def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text
 
 def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
     """One token of a row: what and whence, and the text around it with the token marked."""
-    segment = next(segment for segment in segments_of(row) if segment.first <= column < segment.last)
+    from rich.text import Text
+
+    segment = next(segment for segment in row.segments if segment.first <= column < segment.last)
     is_text = cache.tokenizer is not None
     named = f" {cache.text(row, column, column + 1)!r}" if is_text else ""
     console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold", soft_wrap=True)
@@ -185,11 +222,11 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
     table.show_header = False
     table.add_row("data set", f"{row.dataset} ({cache.folder})")
     table.add_row("epoch, sample", f"{row.epoch}, {row.sample:,}")
-    if segment.file == UNKNOWN:
+    if segment.is_padding:
         table.add_row("padding", "of no document")
     else:
         table.add_row("shard, offset", f"{cache.file(segment.file)}, {row.offsets[column]:,}")
-    if segment.document != UNKNOWN:
+    if segment.is_in_document:
         lineage = cache.lineage.get(segment.document)
         table.add_row(f"{cache.unit}, token", f"{segment.document:,}, {row.document_offsets[column]:,}" + _of_tokens(lineage))
         if lineage:
@@ -215,9 +252,9 @@ def _of_tokens(lineage: Lineage | None) -> str:
 
 
 def _cells(segment: Segment, cache: Cache) -> list[str]:
-    if segment.file == UNKNOWN:
+    if segment.is_padding:
         return [_columns(segment), "padding", "", "", "", "", "", ""]
-    known = segment.document != UNKNOWN
+    known = segment.is_in_document
     lineage = cache.lineage.get(segment.document)
     whence = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
     document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
@@ -229,7 +266,7 @@ def _columns(segment: Segment) -> str:
 
 
 def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
-    if segment.file == UNKNOWN:
+    if segment.is_padding:
         return ""
     text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
     return text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
@@ -237,4 +274,6 @@ def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
 
 def _line(text: str) -> str:
     """On one line, and harmless to a terminal."""
+    from niels_cache_assets.decoding import spell_controls
+
     return spell_controls(text).replace("\n", "\\n").replace("\t", "\\t")

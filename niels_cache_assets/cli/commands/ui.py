@@ -14,12 +14,43 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from niels_cache_assets.cli.command import Command, add_settings_options
 from niels_cache_assets.cli.console import diagnostics, output
-from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
 from niels_cache_runtime.errors import NielsCacheError
+
+DEFAULT_PORT = 3000
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"where to listen (default: {DEFAULT_PORT})")
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="127.0.0.1 or ::1: any other address is refused")
+    parser.add_argument("--read-only", action="store_true", help="show, and change nothing; also beside another UI")
+    add_settings_options(parser)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port (1 to 65535, or 0 for any that is free)")
+    return int(text)
+
+
+COMMAND = Command(
+    description="""\
+Serve the Dagster UI on this machine: assets, lineage, counts, sha256, checks, live logs, and buttons
+that build. It has no login; web pages of others, though open in the same browser, can neither start
+nor read anything (docs/ui.md says how, and how to reach it from afar).""",
+    examples="""\
+  niels-cache ui                        on http://127.0.0.1:3000, until Ctrl-C
+  niels-cache ui --profile quickstart --port 3001
+  niels-cache ui --read-only            to watch what a command line builds: no button works
+
+Ctrl-C cancels the runs that were started here; the next one goes on where they were.""",
+    add_options=_add_options,
+    has_caches=False,
+)
 
 
 class _Stopped(BaseException):
@@ -27,6 +58,8 @@ class _Stopped(BaseException):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
+
     with _listen(arguments.host, arguments.port) as listener:
         load_registry(profile=arguments.profile, config=arguments.config)  # what is wrong in it, before anything starts
         for variable, value in ((PROFILE_VARIABLE, arguments.profile), (CONFIG_VARIABLE, arguments.config)):

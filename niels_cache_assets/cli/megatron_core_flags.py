@@ -1,27 +1,18 @@
-"""`prebuild-index --for megatron-core`: the flags of a training run as the run of niels_cache_assets.blends, built and printed."""
+"""`prebuild-index --for megatron-core`: the flags of a training run as a run of niels_cache_assets.blends."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from niels_cache_assets.blends.megatron_core_cache import VERSION
-from niels_cache_assets.blends.megatron_core_run import Blend, CoreRun, Sizes, check_data, plans_of, target_sizes
+from niels_cache_assets.blends.megatron_core_run import Blend, CoreRun, Sizes, target_sizes
 from niels_cache_assets.blends.megatron_core_tokenizer import tokenizer_of_flags, tokenizer_of_text
-from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome, Part, Progress, parse_blend, prebuild, read_blend_file
+from niels_cache_assets.blends.prebuild import Part, parse_blend, read_blend_file
 from niels_cache_assets.blends.settings import MEGATRON_SEED, MEGATRON_SURPLUS
-from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.cli.overrides import WHERE
-from niels_cache_assets.registry import refuse_choice
-from niels_cache_assets.wording import file_size
+from niels_cache_assets.cli.command import WHERE
 from niels_cache_runtime.errors import NielsCacheError
 
 # What Megatron-LM takes where nothing is said.
@@ -30,36 +21,15 @@ _EVAL_INTERVAL = 1000
 _EVAL_ITERS = 100
 _TIKTOKEN_SPECIAL_TOKENS = 1000
 
-_OF_A_BLEND = ("name", "num_samples", "cache_dir", "profile", "config")
 _OF_STEPS = ("train_iters", "train_samples", "global_batch_size", "eval_interval", "eval_iters")
 _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
-
-
-def run_core(arguments: argparse.Namespace, progress: AbstractContextManager[Progress]) -> int:
-    """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
-    for name in _OF_A_BLEND:
-        if getattr(arguments, name) is not None:
-            shown = "NAME" if name == "name" else _option(name)
-            raise NielsCacheError(f"{WHERE}: {shown}: not with --for megatron-core, which takes the flags of the training run (--help)")
-    run = run_of(arguments)
-    plans = [plan for plan in plans_of(run) if arguments.part in (None, plan.part)]
-    if arguments.part is not None and arguments.part not in get_args(Part):
-        refuse_choice(f"{WHERE}: --part", "no part", arguments.part, get_args(Part))
-    if not plans:
-        raise NielsCacheError(f"{WHERE}: nothing to build: no data set for {arguments.part or 'any part'} (see --split)")
-    check_data(plans)
-    began = time.monotonic()
-    with stop_on_signals(), progress as tell:
-        outcomes = [prebuild(plan, root=Path(run.folder), progress=tell) for plan in plans]
-    _print(run, plans, outcomes, seconds=time.monotonic() - began, as_json=arguments.json)
-    return DONE
 
 
 def run_of(arguments: argparse.Namespace) -> CoreRun:
     """Return what the flags say. Raises NielsCacheError for one that is missing, or contradicts another."""
     for name in ("data_cache_path", "sequence_length"):
         if getattr(arguments, name) is None:
-            raise NielsCacheError(f"{WHERE}: --for megatron-core needs {'--seq-length' if name == 'sequence_length' else _option(name)}")
+            raise NielsCacheError(f"{WHERE}: --for megatron-core needs {'--seq-length' if name == 'sequence_length' else option_of(name)}")
     blend, blend_per_split = _blends(arguments)
     split = arguments.split
     if blend is None and split is not None:
@@ -89,7 +59,7 @@ def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | 
     if any(getattr(arguments, name) is not None for name in _PER_SPLIT):
         given.append(next(name for name in _PER_SPLIT if getattr(arguments, name) is not None))
     if len(given) != 1:
-        shown = " and ".join(_option(name) for name in given)
+        shown = " and ".join(option_of(name) for name in given)
         raise NielsCacheError(
             f"{WHERE}: {f'{shown} are two lists of data sets; give one' if given else 'which data? Give --data-path PREFIX'}, "
             "or --train-data-path and the like"
@@ -100,7 +70,7 @@ def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | 
         return read_blend_file(arguments.blend), (None, None, None)
     if given == ["per_split_data_args_path"]:
         return None, _read_per_split(arguments.per_split_data_args_path)
-    train, valid, test = (_parse(getattr(arguments, name), f"{WHERE}: {_option(name)}") for name in _PER_SPLIT)
+    train, valid, test = (_parse(getattr(arguments, name), f"{WHERE}: {option_of(name)}") for name in _PER_SPLIT)
     return None, (train, valid, test)
 
 
@@ -133,7 +103,7 @@ def _sizes(arguments: argparse.Namespace) -> Sizes:
     steps = [name for name in _OF_STEPS if getattr(arguments, name) is not None]
     if arguments.target_sizes is not None:
         if steps or arguments.full_validation:
-            raise NielsCacheError(f"{WHERE}: --target-sizes and {_option([*steps, 'full_validation'][0])}: give one of them")
+            raise NielsCacheError(f"{WHERE}: --target-sizes and {option_of([*steps, 'full_validation'][0])}: give one of them")
         return _parse_sizes(arguments.target_sizes)
     if (arguments.train_iters is None) == (arguments.train_samples is None) or arguments.global_batch_size is None:
         raise NielsCacheError(
@@ -143,7 +113,7 @@ def _sizes(arguments: argparse.Namespace) -> Sizes:
         value = getattr(arguments, name)
         least = 1 if name in ("global_batch_size", "eval_interval") else 0
         if value is not None and value < least:
-            raise NielsCacheError(f"{WHERE}: {_option(name)} {value}: must be {least} or more")
+            raise NielsCacheError(f"{WHERE}: {option_of(name)} {value}: must be {least} or more")
     return target_sizes(
         train_iters=arguments.train_iters,
         train_samples=arguments.train_samples,
@@ -179,35 +149,5 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, Any]:
     return tokenizer_of_flags(flags, where=WHERE)
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
     return "--data-args-path" if name == "blend" else f"--{name.replace('_', '-')}"
-
-
-def _print(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[IndexOutcome], *, seconds: float, as_json: bool) -> None:
-    hit = all(outcome.state == "cache_hit" for outcome in outcomes)
-    flag = f"--data-cache-path {run.folder}"
-    if as_json:
-        parts = [
-            {
-                "part": plan.part,
-                "num_samples": plan.num_samples,
-                "state": outcome.state,
-                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.indices],
-            }
-            for plan, outcome in zip(plans, outcomes, strict=True)
-        ]
-        state = "cache_hit" if hit else "built"
-        print_json({"state": state, "for": f"megatron-core {VERSION}", "seconds": seconds, "flag": flag, "parts": parts})
-        return
-    console = output()
-    table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking=["index of"])
-    for plan, outcome in zip(plans, outcomes, strict=True):
-        for index in outcome.indices:
-            table.add_row(plan.part, index.label, f"{index.samples:,}", file_size(index.bytes), f"{index.hash}-*")
-    console.print(table)
-    sizes = ", ".join(f"{part} {'all' if size is None else f'{size:,}'}" for part, size in zip(get_args(Part), run.sizes, strict=True))
-    console.print(
-        f"\nin {outcomes[0].indices[0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
-    )
-    console.print(f"for megatron-core {VERSION}, with target sizes {sizes} (Megatron-LM prints its own at the start)", soft_wrap=True)
-    console.print(f"give to the training run: {flag}", soft_wrap=True)

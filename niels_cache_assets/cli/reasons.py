@@ -1,0 +1,71 @@
+"""Why cleaning takes documents out, as `clean` and `rejected` print it: counts by reason, and examples with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from niels_cache_assets.cli.command import refuse
+from niels_cache_assets.cli.console import excerpt, new_table
+from niels_cache_assets.wording import share_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
+
+
+def check_reason(reason: str, known: Iterable[str]) -> None:
+    """An unknown reason is an error with the nearest one; one that took nothing is fine."""
+    from niels_cache_assets.cleaning.filters import REASONS
+
+    choices = list(dict.fromkeys([*known, *REASONS]))
+    if reason not in choices:
+        refuse("--reason", "no reason", reason, choices)
+
+
+def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
+    examples: dict[str, list[Example]] = {}
+    for row in rows:
+        examples.setdefault(row["reason"], []).append(row)
+    return examples
+
+
+def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
+    """The counter report: what is kept, and every reason by its count; `by_source` were dropped when they were read, before the chain."""
+    given = kept + sum(by_cleaning.values()) + sum(by_source.values())
+    table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
+    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
+    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
+    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
+        table.add_row(reason, f"{count:,}", share_of(count, given))
+    console.print(table)
+
+
+def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
+    """`count` examples of each reason, or of one, spread over those there are, with what was measured."""
+    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # what is kept of a document: all of it is shown
+
+    for row in chosen_examples(examples, count=count, reason=reason):
+        console.print(f"\n--- {_heading(row)}", style="bold", soft_wrap=True)
+        console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))
+
+
+def chosen_examples(examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> list[Example]:
+    """By reason, `count` of each or of that one."""
+    return [row for name in sorted(examples) if reason in (None, name) for row in spread(examples[name], count)]
+
+
+def spread(rows: Sequence[Example], count: int) -> list[Example]:
+    """`count` of the rows, at even distances: the same ones every time."""
+    count = min(count, len(rows))
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
+def _heading(row: Example) -> str:
+    """`list_page 0.734: Title (articles.jsonl, row 12)`."""
+    from niels_cache_assets.decoding import spell_controls
+
+    value = "" if row["value"] is None else f" {row['value']:.4g}"
+    place = f"{row['file']}, row {row['row']:,}"
+    return f"{row['reason']}{value}: {spell_controls(row['title'])} ({place})" if row["title"] else f"{row['reason']}{value}: {place}"
