@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.lineage import rows_of
 from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
@@ -188,15 +189,9 @@ class _Documents:
         if not len(wanted):
             return places
         with pyarrow.parquet.ParquetFile(self._lineage) as file:
-            first = 0
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                here = wanted[(wanted >= first) & (wanted < first + rows)]
-                if len(here):
-                    table = file.read_row_group(group, columns=["source_id", "file", "row"]).take(here - first)
-                    for ordinal, row in zip(here.tolist(), table.to_pylist(), strict=True):
-                        places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
-                first += rows
+            for here, rows in rows_of(file, wanted, ["source_id", "file", "row"]):
+                for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
+                    places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
         return places
 
     def _read(self, start: int, end: int) -> NDArray[np.uint16]:

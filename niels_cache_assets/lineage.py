@@ -1,18 +1,24 @@
 """Where documents and examples came from: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
 
-Costs the footer of the file and those row groups (65,536 rows each as our builders write them) that hold an ordinal asked for, one at a
-time. Which ordinals matter, and how they are shown, is the caller's business.
+`rows_of` looks up the rows of any other parquet table in the same way. Costs the footer of the file and those row groups (65,536 rows each
+as our builders write them) that hold an ordinal asked for, one at a time. Which ordinals matter, and how they are shown, is the caller's
+business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
 
 
 class Lineage(NamedTuple):
@@ -23,6 +29,21 @@ class Lineage(NamedTuple):
     file: str
     row: int
     tokens: int
+
+
+def rows_of(
+    parquet: pyarrow.parquet.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
+) -> Iterator[tuple[NDArray[np.int64], pyarrow.Table]]:
+    """Yield (ordinals, their rows) of each row group that holds any of these ascending ordinals.
+
+    `first` is the ordinal of the first row of the file. Ordinals beyond the file are left out.
+    """
+    for group in range(parquet.num_row_groups):
+        end = first + parquet.metadata.row_group(group).num_rows
+        inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
+        if len(inside):
+            yield inside, parquet.read_row_group(group, columns=list(columns)).take(inside - first)
+        first = end
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
@@ -40,16 +61,12 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
             missing = [name for name in Lineage._fields if name not in parquet.schema_arrow.names]
             if missing:
                 raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-            groups = range(parquet.metadata.num_row_groups)
-            ends = np.cumsum([0, *(parquet.metadata.row_group(group).num_rows for group in groups)])
-            if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < ends[-1]:
+            rows = parquet.metadata.num_rows
+            if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
                 strange = wanted[0] if wanted[0] < 0 else wanted[-1]
-                raise NielsCacheError(f"{path}: has {ends[-1]:,} rows, none of ordinal {strange:,}; rebuild this data set")
-            for group in groups:
-                rows = wanted[(wanted >= ends[group]) & (wanted < ends[group + 1])]
-                if len(rows):
-                    table = parquet.read_row_group(group, columns=list(Lineage._fields)).take(pyarrow.array(rows - ends[group]))
-                    found.update((row["ordinal"], Lineage(**row)) for row in table.to_pylist())
+                raise NielsCacheError(f"{path}: has {rows:,} rows, none of ordinal {strange:,}; rebuild this data set")
+            for _, table in rows_of(parquet, wanted, Lineage._fields):
+                found.update((row["ordinal"], Lineage(**row)) for row in table.to_pylist())
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
     except (OSError, pyarrow.ArrowException) as error:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.corpus.reading import document_files, open_documents
 from niels_cache_assets.dedup.jaccard import jaccard
+from niels_cache_assets.lineage import rows_of
 from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
@@ -98,11 +99,8 @@ def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
     first = 0
     for path in document_files(corpus.directory, corpus.meta):
         with open_documents(path) as parquet:
-            for group in range(parquet.num_row_groups):
-                end = first + parquet.metadata.row_group(group).num_rows
-                inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
-                if len(inside):
-                    yield parquet.read_row_group(group, columns=["text"])["text"].take(inside - first).to_pylist()
-                first = end
+            for _, rows in rows_of(parquet, ordinals, ["text"], first=first):
+                yield rows["text"].to_pylist()
+            first += parquet.metadata.num_rows
     if len(ordinals) and ordinals[-1] >= first:
         raise NielsCacheError(f"{corpus.directory}: the corpus holds {first} documents, fewer than its meta.json says; prepare it again")

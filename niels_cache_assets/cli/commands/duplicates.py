@@ -146,7 +146,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
     """`count` pairs of a kind: any with the same chance, in the order of the corpus; `seed` None: the least similar ones first."""
     import numpy as np
 
-    from niels_cache_assets.cli.parquet_rows import column, rows_at
+    from niels_cache_assets.show.rows import column, rows_at
 
     places = np.flatnonzero(column(path, "kind") == kind)
     if seed is None:
@@ -161,8 +161,8 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Text, title, file and row of both documents of every pair, by data set and ordinal."""
     from niels_cache_assets.cli.corpora import find_corpus, require_same_corpus
-    from niels_cache_assets.cli.parquet_rows import rows_at
     from niels_cache_assets.corpus.reading import document_files
+    from niels_cache_assets.show.rows import rows_at
 
     wanted: dict[str, set[int]] = {}
     for pair in pairs:

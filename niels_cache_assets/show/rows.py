@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.corpus.reading import open_documents
+from niels_cache_assets.lineage import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -22,13 +23,9 @@ def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[s
     first = 0
     for path in paths:
         with open_documents(path) as parquet:
-            for group in range(parquet.num_row_groups):
-                end = first + parquet.metadata.row_group(group).num_rows
-                inside = wanted[(wanted >= first) & (wanted < end)]
-                if len(inside):
-                    rows = parquet.read_row_group(group, columns=list(columns)).take((inside - first).tolist()).to_pylist()
-                    found.update(zip(inside.tolist(), rows, strict=True))
-                first = end
+            for inside, rows in rows_of(parquet, wanted, columns, first=first):
+                found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
+            first += parquet.metadata.num_rows
     missing = [position for position in wanted.tolist() if position not in found]
     if missing:
         raise NielsCacheError(
