@@ -5,11 +5,10 @@ They follow `build_tokenizer` (`megatron/core/tokenizers/text/utils/build_tokeni
 other classes, those of --legacy-tokenizer among them, are given as their identifiers.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.blends.given_files import parse_json, read_text
 from niels_cache_assets.registry import refuse_choice
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -73,7 +72,7 @@ def _model_of(metadata: str | None) -> str:
     """Return the kind of model, which chooses the class, from the file of --tokenizer-metadata."""
     if metadata is None:
         return "default"
-    content = _read_object(metadata, Path(metadata), "--tokenizer-metadata")
+    content = _json_object(read_text(metadata, "--tokenizer-metadata is a file of JSON"), metadata)
     model = content.get("model_type", "default")
     if not isinstance(model, str) or model not in _MODELS or content.get("tokenizer_class"):
         raise NielsCacheError(f"{metadata}: a tokenizer of a class of its own (model_type {model!r}); give --tokenizer-identifiers")
@@ -85,7 +84,8 @@ def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
 
     Raises NielsCacheError for anything else.
     """
-    content: Any = _parse_object(given, where) if given.lstrip().startswith("{") else _read_object(given, Path(given), where)
+    is_json = given.lstrip().startswith("{")
+    content: Any = _json_object(given, where) if is_json else _json_object(read_text(given, f"{where} is a file of JSON"), given)
     if isinstance(content.get("datasets"), list) and content["datasets"] and isinstance(content["datasets"][0], dict):
         content = content["datasets"][0]  # of a blend, all of whose data sets have the same
     if "dataset_path" in content:
@@ -97,21 +97,8 @@ def tokenizer_of_text(given: str, *, where: str) -> dict[str, Any]:
     return content
 
 
-def _read_object(shown: str, path: Path, where: str) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise NielsCacheError(f"{shown}: cannot be read: {error.strerror or error}; {where} is a file of JSON") from error
-    except ValueError as error:
-        raise NielsCacheError(f"{shown}: is no text; {where} is a file of JSON") from error
-    return _parse_object(text, shown)
-
-
-def _parse_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise NielsCacheError(f"{where}: no valid JSON: {error}") from error
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    content = parse_json(text, where)
     if not isinstance(content, dict):
         raise NielsCacheError(f"{where}: holds no JSON object")
     return content

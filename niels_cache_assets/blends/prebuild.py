@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from niels_cache_assets.blends.given_files import read_text
 from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.processes import end_with_parent
@@ -125,13 +126,7 @@ def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
 
     White space separates, line breaks included. Raises NielsCacheError for a file that cannot be read or holds anything else.
     """
-    try:
-        words = Path(path).read_text(encoding="utf-8").split()
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; --blend is a file of weights and paths") from error
-    except UnicodeDecodeError as error:
-        raise NielsCacheError(f"{path}: is no text; --blend is a file of weights and paths") from error
-    return parse_blend(words, where=str(path))
+    return parse_blend(read_text(path, "--blend is a file of weights and paths").split(), where=str(path))
 
 
 def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[float] | None]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast, get_args
 
+from niels_cache_assets.blends.given_files import parse_json, read_text
 from niels_cache_assets.blends.megatron_core_run import Blend, CoreRun, Sizes, target_sizes
 from niels_cache_assets.blends.megatron_core_tokenizer import tokenizer_of_flags, tokenizer_of_text
 from niels_cache_assets.blends.prebuild import Part, parse_blend, read_blend_file
@@ -80,14 +79,7 @@ def _parse(words: Sequence[str] | None, where: str) -> Blend | None:
 
 def _read_per_split(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
     """Read JSON with train, valid and test: each a list of words, a text of them, or null."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NielsCacheError(
-            f"{path}: cannot be read: {error.strerror or error}; give a file of JSON with train, valid and test"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise NielsCacheError(f"{path}: no valid JSON: {error}") from error
+    content = parse_json(read_text(path, "give a file of JSON with train, valid and test"), path)
     blends: list[Blend | None] = []
     for part in get_args(Part):
         words = content.get(part, 0) if isinstance(content, dict) else 0
