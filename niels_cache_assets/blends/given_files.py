@@ -10,7 +10,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 def read_text(path: str | Path, advice: str) -> str:
-    """Return what a file says. Raises NielsCacheError for one that cannot be read or is no text; `advice` says what it should be."""
+    """Return the text of a file. Raises NielsCacheError for one that cannot be read or is no text, with `advice` what it should be."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -20,7 +20,7 @@ def read_text(path: str | Path, advice: str) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Raises NielsCacheError for text that is no JSON."""
+    """Return the value that JSON holds. Raises NielsCacheError for anything else, with `where` it stands."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -48,7 +48,7 @@ def add_settings_options(group: argparse._ActionsContainer) -> None:
 
 
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
-    """Names of the configuration, to complete. They raise NielsCacheError for one that is wrong: then nothing is offered."""
+    """Make a function that offers names of the configuration, and nothing where the configuration is wrong."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
         from niels_cache_assets.registry import load_registry
@@ -64,14 +64,14 @@ CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
-    """Data sets that ship with the package, to complete."""
+    """Offer the data sets that ship with the package."""
     from niels_cache_assets.shipped import catalog
 
     return catalog()
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
-    """Raise the message for a value that is not among the valid ones, with the nearest. `option`: of which; empty for an argument."""
+    """Raise NielsCacheError for a value that is not among the valid ones, with the nearest. `option` is empty for an argument."""
     from niels_cache_assets.registry import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)

@@ -18,7 +18,7 @@ PROFILES = ("default", "quickstart")
 
 
 def complete() -> NoReturn:
-    """Answer the shell that started this process, and leave."""
+    """Answer the shell that started this process, and exit."""
     from argcomplete import autocomplete
 
     typed = os.environ.get("COMP_LINE", "").replace("'", " ").replace('"', " ").split()

@@ -149,13 +149,15 @@ def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: d
 
 
 def load(name: str) -> ModuleType:
-    """The module of a command."""
+    """Import the module of a command."""
     return import_module(f"niels_cache_assets.cli.commands.{name.replace('-', '_')}")
 
 
 def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the whole command line, and those of its commands by name; of commands that are not `wanted` (None: all are) it knows
-    the name alone."""
+    """Make the parser of the whole command line, and those of its commands by name.
+
+    Commands that are not `wanted` are not loaded: their parsers know the name alone. None wants all.
+    """
     top = _TopParser(prog=PROGRAM)
     top.add_argument("--version", action=_Version)
     subparsers = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)

@@ -154,7 +154,7 @@ class Cache:
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int]) -> dict[str, Cache]:
-    """The data sets that these rows of a batch came from, by name."""
+    """Open the data sets that these rows of a batch came from, by name."""
     shown = trace.dataset_ids[list(numbers)]
     return {
         trace.names[source]: Cache(
