@@ -15,12 +15,12 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cache_state import all_states, tokenizer_state
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
-from niels_cache_assets.cli.corpora import corpus_names
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.pipeline import build_dataset, journal_fingerprint
 from niels_cache_assets.registry import load_registry
+from niels_cache_assets.show.corpora import corpus_names
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming import directories, journal
 from niels_cache_assets.streaming.directories import partial_directory

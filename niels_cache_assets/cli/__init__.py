@@ -5,7 +5,7 @@
     command.py      what a command is made of, and what several of them say or take
     completion.py   what TAB offers               exit_codes.py   their table
     console.py      results, errors, tables       progress.py, transfers.py   bars, or lines where there is no terminal
-    context.py      configuration, cache root and caches that a command starts from; corpora.py   the same of corpora
+    context.py      configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
     interrupts.py   Ctrl-C and SIGTERM            seeds.py, reasons.py   what several commands print
 

@@ -68,7 +68,7 @@ another data set, another split or further up. Without NAME: how many there are,
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.corpora import find_drop_list, find_drop_lists
+    from niels_cache_assets.show.corpora import find_drop_list, find_drop_lists
 
     registry, root = open_registry(arguments)
     if arguments.count < 1:
@@ -160,8 +160,8 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Text, title, file and row of both documents of every pair, by data set and ordinal."""
-    from niels_cache_assets.cli.corpora import find_corpus, require_same_corpus
     from niels_cache_assets.corpus.reading import document_files
+    from niels_cache_assets.show.corpora import find_corpus, require_same_corpus
     from niels_cache_assets.show.rows import rows_at
 
     wanted: dict[str, set[int]] = {}

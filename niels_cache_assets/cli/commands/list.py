@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.budgets import shares_met, shortfall
     from niels_cache_assets.cache_state import blend_state
     from niels_cache_assets.cli.context import find_places, is_listed, left_out_words, open_registry, tell_advice
-    from niels_cache_assets.cli.corpora import corpus_names, corpus_summary
     from niels_cache_assets.contents import contents, counts_of
+    from niels_cache_assets.show.corpora import corpus_names, corpus_summary
 
     registry, root = open_registry(arguments)
     tell_advice(registry)
@@ -100,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
     from niels_cache_assets.budgets import shortfall
-    from niels_cache_assets.cli.corpora import corpus_summary
     from niels_cache_assets.contents import content_hash, counts_of
+    from niels_cache_assets.show.corpora import corpus_summary
 
     meta = _meta(place, judged)
     return {

@@ -149,9 +149,9 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """What `sample` prints for --stage corpus."""
-    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
     from niels_cache_assets.corpus.sampling import sample_corpus
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)

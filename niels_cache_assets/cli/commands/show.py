@@ -148,7 +148,7 @@ def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> 
 
 
 def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:
-    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
 
     directory, meta = find_corpus(registry, root, name)
     return {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
@@ -177,8 +177,8 @@ def _print_cache(console: Console, meta: Meta) -> None:
 
 def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
     """What is left after each stage, then the facts of the corpus's meta.json."""
-    from niels_cache_assets.cli.corpora import duplicates_of, find_corpus
     from niels_cache_assets.corpus.report import funnel
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
 
     directory, meta = find_corpus(registry, root, name)
