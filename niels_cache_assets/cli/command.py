@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
 
 WHERE = "command line"
+HOME_VARIABLE = "DAGSTER_HOME"
 
 ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
 SEED_HELP = "the same seed shows the same; default: another choice every time"

@@ -109,6 +109,12 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Col
     return table
 
 
+def title_of(title: str | None, file: str, row: int) -> str:
+    """Return `Title (articles.jsonl, row 12)`, or the place alone of a document without a title."""
+    place = f"{file}, row {row:,}"
+    return f"{title} ({place})" if title else place
+
+
 def excerpt(text: str, characters: int) -> str:
     """The beginning of a text, on its own lines, cut at `characters`; runs of blank lines become one."""
     from niels_cache_assets.decoding import spell_controls

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import refuse
-from niels_cache_assets.cli.console import excerpt, new_table
+from niels_cache_assets.cli.console import excerpt, new_table, title_of
 from niels_cache_assets.wording import share_of
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def _heading(row: Example) -> str:
     """`list_page 0.734: Title (articles.jsonl, row 12)`."""
     from niels_cache_assets.decoding import spell_controls
 
+    title = spell_controls(row["title"]) if row["title"] else None
     value = "" if row["value"] is None else f" {row['value']:.4g}"
-    place = f"{row['file']}, row {row['row']:,}"
-    return f"{row['reason']}{value}: {spell_controls(row['title'])} ({place})" if row["title"] else f"{row['reason']}{value}: {place}"
+    return f"{row['reason']}{value}: {title_of(title, row['file'], row['row'])}"

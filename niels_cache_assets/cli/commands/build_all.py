@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import CACHES, WHERE, Command
+from niels_cache_assets.cli.command import CACHES, HOME_VARIABLE, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
-HOME_VARIABLE = "DAGSTER_HOME"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.streaming.locks import try_lock
@@ -33,7 +33,6 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
 LITTLE_SPACE = 5_000_000_000  # bytes; the default profile's caches take 1 GB and what the hub keeps
 REQUEST_SECONDS = 10
-HOME_VARIABLE = "DAGSTER_HOME"
 DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "look at the network and its proxy (HTTPS_PROXY); behind a mirror, set HF_ENDPOINT"
 

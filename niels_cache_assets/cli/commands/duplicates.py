@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, refuse, whole_number
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.seeds import draw_seed, seeded_choice
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
@@ -193,8 +193,7 @@ def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, 
     titles = []
     for verb, dataset, ordinal, split in sides:
         document = texts[dataset, ordinal]
-        place = f"{document['file']}, row {document['row']:,}"
-        title = f"{document['title']} ({place})" if document["title"] else place
+        title = title_of(document["title"], document["file"], document["row"])
         titles.append(spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}"))
     return titles[0], titles[1]
 

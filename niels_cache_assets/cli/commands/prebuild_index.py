@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from niels_cache_assets.cli.command import WHERE, Command, configured, fraction, refuse, whole_number
+from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, configured, fraction, refuse, whole_number
 from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.interrupts import stop_on_signals
@@ -177,7 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _record(registry: Registry, name: str, root: Path) -> None:
     """Let the Dagster home that is used here know, if there is one: its UI shows the index as built."""
-    home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").expanduser().absolute()
+    home = Path(os.environ.get(HOME_VARIABLE) or ".dagster").expanduser().absolute()
     if not (home / "dagster.yaml").exists():
         return
     from niels_cache_assets.defs.launcher import record_index  # takes seconds: dagster

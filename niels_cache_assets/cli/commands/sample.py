@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, refuse, whole_number
-from niels_cache_assets.cli.console import excerpt, output, print_json
+from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.wording import counted
@@ -180,6 +180,5 @@ def _title(ordinal: int, document: Document) -> str:
     from niels_cache_assets.decoding import spell_controls
 
     split = f"{document.split} " if document.split else ""
-    place = f"{document.file}, row {document.row:,}"
-    name = f"{document.title} ({place})" if document.title else place
+    name = title_of(document.title, document.file, document.row)
     return spell_controls(f"{split}document {ordinal:,}, {counted(len(document.text), 'character')}: {name}")
