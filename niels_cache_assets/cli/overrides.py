@@ -2,6 +2,9 @@
 
 A flag is one line of `FLAGS`: an option and the key that it sets. Values are only shaped here; whether they make sense is decided by the
 registry, which knows every key's type and range.
+
+The table is not made from the models of the settings: flags have names and words of their own, few keys have one, and help must not wait
+for pydantic.
 """
 
 from __future__ import annotations
