@@ -12,10 +12,10 @@ import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming import directories, locks
 from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format import commit
 from tests.programs import Program
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
@@ -179,7 +179,7 @@ def test_a_read_only_cache_directory(tmp_path: Path, tokenizer: SentencePieceTok
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(locks.os, "open", refused)  # a chmod would not keep root out
+    monkeypatch.setattr(commit.os, "open", refused)  # a chmod would not keep root out
     with pytest.raises(NielsCacheError, match="cannot write there"):
         build(tmp_path / "x", sentences(5), tokenizer)
 
@@ -205,7 +205,7 @@ def test_a_second_build_of_the_same_cache_is_told_so(good: Path, tokenizer: Sent
 
 
 def test_where_the_system_cannot_exchange_the_old_directory_is_renamed_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directories, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(commit, "exchange", lambda first, second: False)
     for content in ("one", "two"):
         with atomic_directory(tmp_path / "x") as partial:
             (partial / "meta.json").write_text(content)

@@ -16,9 +16,9 @@ from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.row_files import Jsonl, Text
-from niels_cache_assets.streaming.locks import writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
 from niels_cache_runtime.format.meta import read_meta
 from tests import programs

@@ -16,7 +16,7 @@ from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_assets.pipeline import build_dataset
-from niels_cache_assets.streaming.locks import writer_lock
+from niels_cache_runtime.format.commit import writer_lock
 from tests.dagster_tools import Project
 from tests.messages import missing
 from tests.test_dagster_launcher import Recorder, states

@@ -12,11 +12,12 @@ from unittest import mock
 
 import pytest
 
-from niels_cache_assets.streaming import directories, locks
-from niels_cache_assets.streaming.directories import atomic_directory, in_turn, partial_directory, sweep_leftovers
+from niels_cache_assets.streaming import directories
+from niels_cache_assets.streaming.directories import atomic_directory, in_turn, partial_directory, sweep_leftovers, when_free
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME
-from niels_cache_assets.streaming.locks import Busy, Writer, lock_path, when_free, writer_lock, writer_of
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format import commit
+from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of
 from tests.faults import children
 from tests.faults.disk import Disk
 from tests.messages import missing
@@ -36,7 +37,7 @@ def build(target: Path, content: str) -> None:
     """A resumable build with a file in a folder; it looks at nothing that an earlier one left."""
     with atomic_directory(target, resumable=True) as partial:
         for path in (partial / "train", partial / SCRATCH_NAME, partial / "meta.json"):
-            directories._remove(path)
+            commit.remove(path)
         (partial / "train").mkdir()
         (partial / SCRATCH_NAME).mkdir()
         write(partial / SCRATCH_NAME / "spool", content)
@@ -132,14 +133,14 @@ def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_inte
         exchange(first, second)
         raise KeyboardInterrupt
 
-    exchange = directories._exchange
+    exchange = commit.exchange
     build(tmp_path / "x", "one")
-    monkeypatch.setattr(directories, "_exchange", failing)
+    monkeypatch.setattr(commit, "exchange", failing)
     with pytest.raises(NielsCacheError, match=r"/x: Input/output error; .* unchanged"):
         build(tmp_path / "x", "two")
     assert files(tmp_path / "x") == whole("one")
     assert files(partial_directory(tmp_path / "x")) == unfinished("two")
-    monkeypatch.setattr(directories, "_exchange", interrupted)
+    monkeypatch.setattr(commit, "exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "x", "three")
     assert files(tmp_path / "x") == whole("three")
@@ -168,7 +169,7 @@ def test_a_first_build_that_the_disk_fails_says_that_nothing_is_there_and_what_o
     assert missing(failing(old, journal=False), "unchanged", str(old)) == []
 
 
-@pytest.mark.parametrize("step", ["_sync_tree", "sync_directory", "_exchange"])
+@pytest.mark.parametrize("step", ["_sync_tree", "sync", "take_place"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
 def test_a_last_step_that_is_interrupted_or_fails_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
@@ -176,12 +177,12 @@ def test_a_last_step_that_is_interrupted_or_fails_loses_nothing(
     """Before the whole tree is synced, after the journal went aside, and before the exchange."""
 
     def broken(*paths: Path) -> None:
-        if step != "sync_directory" or (tmp_path / ".x.journal").exists():
+        if step != "sync" or (tmp_path / ".x.journal").exists():
             raise error
 
     build(tmp_path / "x", "one")
     with monkeypatch.context() as patch:
-        patch.setattr(directories, step, broken)
+        patch.setattr(commit if step == "take_place" else directories, step, broken)
         with pytest.raises((KeyboardInterrupt, NielsCacheError)):
             build(tmp_path / "x", "two")
     assert files(partial_directory(tmp_path / "x")) == unfinished("two")
@@ -201,7 +202,7 @@ def calls_of_a_rebuild(folder: Path) -> list[str]:
 def rebuild_or_die(folder: Path, at: int, aside: bool) -> None:
     with mock.patch.object(os, "fsync", return_value=None), Disk(folder, at=at).installed() as disk:
         if aside:
-            directories._exchange = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
+            commit.exchange = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
         build(folder / "x", "new")
 
 
@@ -292,7 +293,7 @@ def test_who_only_looks_at_a_lock_is_not_taken_for_the_killed_owner_that_it_stil
     lock_path(tmp_path / "x").write_text(json.dumps({"pid": pid, "host": host, "since": "2026-01-01T00:00:00Z", "command": "build-all"}))
     looking = [os.open(lock_path(tmp_path / "x"), os.O_RDONLY)]
     fcntl.flock(looking[0], fcntl.LOCK_SH)
-    monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(looking.pop()) if looking else None)
+    monkeypatch.setattr(commit.time, "sleep", lambda seconds: os.close(looking.pop()) if looking else None)
     with writer_lock(tmp_path / "x"):
         assert not looking
 
@@ -348,7 +349,7 @@ def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_pa
     assert writer_of(tmp_path / "x") is None
     with open(lock_path(tmp_path / "x")) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert writer_of(tmp_path / "x") == locks.UNKNOWN
+        assert writer_of(tmp_path / "x") == commit.UNKNOWN
         with pytest.raises(Busy, match="not said which"):
             build(tmp_path / "x", "one")
     build(tmp_path / "x", "one")
@@ -395,7 +396,7 @@ def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monk
 
     build(tmp_path / "x", "one")
     with monkeypatch.context() as patched:
-        patched.setattr(locks.fcntl, "flock", refused)
+        patched.setattr(commit.fcntl, "flock", refused)
         with pytest.raises(NielsCacheError, match=rf"{tmp_path}: .* no locks .* local disk"):
             build(tmp_path / "x", "two")
     assert files(tmp_path / "x") == whole("one")
@@ -411,8 +412,8 @@ def test_a_lock_that_someone_deleted_is_made_again(tmp_path: Path, monkeypatch: 
         opened.append(path)
         return descriptor
 
-    open_lock = locks._open
-    monkeypatch.setattr(locks, "_open", deleted_once)
+    open_lock = commit._open
+    monkeypatch.setattr(commit, "_open", deleted_once)
     with writer_lock(tmp_path / "x"):
         assert len(opened) == 2
         assert writer_of(tmp_path / "x") == Writer(**json.loads(lock_path(tmp_path / "x").read_bytes()))

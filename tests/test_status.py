@@ -25,9 +25,9 @@ from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming import directories, journal
 from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal
-from niels_cache_assets.streaming.locks import lock_path, writer_lock
 from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.corpora import articles

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.megatron.gpt_indices import split_bounds
-from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, cannot_be_read, describe_files, sync
+from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, cannot_be_read, describe_files
 
 VERSION = "0.16.1"
 _CLASSES = {"gpt": "GPTDataset", "blend": "BlendedDataset"}

@@ -15,8 +15,8 @@ import dagster as dg
 
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.streaming.directories import LookAgain
-from niels_cache_assets.streaming.locks import UNKNOWN, Busy, writer_lock
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import UNKNOWN, Busy, writer_lock
 
 _FOLDER = ".streams"
 _POLL_SECONDS = 1.0

@@ -18,10 +18,10 @@ import uvicorn
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home_refusals import home_refusals
 from niels_cache_assets.defs.instance import dagster_home, ensure_instance
-from niels_cache_assets.streaming.locks import Busy, writer_lock, writer_of
 from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.web_self_test import check_guard
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.services import Services

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from niels_cache_assets.export.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.export.splits import ExportSplit
-from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_assets.streaming.space import Need, naming, refusal, require_room, telling
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import try_lock
 
 OnBytes = Callable[[int], None]  # that many more are written
 Progress = Callable[[int, int], None]  # bytes written, bytes in all

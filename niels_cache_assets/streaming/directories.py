@@ -1,26 +1,26 @@
 """Directories that appear whole or not at all: build beside, then take the old one's place in one step.
 
 A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on disk. On Linux that is
-one `renameat2(RENAME_EXCHANGE)`; elsewhere the old directory is renamed aside first, and for that instant a reader finds none.
+one `renameat2(RENAME_EXCHANGE)`; elsewhere the old directory is renamed aside first, and for that instant a reader finds none. Lock and
+exchange are niels_cache_runtime.format.commit's.
 A build that keeps a journal leaves its partial directory to the next one; what the journal says is not known here.
 """
 
-import ctypes
-import errno
 import os
-import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal, sync_directory
-from niels_cache_assets.streaming.locks import Busy, Result, Writer, when_free, writer_lock, writer_of
+from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal
 from niels_cache_assets.streaming.space import bytes_below, naming, refusal
 from niels_cache_assets.wording import file_size
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format import commit
+from niels_cache_runtime.format.commit import Busy, Writer, aside_path, partial_path, remove, sync, writer_lock, writer_of
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
@@ -35,8 +35,9 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_form import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+Result = TypeVar("Result")
+
+_WAIT_SECONDS = 0.2
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
 _found: ContextVar[tuple[Path, tuple[int, int] | None] | None] = ContextVar(
     "found", default=None
@@ -57,8 +58,7 @@ def finished_meta(directory: Path) -> Meta | None:
 
 def partial_directory(target: str | Path) -> Path:
     """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
-    target = _real(target)
-    return target.parent / f".{target.name}.partial"
+    return partial_path(_real(target))
 
 
 class Work(NamedTuple):
@@ -106,20 +106,20 @@ def atomic_directory(
                 _clear_leftovers(target, resumable=resumable)
                 partial.mkdir(exist_ok=True)
                 if resumable:
-                    sync_directory(target.parent)  # a journal is of no use in a directory that a loss of power takes away
+                    sync(target.parent)  # a journal is of no use in a directory that a loss of power takes away
                 yield partial
                 _sync_tree(partial)
                 _take_place(partial, target)
                 placed = True
-                sync_directory(target.parent)
+                sync(target.parent)
             except OSError as error:
                 problem = refusal(error, target)  # how much was free, before what was written is removed
                 raise
             finally:
                 if placed or not _is_resumable(partial, resumable):
                     with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
-                        _remove(partial)
-                        _remove(_spare_journal(target))
+                        remove(partial)
+                        remove(_spare_journal(target))
     except OSError as error:
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else _what_stands(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
@@ -165,6 +165,29 @@ def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, lo
     return when_free(attempt_afresh, wait=wait, log=log)
 
 
+def when_free(attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
+    """What `attempt` returns. Where another build is in its way it is made again when that has ended, if `wait`; else that is an error.
+
+    The other one may have made what was wanted: for `attempt` to see. `log` is told for whom it waits.
+    """
+    while True:
+        try:
+            return attempt()
+        except Busy as busy:
+            if not wait:
+                raise
+            _wait_until_free(busy.target, log)
+
+
+def _wait_until_free(target: Path, log: Callable[[str], None]) -> None:
+    told: Writer | None = None
+    while (writer := writer_of(target)) is not None:
+        if writer != told:
+            log(f"waiting for the other build of {target}: {writer}")
+            told = writer
+        time.sleep(_WAIT_SECONDS)
+
+
 class LookAgain(NielsCacheError):
     """An attempt has waited after it decided what to do, so it decides again. `in_turn` catches it."""
 
@@ -194,7 +217,7 @@ def _place(target: Path) -> tuple[int, int] | None:
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
     """Remove what killed builds of `target` left, unless somebody is building it now. `resumable`: but not what can be gone on with."""
     target = _real(target)
-    if not any(os.path.lexists(path) for path in (partial_directory(target), _aside(target), _spare_journal(target))):
+    if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
         return
     try:
         with writer_lock(target):
@@ -223,7 +246,7 @@ def _make_parents(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for parent in missing:
-            sync_directory(parent.parent)
+            sync(parent.parent)
     except OSError as error:
         raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
 
@@ -234,13 +257,13 @@ def _is_resumable(partial: Path, wanted: bool) -> bool:
 
 def _clear_leftovers(target: Path, *, resumable: bool) -> None:
     """What killed builds left, under the lock: nobody else is at work here."""
-    partial, aside = partial_directory(target), _aside(target)
+    partial, aside = partial_directory(target), aside_path(target)
     if aside.exists() and not target.exists():
         os.rename(aside, target)  # killed between the two renames of a system that cannot exchange
-    _remove(aside)
-    _remove(_spare_journal(target))
+    remove(aside)
+    remove(_spare_journal(target))
     if not _is_resumable(partial, resumable):
-        _remove(partial)
+        remove(partial)
 
 
 def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> None:
@@ -257,7 +280,7 @@ def _sync_tree(root: Path) -> None:
         for path in (Path(folder, name) for name in names):
             with naming(path), open(path, "rb") as file:
                 os.fsync(file.fileno())
-        sync_directory(Path(folder))
+        sync(Path(folder))
 
 
 def _take_place(partial: Path, target: Path) -> None:
@@ -270,69 +293,17 @@ def _take_place(partial: Path, target: Path) -> None:
             if (partial / name).exists():
                 spare.mkdir(exist_ok=True)
                 os.rename(partial / name, spare / name)
-        sync_directory(partial)
-        sync_directory(partial.parent)
-        if not target.exists():
-            os.rename(partial, target)
-        elif not _exchange(partial, target):
-            _rename_aside(partial, target)
+        sync(partial)
+        sync(partial.parent)
+        commit.take_place(partial, target)
     except BaseException:
         if partial.exists() and os.stat(partial).st_ino == finished:  # else the interrupt came after the exchange: it is the old cache
             for name in (SCRATCH_NAME, JOURNAL_NAME):
                 if (spare / name).exists():
                     os.rename(spare / name, partial / name)
-            _remove(spare)
+            remove(spare)
         raise
-
-
-def _rename_aside(partial: Path, target: Path) -> None:
-    aside = _aside(target)
-    try:
-        os.rename(target, aside)
-        os.rename(partial, target)
-    except BaseException:
-        if not target.exists():
-            os.rename(aside, target)
-        raise
-    with suppress(OSError):
-        _remove(aside)
-
-
-def _aside(target: Path) -> Path:
-    return target.parent / f".{target.name}.old"
 
 
 def _spare_journal(target: Path) -> Path:
     return target.parent / f".{target.name}.journal"
-
-
-def can_exchange(folder: Path) -> bool:
-    """Whether two directories in `folder` can take each other's place in one step. Two are made there for it, and removed."""
-    first, second = folder / "first", folder / "second"
-    try:
-        first.mkdir()
-        second.mkdir()
-        return _exchange(first, second)
-    finally:
-        _remove(first)
-        _remove(second)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two paths in one step. False where the system or the file system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(second))
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)

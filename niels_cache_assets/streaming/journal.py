@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.streaming.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.meta_form import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
@@ -146,7 +147,7 @@ class Journal:
         """
         named = files.keys() | finished.keys()
         for folder in {(self._directory / name).parent for name in named - self._named}:
-            sync_directory(folder)
+            sync(folder)
         content = {
             "format": _FORMAT,
             "fingerprint": self._fingerprint,
@@ -187,16 +188,7 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(spare, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def _encode(content: dict[str, Any]) -> bytes:
@@ -289,7 +281,7 @@ def _clear(directory: Path) -> None:
     journal = directory / JOURNAL_NAME
     if journal.exists():
         journal.unlink()
-        sync_directory(directory)
+        sync(directory)
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -11,22 +11,21 @@ What the arrays are is the business of their builders (`gpt_indices`, `blended`)
 map for each array.
 """
 
-import fcntl
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, partial_path, remove, sync, take_place, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file, write_meta
 from niels_cache_runtime.format.meta_form import check_form
@@ -84,24 +83,23 @@ class IndexCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
-            with self._locked(directory):
+            with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
                 os.listdir(self.folder)  # a file system on a network may remember from before the wait that it was not there
                 arrays = self._find(directory, kind, parameters)
                 if arrays is not None:
                     return arrays
-                partial = directory.parent / f".{directory.name}.partial"
-                _remove(partial)
+                partial = partial_path(directory)
+                remove(partial)
                 partial.mkdir()
                 try:
                     build(_files_in(partial))
                     self._commit(partial, directory, kind, parameters)
                 finally:
-                    _remove(partial)
+                    remove(partial)
+        except LockRefused as error:
+            raise _not_locked(directory, error) from error.refusal
         except OSError as error:
-            raise NotWrittenError(
-                f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
-                "choose another folder, or build it ahead where it can"
-            ) from error
+            raise _not_written(directory, error) from error
         arrays = self._find(directory, kind, parameters)
         if arrays is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
@@ -125,38 +123,17 @@ class IndexCache:
         The user chooses the folder, so other programs may keep names like these in it: they stay.
         """
         for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
-            with open(left.with_suffix(".lock"), "a+", encoding="utf-8") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:  # at work, or a file system without locks
-                    continue
-                _remove(left)
+            with suppress(Busy, LockRefused), writer_lock(left.with_name(left.stem.removeprefix(".")), patience=0.0):
+                remove(left)
 
-    @contextmanager
-    def _locked(self, directory: Path) -> Iterator[None]:
-        path = directory.parent / f".{directory.name}.lock"
-        with open(path, "a+", encoding="utf-8") as lock:
-            self._wait_for(lock, directory)
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-            lock.flush()
-            yield  # closing gives the lock back
-
-    def _wait_for(self, lock: TextIO, directory: Path) -> None:
+    def _wait_for(self, directory: Path) -> Callable[[Writer], None]:
+        """Return what is called as long as another process builds this index."""
         began, told = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                waited = time.monotonic() - began
-            except OSError as error:
-                raise NotWrittenError(
-                    f"{directory.parent}: its file system has no locks ({error.strerror}), so nothing can be built there; "
-                    "build the index ahead elsewhere and copy it"
-                ) from error
-            lock.seek(0)
-            builder = lock.read() or "another process"
+
+        def wait(writer: Writer) -> None:
+            nonlocal told
+            waited = time.monotonic() - began
+            builder = "another process" if writer == UNKNOWN else f"process {writer.pid} on {writer.host}"
             if waited > self.wait_seconds:
                 raise NielsCacheError(
                     f"{directory}: {builder} has been building this index for more than {self.wait_seconds:.0f} s; "
@@ -166,6 +143,24 @@ class IndexCache:
                 self._notify(f"waiting for {builder}, which builds the index {directory} (at most {self.wait_seconds:.0f} s)")
                 told = True
             time.sleep(_POLL_SECONDS)
+
+        return wait
+
+
+def _not_locked(directory: Path, error: LockRefused) -> NotWrittenError:
+    if not error.no_locks:
+        return _not_written(directory, error.refusal)
+    return NotWrittenError(
+        f"{directory.parent}: its file system has no locks ({error.refusal.strerror}), so nothing can be built there; "
+        "build the index ahead elsewhere and copy it"
+    )
+
+
+def _not_written(directory: Path, error: OSError) -> NotWrittenError:
+    return NotWrittenError(
+        f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
+        "choose another folder, or build it ahead where it can"
+    )
 
 
 def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
@@ -207,12 +202,12 @@ def _exchange(partial: Path, directory: Path) -> None:
     if _finished(directory) is not None:
         return
     damaged = directory.parent / f".{directory.name}{_DAMAGED}"
-    _remove(damaged)
+    remove(damaged)
     if directory.exists():
         os.rename(directory, damaged)  # in one step: nobody finds it half removed
-    os.rename(partial, directory)
+    take_place(partial, directory)
     sync(directory.parent)
-    _remove(damaged)
+    remove(damaged)
 
 
 def _files_in(folder: Path) -> Allocate:
@@ -238,17 +233,3 @@ def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Me
 def cannot_be_read(partial: Path) -> NielsCacheError:
     """Return the error for a new index that does not open."""
     return NielsCacheError(f"{partial}: what was built cannot be read again; is the disk damaged?")
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

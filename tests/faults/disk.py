@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from niels_cache_assets.streaming import directories
+from niels_cache_runtime.format import commit
 
 _BY_PATH = ("mkdir", "rmdir", "unlink", "remove", "truncate")
 _BY_TWO_PATHS = ("rename", "replace", "link", "symlink")
@@ -41,8 +41,8 @@ class Disk:
         with mock.patch.multiple(os, **self._os_calls()):
             opened = functools.partial(self._open, open)
             with mock.patch("builtins.open", opened), mock.patch.object(io, "open", opened):
-                exchange = functools.partial(self._two_paths, "exchange", directories._exchange)
-                with mock.patch.object(directories, "_exchange", exchange):
+                exchange = functools.partial(self._two_paths, "exchange", commit.exchange)
+                with mock.patch.object(commit, "exchange", exchange):
                     yield self
 
     def _os_calls(self) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Literal
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.streaming.locks import try_lock
 from niels_cache_assets.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import try_lock
 
 if TYPE_CHECKING:
     from niels_cache_assets.registry import Registry
@@ -204,7 +204,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
     """Written to where it is, or would be made."""
-    from niels_cache_assets.streaming.directories import can_exchange
+    from niels_cache_runtime.format.commit import can_exchange
 
     folder = _existing(root)
     name = str(root.absolute())

@@ -1,0 +1,283 @@
+"""How a folder appears whole or not at all: one writer under a lock, a partial folder beside, and an exchange in one step.
+
+    .NAME.lock       lies beside NAME and stays; flock says whether somebody writes, and the kernel frees it when its owner dies
+    .NAME.partial    where NAME is built
+    .NAME.old        the folder before, for an instant, where the system cannot exchange two folders in one step
+
+Builds of caches and the indices of blends are committed by this. Readers need no lock. What the lock's file says (who, where, since when)
+is for messages, and believed only while the lock is held. What is built is not known here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from niels_cache_runtime.errors import NielsCacheError
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_PATIENCE_SECONDS = 0.5  # for an owner that has not written its name yet, and for those who only look: what is written may be of one before
+_POLL_SECONDS = 0.02
+_COMMAND_WIDTH = 80
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+class Busy(NielsCacheError):
+    """Another build of `target` holds its lock."""
+
+    def __init__(self, target: Path, writer: Writer) -> None:
+        super().__init__(f"{target}: another build is writing it now: {writer}; wait for it to end (build-all --wait does), or stop it")
+        self.target, self.writer = target, writer
+
+
+class LockRefused(NielsCacheError):
+    """The file system refuses a lock, or its file. `refusal` is what it said; no_locks: it has no locks at all."""
+
+    def __init__(self, message: str, refusal: OSError, *, no_locks: bool) -> None:
+        super().__init__(message)
+        self.refusal, self.no_locks = refusal, no_locks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Who holds a lock. `since`: when it was taken, UTC, as ISO 8601 has it to the second."""
+
+    pid: int
+    host: str
+    since: str
+    command: str
+
+    def __str__(self) -> str:
+        if self == UNKNOWN:
+            return "a process that has not said which it is"
+        return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
+
+    @classmethod
+    def here(cls, doing: str | None = None) -> Writer:
+        """Return this process."""
+        command = doing or " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+        return cls(
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            command=textwrap.shorten(command, _COMMAND_WIDTH, placeholder=" ..."),
+        )
+
+
+UNKNOWN = Writer(pid=0, host="", since="", command="")
+
+
+def lock_path(target: Path) -> Path:
+    """Return the file that is locked while `target` is written."""
+    return target.parent / f".{target.name}.lock"
+
+
+def partial_path(target: Path) -> Path:
+    """Return the folder in which `target` is built."""
+    return target.parent / f".{target.name}.partial"
+
+
+def aside_path(target: Path) -> Path:
+    """Return the place of the old folder while two renames stand for an exchange."""
+    return target.parent / f".{target.name}.old"
+
+
+@contextmanager
+def writer_lock(
+    target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
+) -> Iterator[None]:
+    """Hold the lock of `target`, whose parent exists. `doing` replaces the command in what others are told of the owner.
+
+    wait: called while another process holds the lock; the lock is tried again when it returns. Without it, raise Busy with who holds it.
+    Raises LockRefused if the file system has no locks, or if the lock's file cannot be written.
+    """
+    descriptor = _acquire(target, patience, wait)
+    try:
+        with suppress(OSError):  # a full disk: the lock holds without its owner's name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(asdict(Writer.here(doing))).encode(), 0)
+        yield
+    finally:
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave it to a fork that has the descriptor too
+        os.close(descriptor)
+
+
+def writer_of(target: Path) -> Writer | None:
+    """Return who writes `target` now, UNKNOWN if the lock is held but its owner is not recorded, None if nobody writes."""
+    try:
+        descriptor = os.open(
+            lock_path(target), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )  # a pipe would wait for its writer
+    except OSError:
+        return None
+    try:
+        return (
+            None
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
+            else _owner(descriptor) or UNKNOWN
+        )
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, target: Path, kind: int) -> bool:
+    """Take a lock (LOCK_EX or LOCK_SH) if it is free. Raises LockRefused if the file system of `target` has none."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise LockRefused(
+            f"{target.parent}: its file system has no locks ({error.strerror}), so two processes could write at once; write to a "
+            "local disk and copy from there, or mount it with locks",
+            error,
+            no_locks=True,
+        ) from error
+    return True
+
+
+def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
+    """Return a descriptor of the lock's file that holds the lock."""
+    path = lock_path(target)
+    deadline = time.monotonic() + patience
+    while True:
+        descriptor = _open(path)
+        writer: Writer | None = None
+        try:
+            if try_lock(descriptor, target, fcntl.LOCK_EX):
+                if _is_still(path, descriptor):
+                    held, descriptor = descriptor, -1
+                    return held
+            else:
+                writer = _owner(descriptor)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        if time.monotonic() <= deadline:
+            time.sleep(_POLL_SECONDS)
+        elif wait is None:
+            raise Busy(target, writer or UNKNOWN)
+        else:
+            wait(writer or UNKNOWN)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise LockRefused(
+            f"{path.parent}: cannot write there: {error.strerror}; choose another cache directory", error, no_locks=False
+        ) from error
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Return whether the file that is locked is the one that others would lock: someone may have deleted it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _owner(descriptor: int) -> Writer | None:
+    """Return what the file of a held lock says, or None if that is surely of an owner before."""
+    try:
+        said = json.loads(os.pread(descriptor, 4096, 0))
+        writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    named = all(isinstance(text, str) and text.isprintable() for text in (writer.host, writer.since, writer.command))
+    if not named or type(writer.pid) is not int or writer.pid <= 0:
+        return None
+    return writer if writer.host != os.uname().nodename or _is_alive(writer.pid) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def take_place(partial: Path, target: Path) -> None:
+    """Put `partial` in the place of `target`, in one step if the system can; what was there is then at `partial`, or gone."""
+    if not target.exists():
+        os.rename(partial, target)
+    elif not exchange(partial, target):
+        _rename_aside(partial, target)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two paths in one step. Return False if the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def can_exchange(folder: Path) -> bool:
+    """Return whether two folders in `folder` can swap places in one step. Two are made there for it, and removed."""
+    first, second = folder / "first", folder / "second"
+    try:
+        first.mkdir()
+        second.mkdir()
+        return exchange(first, second)
+    finally:
+        remove(first)
+        remove(second)
+
+
+def _rename_aside(partial: Path, target: Path) -> None:
+    aside = aside_path(target)
+    try:
+        os.rename(target, aside)
+        os.rename(partial, target)
+    except BaseException:
+        if not target.exists():
+            os.rename(aside, target)
+        raise
+    with suppress(OSError):
+        remove(aside)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it. What is not there is removed already."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
