@@ -43,8 +43,7 @@ from dedup_pairs import (
     quality,
 )
 
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.jaccard import jaccard

@@ -71,11 +71,8 @@ def python_source() -> Iterator[str]:
 
 def made_here(folder: Path) -> dict[str, str]:
     """Name -> split: four caches built in `folder` with the quickstart's tokenizer, without what any of them repeats."""
-    from niels_cache_assets.corpus.duplicates import find_duplicates
-    from niels_cache_assets.corpus.prepare import prepare_corpus
-    from niels_cache_assets.pipeline import build_dataset
+    from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
     from niels_cache_assets.registry import load_registry
-    from niels_cache_assets.tokenizer_training import build_tokenizer
 
     model = Path(QUICKSTART, "tokenizer", "spm.model")
     if not model.exists():

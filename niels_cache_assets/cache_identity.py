@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import held_out_identity
-from niels_cache_assets.corpus.reading import PreparedCorpus
+from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import BuildSettings, Registry
 from niels_cache_assets.sources.base import PretrainSource, Source

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from niels_cache_assets.cache_identity import cache_fingerprint
-from niels_cache_assets.corpus.member import PreparedMember
+from niels_cache_assets.corpus.prepared import PreparedMember
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from niels_cache_assets.broken_source import as_debug, in_one_line, log_traceback
 from niels_cache_assets.corpus.identity import needs_tokenizer
-from niels_cache_assets.corpus.member import PreparedMember
-from niels_cache_assets.corpus.reading import PreparedCorpus, open_prepared
+from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
+from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.documents import Document
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, SftSource, SourceUnavailable, StreamContext

@@ -40,7 +40,7 @@ def build_from(hub: LoopbackHub, root: Path, builds: list[Build], **constants: A
 def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dict[str, Any]:
     from huggingface_hub import HfFileSystem
 
-    from niels_cache_assets.pipeline import build_dataset
+    from niels_cache_assets.artifacts.builds import build_dataset
     from niels_cache_assets.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
     from niels_cache_assets.sources.base import SourceUnavailable

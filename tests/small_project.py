@@ -3,20 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from niels_cache_assets.blends.prebuild import plan_of, prebuild
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.export.formats import ExportSettings, plan_export
 from niels_cache_assets.export.writing import write_export
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.streaming.directories import in_turn
-from niels_cache_assets.tokenizer_training import build_tokenizer
-from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import dataset_dir
 from tests.corpora import articles, write_jsonl
 from tests.tiny import sentences
 
@@ -85,24 +79,19 @@ def _export(project: SmallProject) -> None:
     write_export(plan_export("letters", folder, settings), force=True)
 
 
-def _built(project: SmallProject, target: Path, build: Callable[..., object], *what: str, **settings: object) -> object:
+def _built(project: SmallProject, key: str) -> object:
     """As the command line and the UI build."""
-    attempt = partial(build, project.registry, *what, root=project.root, **settings)
-    return in_turn(target, attempt, wait=False, log=lambda message: None)
-
-
-def _dataset(project: SmallProject, name: str) -> object:
-    return _built(project, dataset_dir(project.root, project.registry.family_of(name), name), build_dataset, name)
+    return materialize(graph(project.registry, project.root)[key])
 
 
 STAGES: dict[str, Callable[[SmallProject], object]] = {
-    "tokenizer": lambda project: _built(project, tokenizer_dir(project.root), build_tokenizer),
-    "corpus": lambda project: _built(project, corpus_dir(project.root, "notes"), prepare_corpus, "notes", processes=1),
-    "duplicates": lambda project: _built(project, duplicates_dir(project.root), find_duplicates),
-    "pretrain": lambda project: _dataset(project, "letters"),
-    "prepared pretrain": lambda project: _dataset(project, "notes"),
-    "sft": lambda project: _dataset(project, "chats"),
-    "index": lambda project: prebuild(plan_of(project.registry, "mix", root=project.root), root=project.root),
+    "tokenizer": lambda project: _built(project, "tokenizer"),
+    "corpus": lambda project: _built(project, "corpus/notes"),
+    "duplicates": lambda project: _built(project, "corpus/duplicates"),
+    "pretrain": lambda project: _built(project, "pretrain/letters"),
+    "prepared pretrain": lambda project: _built(project, "pretrain/notes"),
+    "sft": lambda project: _built(project, "sft/chats"),
+    "index": lambda project: _built(project, "index/mix"),
     "export": _export,
 }
 

@@ -17,14 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.duplicates import mark_differences, print_pair
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.cli.reasons import spread
 from niels_cache_assets.cli.seeds import seeded_choice
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests import programs

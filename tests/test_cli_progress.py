@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import progress
 from niels_cache_assets.cli.progress import BarListener, memory_now
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.progress import HowFar, Pace, describe
 
 

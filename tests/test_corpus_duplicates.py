@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.corpus import drop_lists, duplicates, store
+from niels_cache_assets.artifacts import duplicates
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.corpus import drop_lists, store
 from niels_cache_assets.corpus.drop_lists import dedup_order
-from niels_cache_assets.corpus.duplicates import DuplicatesOutcome, find_duplicates
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup.bands import band_hashes
 from niels_cache_assets.dedup.jaccard import jaccard
@@ -25,7 +26,7 @@ from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, 
 from tests.messages import missing
 
 
-def prepare_all(registry: Registry, root: Path) -> DuplicatesOutcome:
+def prepare_all(registry: Registry, root: Path) -> Outcome:
     for name in registry.prepared():
         prepare_corpus(registry, name, root=root, processes=1)
     return find_duplicates(registry, root=root)

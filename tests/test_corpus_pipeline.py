@@ -8,17 +8,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets import pipeline
-from niels_cache_assets.cache_state import cache_state
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.member import with_prepared
-from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.artifacts import pretrain
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.corpus.sampling import sample_corpus
-from niels_cache_assets.pipeline import BuildOutcome, build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache
@@ -45,7 +42,7 @@ def ready(registry: Registry, root: Path) -> Registry:
     return registry
 
 
-def source_ids(outcome: BuildOutcome, split: str) -> list[str]:
+def source_ids(outcome: Outcome, split: str) -> list[str]:
     ids: list[str] = pq.read_table(outcome.directory / documents_name(split))["source_id"].to_pylist()  # type: ignore[arg-type]
     return ids
 
@@ -111,15 +108,15 @@ def test_a_changed_threshold_builds_only_what_lost_other_documents(tmp_path: Pat
     for name in data:
         assert build_dataset(registry, name, root=tmp_path).state == "built"
         assert build_dataset(registry, name, root=tmp_path).state == "cache_hit"
-        assert cache_state(registry, name, root=tmp_path).state == "in sync"
+        assert graph(registry, tmp_path).dataset_state(name).state == "in sync"
     stricter = corpus_registry(tmp_path, data, settings=model_table + "[dedup]\nthreshold = 0.97\n")
     for name in data:
-        state = cache_state(stricter, name, root=tmp_path)
+        state = graph(stricter, tmp_path).dataset_state(name)
         assert (state.state, state.needs_build) == ("no corpus", True)
         assert "other settings of [dedup]" in state.advice
         assert prepare_corpus(stricter, name, root=tmp_path, processes=1).state == "cache_hit"
     assert find_duplicates(stricter, root=tmp_path).state == "built"
-    assert [cache_state(stricter, name, root=tmp_path).state for name in data] == ["other settings", "in sync"]
+    assert [graph(stricter, tmp_path).dataset_state(name).state for name in data] == ["other settings", "in sync"]
     assert [build_dataset(stricter, name, root=tmp_path).state for name in data] == ["built", "cache_hit"]
 
 
@@ -129,7 +126,7 @@ def test_where_the_files_lie_and_cleaning_that_changes_nothing_are_no_reason_to_
     milder = corpus_registry(
         tmp_path, {"notes": articles(30)}, settings=model_table, table=PREPARE + "val_frac = 0.1\ncleaning = { min_words = 10 }\n"
     )
-    assert cache_state(milder, "notes", root=tmp_path).state == "no corpus"
+    assert graph(milder, tmp_path).dataset_state("notes").state == "no corpus"
     assert prepare_corpus(milder, "notes", root=tmp_path, processes=1).state == "built"
     assert find_duplicates(milder, root=tmp_path).state == "cache_hit"
     assert build_dataset(milder, "notes", root=tmp_path).state == "cache_hit"
@@ -157,7 +154,7 @@ def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache
     texts = articles(40)
     data = {"notes": [*texts, *(nearly(text, 6) for text in texts)]}
     registry = ready(corpus_registry(tmp_path, data, settings=model_table, table=table), tmp_path)
-    build = pipeline.build_pretrain_cache
+    build = pretrain.PretrainBuild
 
     def replace_corpus() -> None:
         write_jsonl(tmp_path / "notes.jsonl", articles(80, seed=1))
@@ -172,10 +169,10 @@ def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache
             replace()
             return build(*arguments, **settings)
 
-        monkeypatch.setattr(pipeline, "build_pretrain_cache", late)
+        monkeypatch.setattr(pretrain, "PretrainBuild", late)
         with pytest.raises(NielsCacheError, match=r" replaced .*run this again"):
             build_dataset(registry, "notes", root=tmp_path)
-        monkeypatch.setattr(pipeline, "build_pretrain_cache", build)
+        monkeypatch.setattr(pretrain, "PretrainBuild", build)
         assert not (tmp_path / "pretrain" / "notes").exists()
         registry = corpus_registry(tmp_path, data, settings=model_table, table=table)
         find_duplicates(registry, root=tmp_path)
@@ -187,11 +184,11 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_told_by_the_state_of_
     build_dataset(registry, "notes", root=tmp_path)
     write_jsonl(tmp_path / "books.jsonl", articles(5, seed=2))
     prepare_corpus(registry, "books", root=tmp_path, processes=1)
-    state = cache_state(registry, "notes", root=tmp_path)
+    state = graph(registry, tmp_path).dataset_state("notes")
     assert (state.state, state.needs_build) == ("no corpus", True)
     assert missing(state.advice, "before", "corpus of 'books'") == []
     find_duplicates(registry, root=tmp_path)
-    assert cache_state(registry, "notes", root=tmp_path).state == "in sync"
+    assert graph(registry, tmp_path).dataset_state("notes").state == "in sync"
     assert build_dataset(registry, "notes", root=tmp_path).state == "cache_hit"
 
 
@@ -235,11 +232,11 @@ def test_an_interleave_takes_prepared_members_prepared(tmp_path: Path, model_tab
     assert len(ids) > len(taken)
     assert {"exact_duplicate", "near_duplicate", "too_short", "member_val"} <= outcome.meta["dropped"].keys()
     assert build_dataset(registry, "mix", root=tmp_path).state == "cache_hit"
-    assert cache_state(registry, "mix", root=tmp_path).state == "in sync"
+    assert graph(registry, tmp_path).dataset_state("mix").state == "in sync"
     stricter = corpus_registry(tmp_path, {"notes": doubled()}, settings=model_table + table + mix + "[dedup]\nthreshold = 0.98\n")
-    assert cache_state(stricter, "mix", root=tmp_path).state == "no corpus"
+    assert graph(stricter, tmp_path).dataset_state("mix").state == "no corpus"
     find_duplicates(stricter, root=tmp_path)
-    assert cache_state(stricter, "mix", root=tmp_path).state == "other settings"
+    assert graph(stricter, tmp_path).dataset_state("mix").state == "other settings"
     assert build_dataset(stricter, "mix", root=tmp_path).state == "built"
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.builds import prepare_corpus
+from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
-from niels_cache_assets.corpus.prepare import CorpusOutcome, CorpusProgress, prepare_corpus
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.documents import Document
@@ -55,7 +57,7 @@ def registry(tmp_path: Path) -> Registry:
 
 class Prepared(NamedTuple):
     registry: Registry
-    outcome: CorpusOutcome
+    outcome: Outcome
     reports: list[CorpusProgress]
 
 
@@ -307,7 +309,7 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
 _SLOW_RUN = """
 import sys
 from pathlib import Path
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.artifacts.builds import prepare_corpus
 from tests.corpora import MisbehavingSource, corpus_registry, with_source
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus, write_report
 from niels_cache_assets.corpus.plots import draw
-from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.corpus.report import corpus_report, plot_names, write_report
+from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
@@ -70,12 +69,12 @@ def test_duplicates_come_with_clusters_their_origin_and_the_curve_of_the_bands_u
 def test_a_report_is_written_once_and_again_when_something_changed(project: Project) -> None:
     first = write_report(project.registry, "letters", root=project.root)
     assert first.state == "built"
-    assert {path.name for path in first.directory.iterdir()} == {"report.json", *plot_names(first.report)}
-    assert json.loads((first.directory / "report.json").read_text()) == first.report
-    images = {name: (first.directory / name).read_bytes() for name in plot_names(first.report)}
+    assert {path.name for path in first.directory.iterdir()} == {"report.json", *plot_names(first.meta)}
+    assert json.loads((first.directory / "report.json").read_text()) == first.meta
+    images = {name: (first.directory / name).read_bytes() for name in plot_names(first.meta)}
     assert len(images) == 4
     assert all(image.startswith(PNG) and len(image) < 60_000 for image in images.values())
-    assert draw(first.report) == images, "the same report, the same bytes"
+    assert draw(first.meta) == images, "the same report, the same bytes"
     assert write_report(project.registry, "letters", root=project.root).state == "cache_hit"
     (first.directory / "funnel.png").unlink()
     assert write_report(project.registry, "letters", root=project.root).state == "built"

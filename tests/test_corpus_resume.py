@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts import corpus, materialize
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning.counting import CleaningReport
-from niels_cache_assets.corpus import duplicates, prepare, store
+from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
 from niels_cache_assets.corpus.counts import CorpusCounts
-from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.dedup import buckets
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources import rows
@@ -200,7 +200,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, ending, full)
+        patch.setattr(corpus if ending == "write_rejected" else materialize, ending, full)
         with pytest.raises(NielsCacheError, match=r"No space left.*unfinished.*kept"):
             prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     cleaned.clear()
@@ -344,7 +344,7 @@ def test_a_search_that_failed_at_its_end_goes_on_behind_its_last_band(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(duplicates, "write_meta", interrupted)
+        patch.setattr(materialize, "write_meta", interrupted)
         with pytest.raises(KeyboardInterrupt):
             find_duplicates(corpora, root=tmp_path, force=True)
     for path in duplicates_dir(tmp_path).iterdir():

@@ -8,12 +8,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.corpus.prepare import CorpusProgress
 from niels_cache_assets.defs.excerpt import fenced
 from niels_cache_assets.defs.metadata import state_in, state_of
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
-from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl
@@ -291,5 +291,5 @@ def test_a_long_cleaning_is_observed_on_its_corpus_with_speed_share_and_time_lef
 
 def test_the_speed_of_a_build_that_was_resumed_is_of_its_last_run(tmp_path: Path) -> None:
     meta = {"train_tokens": 900, "val_tokens": 100}
-    outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=2.0, resumed_tokens=800)
+    outcome = Outcome(key="pretrain/notes", state="built", meta=meta, directory=tmp_path, seconds=2.0, resumed=800)
     assert state_of(outcome)["state"] == "built in 2.0 s, 100 tokens per second"

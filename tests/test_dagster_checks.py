@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.cache_state import cache_state, tokenizer_state
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.cache_checks import BUDGETS_MET, CHECK_NAMES
 from niels_cache_assets.defs.sync_checks import IN_SYNC
 from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
@@ -181,7 +181,7 @@ def metadata_of(check: dg.AssetCheckEvaluation) -> dict[str, object]:
 
 def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) -> None:
     project.configure(extra="val_frac = 0.5\n")
-    state = cache_state(project.registry, "books", root=project.root)
+    state = graph(project.registry, project.root).dataset_state("books")
     assert (state.state, state.needs_build) == ("other settings", True)
     project.build("books")
     assert states(project) == {"notes": "in sync", "books": "in sync"}
@@ -189,7 +189,7 @@ def test_a_changed_setting_is_out_of_sync_until_it_is_built(project: Project) ->
 
 def test_a_data_set_that_is_switched_off_needs_no_build(project: Project) -> None:
     project.configure(extra="enabled = false\n")
-    state = cache_state(project.registry, "books", root=project.root)
+    state = graph(project.registry, project.root).dataset_state("books")
     assert (state.state, state.needs_build) == ("switched off", False)
     assert "kept" in state.advice
     assert states(project) == {"notes": "in sync"}
@@ -199,11 +199,11 @@ def test_a_damaged_tokenizer_is_told_from_a_damaged_data_set(project: Project) -
     path = project.root / "tokenizer" / META_NAME
     meta = read_meta(str(path))
     write_meta(str(path), {key: value for key, value in meta.items() if key != "sha256"})
-    state = cache_state(project.registry, "notes", root=project.root)
-    assert (state.state, tokenizer_state(project.registry, root=project.root).state) == ("no tokenizer", "unreadable")
+    state = graph(project.registry, project.root).dataset_state("notes")
+    assert (state.state, graph(project.registry, project.root).state("tokenizer").state) == ("no tokenizer", "unreadable")
     assert "tokenizer" in state.advice
     path.write_text("{")
-    assert cache_state(project.registry, "notes", root=project.root).state == "no tokenizer"
+    assert graph(project.registry, project.root).dataset_state("notes").state == "no tokenizer"
 
 
 def test_a_meta_json_that_lacks_a_key_is_unreadable(project: Project) -> None:
@@ -211,7 +211,7 @@ def test_a_meta_json_that_lacks_a_key_is_unreadable(project: Project) -> None:
     whole = read_meta(str(path))
     for key in ("built", "fingerprint", "tokenizer_sha256", "dataset_revision", "train_tokens"):
         write_meta(str(path), {name: value for name, value in whole.items() if name != key})
-        state = cache_state(project.registry, "notes", root=project.root)
+        state = graph(project.registry, project.root).dataset_state("notes")
         assert (key, state.state) == (key, "unreadable")
         assert f"has no {key};" in state.advice
 

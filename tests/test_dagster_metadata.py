@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.metadata import MOST_ENTRIES, said_of_dropped
 from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.registry import cache_root
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import FAMILIES
@@ -104,7 +104,7 @@ def test_what_came_of_a_build_is_one_line_of_its_log_and_a_hit_says_hit(built_pr
 
 def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
     meta = {"documents": {"train": 6, "val": 2}, "dropped": {"exact_duplicate": 5, "near_duplicate": 3, "empty": 4}}
-    outcome = BuildOutcome(family="pretrain", name="notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
+    outcome = Outcome(key="pretrain/notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
     reasons = "60.0% of 20 documents: exact_duplicate 5, empty 4, near_duplicate 3"
     assert said_of_dropped(outcome, deduplicated=True) == f"{reasons} (40.0% as duplicates)"
     assert said_of_dropped(outcome, deduplicated=False) == reasons

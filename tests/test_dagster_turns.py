@@ -10,12 +10,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs import turns
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_runtime.format.commit import writer_lock
 from tests.dagster_tools import Project
 from tests.messages import missing

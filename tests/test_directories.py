@@ -12,12 +12,14 @@ from unittest import mock
 
 import pytest
 
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.streaming import directories
-from niels_cache_assets.streaming.directories import atomic_directory, in_turn, partial_directory, sweep_leftovers, when_free
+from niels_cache_assets.streaming.directories import atomic_directory, partial_directory, sweep_leftovers
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
 from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of
+from tests.artifacts import Line
 from tests.faults import children
 from tests.faults.disk import Disk
 from tests.messages import missing
@@ -299,10 +301,11 @@ def test_who_only_looks_at_a_lock_is_not_taken_for_the_killed_owner_that_it_stil
 
 
 def test_what_cannot_be_swept_is_told_and_no_cache_hit_fails_for_it(tmp_path: Path) -> None:
+    materialize(Line(folder=tmp_path / "x"))
     partial_directory(tmp_path / "x").mkdir()
     told: list[str] = []
     with Disk(tmp_path, at=0, fault=errno.EROFS).installed():
-        assert in_turn(tmp_path / "x", lambda: "hit", wait=False, log=told.append) == "hit"
+        assert materialize(Line(folder=tmp_path / "x"), log=told.append).state == "cache_hit"
     assert len(told) == 1
     assert os.strerror(errno.EROFS) in told[0]
 
@@ -359,34 +362,28 @@ def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(t
     said: list[str] = []
     waiting, entered = threading.Event(), threading.Event()
 
-    def other() -> None:
-        with atomic_directory(tmp_path / "x") as partial:
-            entered.set()
-            waiting.wait(60)
-            write(partial / "meta.json", "theirs")
+    def wait_for_the_second() -> None:
+        entered.set()
+        waiting.wait(60)
 
     def log(message: str) -> None:
         said.append(message)
         waiting.set()
 
-    def attempt() -> str:
-        if (tmp_path / "x").exists():
-            return "cache hit"
-        build(tmp_path / "x", "ours")
-        return "built"
-
-    thread = threading.Thread(target=other)
+    first = Line(folder=tmp_path / "x", before=wait_for_the_second)
+    thread = threading.Thread(target=materialize, args=(first,))
     thread.start()
     assert entered.wait(60)
-    assert when_free(attempt, wait=True, log=log) == "cache hit"
+    assert materialize(Line(folder=tmp_path / "x"), wait=True, log=log).state == "cache_hit"
     thread.join()
-    [line] = said
-    assert missing(line, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
+    waited, looked = said
+    assert missing(waited, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
+    assert missing(looked, "another build", str(tmp_path / "x"), "ended") == []
 
 
 def test_a_build_that_does_not_wait_fails_at_once(tmp_path: Path) -> None:
     with writer_lock(tmp_path / "x"), pytest.raises(Busy):
-        when_free(lambda: build(tmp_path / "x", "one"), wait=False, log=print)
+        materialize(Line(folder=tmp_path / "x"))
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -432,34 +429,3 @@ def _leads_to(descriptor: str, path: Path) -> bool:
         return os.path.samefile(f"/proc/self/fd/{descriptor}", path)
     except OSError:
         return False
-
-
-def test_a_build_that_was_overtaken_looks_again_at_what_is_there(tmp_path: Path) -> None:
-    target = tmp_path / "x"
-    told: list[str] = []
-    tried: list[bool] = []
-
-    def attempt() -> str:
-        tried.append(target.exists())
-        if target.exists():
-            return "found"
-        if len(tried) == 1:  # another process is quicker, between this look and this one's lock
-            assert children.run(build, target, "other") == 0
-        build(target, "own")
-        return "built"
-
-    assert in_turn(target, attempt, wait=False, log=told.append) == "found"
-    assert (tried, (target / "meta.json").read_text()) == ([False, True], "other")
-    [said] = told
-    assert missing(said, "another build", str(target), "ended") == []
-
-
-def test_an_attempt_may_build_twice(tmp_path: Path) -> None:
-    target = tmp_path / "x"
-
-    def attempt() -> None:
-        for content in ("one", "two"):
-            build(target, content)
-
-    in_turn(target, attempt, wait=False, log=lambda message: None)
-    assert (target / "meta.json").read_text() == "two"

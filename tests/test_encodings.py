@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.corpus.report import corpus_report
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, chat, encodings, mediawiki, rows
 from niels_cache_assets.sources.base import Source
@@ -35,7 +34,6 @@ from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_assets.tokenization import load_tokenizer
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import json_of
 from tests.messages import missing
@@ -548,7 +546,7 @@ def test_a_corpus_its_report_and_its_cache_say_so_too(nothing_configured: Path, 
     assert outcome.meta["dropped_by_source"] == {"not_text": 1}
     assert outcome.meta["facts"]["replaced"]["by_file"]["latin.txt"] == 9
     assert "picture.txt" in str(outcome.warning)
-    from niels_cache_assets.corpus.duplicates import find_duplicates
+    from niels_cache_assets.artifacts.builds import find_duplicates
 
     find_duplicates(registry, root=root)
     report = corpus_report(registry, "mine", root=root)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from niels_cache_assets import tokenizer_training
+from niels_cache_assets.artifacts import tokenizer
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cache_identity import cache_fingerprint
 from niels_cache_assets.corpus import identity as corpus_identity
@@ -18,7 +19,6 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.base import Source
 from niels_cache_assets.sources.hub import HubData
 from niels_cache_assets.sources.row_files import Text
-from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 
 KINDS: dict[str, type[Source]] = {**PRETRAIN_SOURCES, **SFT_SOURCES}
 
@@ -108,7 +108,7 @@ def fingerprints(registry: Registry) -> dict[str, str]:
     return {
         **found,
         "corpus": corpus_fingerprint(registry, "prepared", revision="1", tokenizer_sha256=None),
-        "tokenizer": tokenizer_fingerprint(registry),
+        "tokenizer": fingerprint_of(graph(registry, "").tokenizer().identity()),
         "dedup": fingerprint_of(dedup_identity(registry.dedup)),
     }
 
@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
         **{f"{kind} files": KINDS[kind].files_code_version for kind in LOCAL},  # type: ignore[attr-defined]
         **CODE_VERSIONS,
         "corpus": corpus_identity.CODE_VERSION,
-        "tokenizer": tokenizer_training.CODE_VERSION,
+        "tokenizer": tokenizer.CODE_VERSION,
     }
 
 
@@ -142,7 +142,7 @@ def test_default_settings_have_the_fingerprints_that_they_always_had(monkeypatch
     for family in ("pretrain", "sft"):
         monkeypatch.setitem(CODE_VERSIONS, family, THEN[family])
     monkeypatch.setattr(corpus_identity, "CODE_VERSION", THEN["corpus"])
-    monkeypatch.setattr(tokenizer_training, "CODE_VERSION", THEN["tokenizer"])
+    monkeypatch.setattr(tokenizer, "CODE_VERSION", THEN["tokenizer"])
     assert {table["source"] for table in (*PRETRAIN.values(), *SFT.values())} == set(KINDS)
     assert fingerprints(registry()) == GOLDEN
 

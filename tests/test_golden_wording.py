@@ -21,9 +21,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.cli.commands.ui import SIGNALS
 from niels_cache_assets.cli.parser import COMMANDS
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_runtime import TokenLoader
 from tests import transcripts

@@ -10,19 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets import held_out
-from niels_cache_assets.cache_state import cache_state, corpus_state
-from niels_cache_assets.corpus.duplicates import find_duplicates
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.corpus.identity import held_out_identity
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.defaults import SPECIAL_TOKENS
 from niels_cache_assets.documents import Document
-from niels_cache_assets.pipeline import BuildOutcome, build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
 from tests.corpora import nearly, write_jsonl
@@ -97,7 +95,7 @@ def mixed(root: Path) -> list[str]:
     return [each for split in SPLITS for each in ids(root, "mix", split)]
 
 
-def files_of(outcome: BuildOutcome) -> dict[str, str]:
+def files_of(outcome: Outcome) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in outcome.meta["files"].items()}
 
 
@@ -205,10 +203,10 @@ def test_a_mixture_is_built_again_when_a_member_keeps_another_val(tmp_path: Path
     registry = ready(project(tmp_path, tiny_model, RULES["budgets, cleaned"]), tmp_path)
     build_dataset(registry, "mix", root=tmp_path)
     assert build_dataset(registry, "mix", root=tmp_path).state == "cache_hit"
-    assert cache_state(registry, "mix", root=tmp_path).state == "in sync"
+    assert graph(registry, tmp_path).dataset_state("mix").state == "in sync"
     for old, new in (("val_tokens = 3_000", "val_tokens = 2_000"), ("train_tokens", 'decontaminate = "exact"\ntrain_tokens')):
         changed = project(tmp_path, tiny_model, RULES["budgets, cleaned"].replace(old, new))
-        assert cache_state(changed, "mix", root=tmp_path).state == "other settings"
+        assert graph(changed, tmp_path).dataset_state("mix").state == "other settings"
         outcome = build_dataset(changed, "mix", root=tmp_path)
         assert outcome.state == "built"
         build_dataset(changed, "a", root=tmp_path)
@@ -244,7 +242,7 @@ def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, ti
         build_dataset(registry, "mix", root=torn, progress=interrupt)
     build_dataset(registry, "a", root=torn)
     outcome = build_dataset(registry, "mix", root=torn)
-    assert outcome.resumed_tokens > 0
+    assert outcome.resumed > 0
     assert files_of(outcome) == expected
     assert set(ids(torn, "a", "val")) & set(mixed(torn)) == set()
 
@@ -269,9 +267,9 @@ def test_a_prepared_mixture_of_members_with_budgets_takes_the_tokenizer_first(tm
 
 def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_rules(tmp_path: Path, tiny_model: Path) -> None:
     registry = ready(project(tmp_path, tiny_model, RULES["budgets"], PREPARED_MIX), tmp_path)
-    assert corpus_state(registry, "mix", root=tmp_path).state == "in sync"
+    assert graph(registry, tmp_path).state("corpus/mix").state == "in sync"
     longer = project(tmp_path, tiny_model, RULES["budgets"].replace("3_000", "4_000"), PREPARED_MIX)
-    assert corpus_state(longer, "mix", root=tmp_path).state == "other settings"
+    assert graph(longer, tmp_path).state("corpus/mix").state == "other settings"
     with pytest.raises(NielsCacheError, match=r"other settings.*'mix'"):
         build_dataset(longer, "mix", root=tmp_path)
     other = train_tiny_tokenizer(tmp_path / "other")
@@ -280,7 +278,7 @@ def test_the_corpus_of_a_mixture_is_of_one_tokenizer_and_of_its_members_split_ru
         model.write(b"\x1a\x00")  # the same pieces, another sha256
     registry = project(tmp_path, tmp_path / "copy.model", RULES["budgets"], PREPARED_MIX)
     build_tokenizer(registry, root=tmp_path)
-    assert corpus_state(registry, "mix", root=tmp_path).state == "other settings"
+    assert graph(registry, tmp_path).state("corpus/mix").state == "other settings"
     assert prepare_corpus(registry, "mix", root=tmp_path, processes=1).state == "built"
 
 

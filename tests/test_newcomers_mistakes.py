@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.inputs import input_problems
@@ -14,7 +15,6 @@ from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources.files import find_files
 from niels_cache_assets.sources.rows import json_rows
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hand_made import write_cache

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.registry import load_registry
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 
 pytestmark = [

@@ -38,9 +38,9 @@ def peak():  # getrusage would count what the parent had before this program was
 """
 BUILD = """
 import sys
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.registry import load_registry
-from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_assets.artifacts.builds import build_tokenizer
 folder = Path(sys.argv[1])
 registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
 build_tokenizer(registry, root=folder / "cache")
@@ -56,12 +56,12 @@ print(peak())
 MEMORY = """
 import json, sys
 from pathlib import Path
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources import hub_tables, parquet_files
 from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.streaming import in_flight
-from niels_cache_assets.tokenizer_training import build_tokenizer
+from niels_cache_assets.artifacts.builds import build_tokenizer
 
 def mebibytes(key):
     return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) >> 10

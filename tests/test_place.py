@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.blends.prebuild import plan_of
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
-from niels_cache_assets.cache_state import all_states, cache_state
 from niels_cache_assets.cli import main
-from niels_cache_assets.corpus.identity import current_corpus
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.hf import to_hf_dataset
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.history import History
@@ -144,7 +142,7 @@ def test_a_command_that_is_given_the_name_refuses(
 
 
 def test_what_looks_at_all_of_them_says_which_is_another(swapped: SmallProject, capsys: pytest.CaptureFixture[str]) -> None:
-    states = {state.name: state for state in all_states(swapped.registry, root=swapped.root)}
+    states = {state.name: state for state in graph(swapped.registry, swapped.root).states()}
     for name in ("letters", "notes"):
         assert (states[name].state, states[name].condition) == ("other data set", "broken")
     assert OTHER in states["letters"].advice
@@ -204,7 +202,7 @@ def test_a_build_neither_takes_nor_replaces_another_data_set(swapped: SmallProje
     assert read_meta(str(folder / "meta.json")) == before
     outcome = build_dataset(swapped.registry, "letters", root=swapped.root, force=True)
     assert (outcome.state, outcome.meta["dataset_name"]) == ("built", "letters")
-    assert cache_state(swapped.registry, "letters", root=swapped.root).state == "in sync"
+    assert graph(swapped.registry, swapped.root).dataset_state("letters").state == "in sync"
 
 
 def test_a_copy_with_the_same_settings_and_text_is_no_hit(tmp_path: Path, tiny_model: Path) -> None:
@@ -244,14 +242,14 @@ def test_another_corpus_is_neither_read_nor_replaced(swapped: SmallProject, caps
     rewrite_meta(root / "corpus/notes", dataset_name="books")
     other = "dataset_name is 'books'"
     with pytest.raises(NielsCacheError, match=other):
-        current_corpus(registry, "notes", root=root)
+        graph(registry, root).corpus("notes").current()
     with pytest.raises(NielsCacheError, match=other):
         prepare_corpus(registry, "notes", root=root, processes=1)
     with pytest.raises(NielsCacheError, match=other):
         build_dataset(registry, "notes", root=root)
     (finding,) = verify_cache(root)
     assert finding.problem.startswith(other)
-    states = {state.name: state.state for state in all_states(registry, root=root)}
+    states = {state.name: state.state for state in graph(registry, root).states()}
     assert states["corpus/notes"] == "other data set"
     for words in (("sample", "notes", "--stage", "corpus"), ("rejected", "notes"), ("duplicates", "notes"), ("show", "notes")):
         code, _, errors = run(swapped, capsys, *words)

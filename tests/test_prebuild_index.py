@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.index import prebuild
 from niels_cache_assets.blends import prebuild as prebuilding
-from niels_cache_assets.blends.prebuild import BlendPlan, plan_of, prebuild, prebuild_here, read_blend_file
+from niels_cache_assets.blends.prebuild import BlendPlan, build_here, plan_of, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.prebuild_index import array_progress
 from niels_cache_assets.registry import Registry, load_registry
@@ -115,7 +116,7 @@ def test_a_file_an_export_and_a_table_that_say_the_same_have_one_hash(folder: Pa
 
 def test_every_setting_and_the_data_change_the_hash(folder: Path) -> None:
     def hash_of(root: Path = Path("cache")) -> str:
-        return prebuild(plan_of(registry(), "mix", root=root), root=root).hash
+        return prebuild(plan_of(registry(), "mix", root=root), root=root).meta["hash"]
 
     found = [hash_of()]
     base = MIX.format(notes=3)
@@ -136,12 +137,12 @@ def test_without_weights_each_sample_comes_once(folder: Path) -> None:
     paths, weights = read_blend_file("blend.txt")
     plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
     assert weights is None
-    outcome = prebuild_here(plan, root=Path("cache"))
-    *members, blend = outcome.indices
+    (*members, blend), built = build_here(plan, root=Path("cache"))
+    assert built
     assert blend.label == "blend"
     assert blend.samples == sum(member.samples for member in members)
     alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
-    assert [index.label for index in prebuild_here(alone, root=Path("cache")).indices] == ["notes"]
+    assert [index.label for index in build_here(alone, root=Path("cache"))[0]] == ["notes"]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyP
 
     def messages(plan: BlendPlan) -> list[Any]:
         receiver, sender = multiprocessing.Pipe(duplex=False)
-        prebuilding._prebuild_for(sender, plan, Path("cache"))
+        prebuilding._build_for(sender, plan, Path("cache"))
         sender.close()
         received = []
         with suppress(EOFError):
@@ -292,9 +293,9 @@ def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyP
                 received.append(receiver.recv())
         return received
 
-    *progress, (kind, outcome) = messages(plan)
+    *progress, (kind, (indices, built)) = messages(plan)
     assert {kind for kind, _ in progress} == {"progress"}
-    assert (kind, outcome.hash) == ("outcome", prebuild_here(plan, root=Path("cache")).hash)
+    assert (kind, built, (indices, False)) == ("outcome", True, build_here(plan, root=Path("cache")))
     [(kind, message)] = messages(replace(plan, paths=(Path("nowhere"), Path("nowhere"))))
     assert kind == "error"
     assert missing(message, "nowhere: ", "folder") == []

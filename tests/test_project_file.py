@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.cache_state import tokenizer_state
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.defs import launcher
 from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_assets.own_data.new_config import catalog_table
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.shipped import ABOUT, catalog, profile_tables
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.tokenizer_training import build_tokenizer, needs_training
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from tests import programs
@@ -239,10 +237,10 @@ def test_a_tokenizer_of_shipped_data_sets_stays_when_the_file_names_them_no_long
     built = build_tokenizer(with_profile, root=Path("cache"))
     assert {"python_docs", "notes", "python_help"} == set(built.meta["trained_on"]["sources"])
     alone = configured(f"{SMALL}{NOTES}")
-    state = tokenizer_state(alone, root=Path("cache"))
+    state = graph(alone, Path("cache")).state("tokenizer")
     assert state.condition == "complete"
     assert "python_docs, python_help are not" in state.note
-    assert not needs_training(alone, root=Path("cache"))
+    assert not graph(alone, "cache").tokenizer().needs_training()
     assert build_tokenizer(alone, root=Path("cache")).state == "cache_hit"
 
 
@@ -437,8 +435,8 @@ def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path
 
 def test_the_launcher_leaves_out_what_is_switched_off_and_says_so_where_it_is_named() -> None:
     registry = configured(NOTES + '[pretrain.off]\nsource = "text"\nfiles = ["a"]\nenabled = false\n')
-    assert launcher._chosen(registry, None) == ["notes"]
-    assert launcher._chosen(registry, ["off"]) == ["off"]
+    assert graph(registry, "cache").order() == ["tokenizer", "pretrain/notes"]
+    assert graph(registry, "cache").order(["off"]) == ["tokenizer", "pretrain/off"]
 
 
 def test_definitions_announce_that_there_is_no_file(caplog: pytest.LogCaptureFixture) -> None:

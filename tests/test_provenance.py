@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles
 from tests.read_sources import read

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.cache_state import all_states
+from niels_cache_assets.artifacts.builds import build_dataset
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import main
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import load_registry
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import read_meta
@@ -56,6 +56,6 @@ def test_every_real_sample_is_built_and_verified_and_built_once(
     assert str(tmp_path) not in (root / "pretrain/notes/meta.json").read_text()
 
     registry = load_registry(config=str(CONFIG))
-    assert {state.condition for state in all_states(registry, root=root)} == {"complete"}
+    assert {state.condition for state in graph(registry, root).states()} == {"complete"}
     for name in NAMES[1:]:
         assert build_dataset(registry, name, root=root).state == "cache_hit"

@@ -16,10 +16,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.member import with_prepared
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.sources import chat, hub_tables, mediawiki, rows
 from niels_cache_assets.sources.base import Source, StreamContext
 from niels_cache_assets.sources.chat import ChatJsonl

@@ -19,6 +19,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
@@ -28,7 +29,6 @@ from niels_cache_assets.sources.folders import Roam
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta

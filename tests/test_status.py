@@ -10,22 +10,19 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.cache_state import all_states, tokenizer_state
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.pipeline import build_dataset, journal_fingerprint
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.show.corpora import corpus_names
 from niels_cache_assets.sources.row_files import Jsonl
 from niels_cache_assets.streaming import directories, journal
 from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
@@ -105,7 +102,7 @@ def leave_unfinished(target: Path, *, share: float | None) -> None:
     """One that a build of the project as it is would go on with."""
     registry = load_registry(config=str(target.parents[2] / "niels_cache.toml"))
     revision = registry.source(target.name).revision({})
-    expected = journal_fingerprint(registry, target.name, root=target.parents[1], revision=revision)
+    expected = graph(registry, target.parents[1]).dataset(target.name).journal(revision)
     partial = partial_directory(target)
     partial.mkdir()
     opened = Journal.open(partial, fingerprint=expected.fingerprint, log=print, made_of=expected.made_of)
@@ -378,7 +375,7 @@ def test_changed_bytes_of_the_same_size_are_found_with_full_only(project: Path, 
 def test_caches_of_another_configuration_are_shown_too(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('profile = "quickstart"\n[tokenizer]\nmodel = "spm.model"\n')
-    states = {state.name: state for state in all_states(load_registry(config=str(other)), root=project / "cache")}
+    states = {state.name: state for state in graph(load_registry(config=str(other)), project / "cache").states()}
     assert (states["notes"].state, states["corpus/books"].state, states["corpus/duplicates"].state) == ("built", "built", "built")
     assert states["python_docs"].condition == "missing"
 
@@ -402,7 +399,7 @@ def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch, more
     """Leave it unfinished, with nothing finished beside it; its target."""
     configure(project, more)
     registry, root = load_registry(config=str(project / "niels_cache.toml")), project / "cache"
-    target = next(state.directory for state in all_states(registry, root=root) if state.name == name)
+    target = next(state.directory for state in graph(registry, root).states() if state.name == name)
     shutil.rmtree(target, ignore_errors=True)
     stop_at_the_last_step(lambda log: BUILDS[name](registry, root, log), monkeypatch)
     assert (partial_directory(target) / JOURNAL_NAME).exists()
@@ -598,4 +595,4 @@ def test_what_files_are_on_other_machines_is_not_asked(trained: Path, monkeypatc
 
     monkeypatch.setattr("socket.socket.connect", asked)
     registry = load_registry(config=str(toml))
-    assert missing(tokenizer_state(registry, root=trained / "cache").note, "later, ", "not be read") == []
+    assert missing(graph(registry, trained / "cache").state("tokenizer").note, "later, ", "not be read") == []

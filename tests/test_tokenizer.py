@@ -17,18 +17,18 @@ import pytest
 import torch
 
 from niels_cache_assets import tokenizer_training
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.prepare import prepare_corpus
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.lineage import read_lineage
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources.base import SourceUnavailable
 from niels_cache_assets.sources.row_files import Jsonl, Text
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
-from niels_cache_assets.tokenizer_training import build_tokenizer, round_trip_losses, tokenizer_fingerprint
+from niels_cache_assets.tokenizer_training import round_trip_losses
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -232,13 +232,14 @@ def test_training_ends_with_the_build_however_that_ends(tmp_path: Path, end: sig
         import os
         from pathlib import Path
         from niels_cache_assets import tokenizer_training
+        from niels_cache_assets.artifacts.builds import build_tokenizer
         from niels_cache_assets.registry import load_registry
         def endless(registry, root, sample, beginnings, log):  # training waits for a writer of its text for ever
             os.mkfifo(sample)
             return {{"bytes": 0}}
         tokenizer_training.spool_sample = endless
         registry = load_registry(profile="quickstart", config={configure(tmp_path, TINY)!r})
-        tokenizer_training.build_tokenizer(registry, root=Path({str(tmp_path)!r}))
+        build_tokenizer(registry, root=Path({str(tmp_path)!r}))
     """
     with watched("-c", textwrap.dedent(script)) as build:
         children = Path(f"/proc/{build.program.pid}/task/{build.program.pid}/children")
@@ -436,7 +437,7 @@ def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -
     again = build_tokenizer(registry, root=tmp_path, force=True)
     assert (again.meta["fingerprint"], again.meta["sha256"] == first.meta["sha256"]) == (first.meta["fingerprint"], False)
     plain = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
-    assert tokenizer_fingerprint(plain) == "1f54164baee50d486d60c22e3bcd8119661368e94cd562236df97405a278214f", (
+    assert fingerprint_of(graph(plain, "").tokenizer().identity()) == "1f54164baee50d486d60c22e3bcd8119661368e94cd562236df97405a278214f", (
         "those that people have built stay valid"
     )
 

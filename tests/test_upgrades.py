@@ -20,12 +20,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from niels_cache_assets.blends.prebuild import plan_of, prebuild
+from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
+from niels_cache_assets.artifacts.index import prebuild
+from niels_cache_assets.blends.prebuild import plan_of
 from niels_cache_assets.build_cache import resuming
 from niels_cache_assets.cli import main
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.defs.instance import ensure_instance
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_runtime import DatasetLoader, TokenLoader, open_cache

@@ -9,11 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.corpus.prepare import prepare_corpus
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.registry import load_registry
 from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.tokenizer_training import build_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 from tests.messages import missing

@@ -10,7 +10,6 @@ answers no interrupt until it is done, but a child can be killed, and the next b
 import math
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,18 +81,9 @@ class Index:
         return self.directory.name
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexOutcome:
-    """indices: of the data sets in their order, then of the blend (a single data set without weights is none)."""
-
-    state: Literal["built", "cache_hit"]
-    indices: tuple[Index, ...]
-    seconds: float
-
-    @property
-    def hash(self) -> str:
-        """Of all of them: the same as long as the samples of a run are the same."""
-        return fingerprint_of({"indices": [index.hash for index in self.indices]})[: len(self.indices[-1].hash)]
+def hash_of_all(indices: Sequence[Index]) -> str:
+    """Of these indices: the same as long as the samples of a run are the same."""
+    return fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
 
 
 def index_folder(root: Path) -> Path:
@@ -150,17 +140,20 @@ def parse_blend(words: Sequence[str], *, where: str) -> tuple[list[str], list[fl
     return words, None
 
 
-def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
+def build_indices(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> tuple[tuple[Index, ...], bool]:
     """Build what is not there yet, under `root`; a long blend in a child process. progress: told (name of the array, done, total).
+
+    Returns the indices of the data sets in their order, then of the blend (a single data set without weights has none), and whether any
+    was built.
 
     Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
     cannot be written.
     """
     if not _is_long(plan):
-        return prebuild_here(plan, root=root, progress=progress)
+        return build_here(plan, root=root, progress=progress)
     context = multiprocessing.get_context("spawn")
     messages, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_prebuild_for, args=(sender, plan, root.absolute()), daemon=True)
+    child = context.Process(target=_build_for, args=(sender, plan, root.absolute()), daemon=True)
     child.start()
     sender.close()
     try:
@@ -169,8 +162,8 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
                 continue
             kind, told = messages.recv()
             if kind == "outcome":
-                outcome: IndexOutcome = told
-                return outcome
+                found: tuple[tuple[Index, ...], bool] = told
+                return found
             if kind in _ERRORS:
                 raise _ERRORS[kind](told)
             if progress is not None:
@@ -184,24 +177,24 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
         messages.close()
 
 
-def _prebuild_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
-    """In the child: what `prebuild_here` says and returns goes to the caller, who has the interrupts."""
+def _build_for(sender: Connection, plan: BlendPlan, root: Path) -> None:
+    """In the child: what `build_here` says and returns goes to the caller, who has the interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()  # whose end it would notice only when it has something to say
     try:
-        sender.send(("outcome", prebuild_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
+        sender.send(("outcome", build_here(plan, root=root, progress=lambda *told: sender.send(("progress", told)))))
     except NielsCacheError as error:
         sender.send(("not written" if isinstance(error, NotWrittenError) else "error", str(error)))
     except BrokenPipeError:
         pass  # the caller is gone
 
 
-def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> IndexOutcome:
-    """`prebuild`, in this process."""
+def build_here(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> tuple[tuple[Index, ...], bool]:
+    """`build_indices`, in this process."""
     from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
 
     cache = _cache_of(plan, root)
-    started, built = time.monotonic(), False
+    built = False
 
     def tell(array: str, done: int, total: int) -> None:
         nonlocal built
@@ -217,7 +210,7 @@ def prebuild_here(plan: BlendPlan, *, root: Path, progress: Progress | None = No
         **_settings(plan),
     )
     indices = tuple(_index(cache, label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
-    return IndexOutcome(state="built" if built else "cache_hit", indices=indices, seconds=time.monotonic() - started)
+    return indices, built
 
 
 def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":

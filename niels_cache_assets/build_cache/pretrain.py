@@ -2,25 +2,26 @@
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from niels_cache_assets.build_cache.alone import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
-from niels_cache_assets.build_cache.resuming import Counts, Resume, answer_if_asked, open_journal
+from niels_cache_assets.build_cache.resuming import Counts, Resume, open_journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
-from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
 from niels_cache_assets.streaming.splits import BudgetSplitter
 from niels_cache_assets.streaming.writers import require_shard_bytes
-from niels_cache_assets.tokenization import view_tokenizer
+from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import content_sha256, write_meta
+from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
 
@@ -66,82 +67,150 @@ def build_pretrain_cache(
     text with a special token where `on_collision="raise"`, for a document of val that comes too late to be kept out of train, and for what
     the disk refuses. The last good cache then stays as it was.
     """
-    require_whole_numbers(
+    build = PretrainBuild(
+        texts=texts,
+        out_dir=out_dir,
+        tokenizer=tokenizer,
         max_train_tokens=max_train_tokens,
         max_val_tokens=max_val_tokens,
         shard_bytes=shard_bytes,
         seed=seed,
         shuffle_buffer=shuffle_buffer,
+        append_eot=append_eot,
+        on_collision=on_collision,
         threads=threads,
-    )
-    require_shard_bytes(shard_bytes)
-    if shuffle_buffer is not None and shuffle_buffer < 1:
-        raise NielsCacheError(f"shuffle_buffer is {shuffle_buffer}; give at least 1, or None to keep the input order")
-    view = view_tokenizer(tokenizer)
-    new_splitter = functools.partial(
-        BudgetSplitter, max_train_tokens=max_train_tokens, max_val_tokens=max_val_tokens, eot=view.eot if append_eot else None
-    )
-    new_splitter()  # refuses budgets that cannot work
-    provenance = provenance or Provenance()
-    feed: Feed[Any] = texts if isinstance(texts, Feed) else Feed.of(texts, report or SourceReport())
-    # Nothing where it is off: older caches stay good.
-    identity = decontamination_identity(decontaminate, decontaminate_threshold, val_is_given=val_texts is not None)
-    settings = {
-        "max_train_tokens": max_train_tokens,
-        "max_val_tokens": max_val_tokens,
-        "shard_bytes": shard_bytes,
-        "seed": seed,
-        "shuffle_buffer": shuffle_buffer,
-        "append_eot": append_eot,
-        **identity,
-    }
-    meta = {
-        **common_meta("pretrain", view, provenance, seed, settings),
-        "append_eot": append_eot,
-        "shard_bytes": shard_bytes,
-        **identity,
-        "split_rule": provenance.split_rule or f"val until {max_val_tokens} tokens, then train until {max_train_tokens}",
-    }
-    middle = PretrainStream(
-        feed=feed,
-        shuffle_buffer=shuffle_buffer,
-        seed=seed,
-        encode=functools.partial(
-            encode_documents,
-            tokenizer=view,
-            threads=threads or available_threads(),
-            append_eot=append_eot,
-            raise_on_collision=on_collision == "raise",
-        ),
-        new_splitter=new_splitter,
+        decontaminate=decontaminate,
+        decontaminate_threshold=decontaminate_threshold,
         val_texts=val_texts,
+        provenance=provenance or Provenance(),
+        report=report,
         progress=progress,
-        log=resume.log if resume is not None else lambda message: None,
     )
-    known = {"settings": settings, "meta": meta, "on_collision": on_collision}
-    answer_if_asked(resume, identity=known)
-    with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=provenance.dataset_name or Path(out_dir).name, identity=known, state=State)
+    return build_alone(build, out_dir, resume)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainBuild:
+    """A build of a pretrain cache whose settings are checked; they are those of `build_pretrain_cache`. `out_dir`: for messages."""
+
+    texts: Iterable[str | Document] | Feed[Document]
+    out_dir: str
+    tokenizer: Any
+    max_train_tokens: int
+    max_val_tokens: int
+    shard_bytes: int
+    seed: int
+    shuffle_buffer: int | None
+    append_eot: bool = True
+    on_collision: Literal["drop", "raise"] = "drop"
+    threads: int | None = None
+    decontaminate: Decontaminate = "off"
+    decontaminate_threshold: float = 0.8
+    val_texts: Iterable[str | Document] | None = None
+    provenance: Provenance
+    report: SourceReport | None = None
+    progress: OnProgress | None = None
+
+    def __post_init__(self) -> None:
+        require_whole_numbers(
+            max_train_tokens=self.max_train_tokens,
+            max_val_tokens=self.max_val_tokens,
+            shard_bytes=self.shard_bytes,
+            seed=self.seed,
+            shuffle_buffer=self.shuffle_buffer,
+            threads=self.threads,
+        )
+        require_shard_bytes(self.shard_bytes)
+        if self.shuffle_buffer is not None and self.shuffle_buffer < 1:
+            raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
+        self._new_splitter()  # refuses a tokenizer and budgets that cannot work
+
+    @cached_property
+    def _view(self) -> BuildTokenizer:
+        return view_tokenizer(self.tokenizer)
+
+    @cached_property
+    def _feed(self) -> Feed[Any]:
+        return self.texts if isinstance(self.texts, Feed) else Feed.of(self.texts, self.report or SourceReport())
+
+    def _new_splitter(self, **remaining: Any) -> BudgetSplitter:
+        eot = self._view.eot if self.append_eot else None
+        return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, **remaining)
+
+    @cached_property
+    def _decontamination(self) -> dict[str, Any]:
+        """Return nothing where it is off: older caches stay good."""
+        return decontamination_identity(self.decontaminate, self.decontaminate_threshold, val_is_given=self.val_texts is not None)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "max_train_tokens": self.max_train_tokens,
+            "max_val_tokens": self.max_val_tokens,
+            "shard_bytes": self.shard_bytes,
+            "seed": self.seed,
+            "shuffle_buffer": self.shuffle_buffer,
+            "append_eot": self.append_eot,
+            **self._decontamination,
+        }
+
+    @cached_property
+    def _meta(self) -> Meta:
+        split_rule = f"val until {self.max_val_tokens} tokens, then train until {self.max_train_tokens}"
+        return {
+            **common_meta("pretrain", self._view, self.provenance, self.seed, self._settings),
+            "append_eot": self.append_eot,
+            "shard_bytes": self.shard_bytes,
+            **self._decontamination,
+            "split_rule": self.provenance.split_rule or split_rule,
+        }
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what it knows that decides the bytes, for its journal."""
+        return {"settings": self._settings, "meta": self._meta, "on_collision": self.on_collision}
+
+    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
+        middle = PretrainStream(
+            feed=self._feed,
+            shuffle_buffer=self.shuffle_buffer,
+            seed=self.seed,
+            encode=functools.partial(
+                encode_documents,
+                tokenizer=self._view,
+                threads=self.threads or available_threads(),
+                append_eot=self.append_eot,
+                raise_on_collision=self.on_collision == "raise",
+            ),
+            new_splitter=self._new_splitter,
+            val_texts=self.val_texts,
+            progress=self.progress,
+            log=resume.log if resume is not None else lambda message: None,
+        )
+        name = self.provenance.dataset_name or Path(self.out_dir).name
+        journal = open_journal(partial, resume, name=name, identity=self.identity, state=State)
         state: State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
-        splitter = new_splitter(remaining=state.remaining) if state is not None else new_splitter()
+        splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
-            PretrainWriter(partial, shard_bytes=shard_bytes, state=state.writer if state else None, files=finished) as writer,
-            open_guard(decontaminate, decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
+            PretrainWriter(partial, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished) as writer,
+            open_guard(self.decontaminate, self.decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
         ):
             counts = middle.write(writer, splitter, guard, journal)
             if not writer.tokens("train"):
-                raise NielsCacheError(_why_no_train(out_dir, writer.tokens("val"), max_val_tokens, counts, feed.report.hints))
+                why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self._feed.report.hints)
+                raise NielsCacheError(why)
             writer.seal()
-            meta |= {
+            meta = {
+                **self._meta,
                 **writer.totals(),
                 "dropped": counts.dropped,
                 "facts": counts.facts,
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
             }
-            write_meta(str(partial / META_NAME), meta)
-    return sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
+        return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:

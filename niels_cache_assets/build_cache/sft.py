@@ -3,21 +3,23 @@
 The examples' tokens are spooled as they come and dealt to the splits at the end (streaming/sft_spool.py), since val is a share of them all.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from niels_cache_assets.build_cache.alone import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, answer_if_asked, open_journal, take_up
+from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
 from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, map_in_order, require_ids_fit
 from niels_cache_assets.streaming.feed import Feed, Mark, Position
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
@@ -25,8 +27,8 @@ from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
-from niels_cache_runtime.format.meta import content_sha256, write_meta
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
 
@@ -74,55 +76,110 @@ def build_sft_cache(
     Raises NielsCacheError for an invalid conversation (`on_invalid="drop"` counts it instead), no example at all, a val_frac outside
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
     """
-    require_whole_numbers(seed=seed, threads=threads)
-    if not 0 <= val_frac < 1:
-        raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
-    view = view_tokenizer(tokenizer)
-    view.require(ROLE_KEYS)
-    provenance = provenance or Provenance()
-    feed: Feed[Any] = examples if isinstance(examples, Feed) else Feed.of(examples, report or SourceReport())
-    settings = {"val_frac": val_frac, "seed": seed, "split_by": split_by}
-    meta = {
-        **common_meta("sft", view, provenance, seed, settings),
-        "split_rule": provenance.split_rule or f"seeded {val_frac:g} of {split_by}s to val",
-    }
+    build = SftBuild(
+        examples=examples,
+        out_dir=out_dir,
+        tokenizer=tokenizer,
+        val_frac=val_frac,
+        seed=seed,
+        split_by=split_by,
+        on_invalid=on_invalid,
+        on_collision=on_collision,
+        threads=threads,
+        provenance=provenance or Provenance(),
+        report=report,
+        progress=progress,
+    )
+    return build_alone(build, out_dir, resume)
 
-    def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
-        return _encode_conversations(*task, view, raise_on_invalid=on_invalid == "raise", raise_on_collision=on_collision == "raise")
 
-    def stream(mark: Mark | None) -> Iterator[Conversation]:
-        return as_conversations(feed.open(mark), first=mark.items if mark else 0)
+@dataclass(frozen=True, kw_only=True)
+class SftBuild:
+    """A build of an SFT cache whose settings are checked; they are those of `build_sft_cache`. `out_dir`: for messages."""
 
-    def encoded(state: _State | None) -> Generator[_Encoded]:
-        conversations, first = stream(None), 0
-        if resume is not None and state is not None:
-            conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
-        chunks = feed.positioned(in_chunks(conversations, _characters), first=first)
-        return map_in_order(encode, chunks, threads=threads or available_threads(), size_of=lambda task: sum(map(_characters, task[0])))
+    examples: Iterable[list[Message] | Conversation] | Feed[Conversation]
+    out_dir: str
+    tokenizer: Any
+    val_frac: float
+    seed: int
+    split_by: Literal["example", "group"] = "example"
+    on_invalid: Literal["raise", "drop"] = "raise"
+    on_collision: Literal["drop", "raise"] = "drop"
+    threads: int | None = None
+    provenance: Provenance
+    report: SourceReport | None = None
+    progress: OnProgress | None = None
 
-    identity = {"settings": settings, "meta": meta, "on_invalid": on_invalid, "on_collision": on_collision}
-    answer_if_asked(resume, identity=identity)
-    with atomic_directory(out_dir, resumable=resume is not None) as partial:
-        journal = open_journal(partial, resume, name=provenance.dataset_name or Path(out_dir).name, identity=identity, state=_State)
+    def __post_init__(self) -> None:
+        require_whole_numbers(seed=self.seed, threads=self.threads)
+        if not 0 <= self.val_frac < 1:
+            raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
+        self._view.require(ROLE_KEYS)
+
+    @cached_property
+    def _view(self) -> BuildTokenizer:
+        return view_tokenizer(self.tokenizer)
+
+    @cached_property
+    def _feed(self) -> Feed[Any]:
+        return self.examples if isinstance(self.examples, Feed) else Feed.of(self.examples, self.report or SourceReport())
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self.split_by}
+
+    @cached_property
+    def _meta(self) -> Meta:
+        return {
+            **common_meta("sft", self._view, self.provenance, self.seed, self._settings),
+            "split_rule": self.provenance.split_rule or f"seeded {self.val_frac:g} of {self.split_by}s to val",
+        }
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what it knows that decides the bytes, for its journal."""
+        return {"settings": self._settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
+
+    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
+        name = self.provenance.dataset_name or Path(self.out_dir).name
+        journal = open_journal(partial, resume, name=name, identity=self.identity, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
-                ended = _spool(spool, encoded, feed, journal, progress)
+                ended = _spool(spool, functools.partial(self._encoded, resume), self._feed, journal, self.progress)
             if not spool.examples:
-                note = dropped_note(ended, feed.report.hints)
-                raise NielsCacheError(f"{out_dir}: the source gave no usable conversation{note}; nothing was written")
+                note = dropped_note(ended, self._feed.report.hints)
+                raise NielsCacheError(f"{self.out_dir}: the source gave no usable conversation{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
-            counts = spool.deal(files, val_frac=val_frac, seed=seed, by_group=split_by == "group")
-            meta |= {
+            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self.split_by == "group")
+            meta = {
+                **self._meta,
                 **{key: count for key, count in counts.items() if key != "straddling_groups"},
                 "dropped": ended.dropped,
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
                 "content_sha256": content_sha256(files),
             }
-            write_meta(str(partial / META_NAME), meta)
-    return state.spool.tokens if state is not None else 0
+        return meta, state.spool.tokens if state is not None else 0
+
+    def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
+        """Return all conversations, encoded, or the rest of them where there is a state."""
+
+        def stream(mark: Mark | None) -> Iterator[Conversation]:
+            return as_conversations(self._feed.open(mark), first=mark.items if mark else 0)
+
+        def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
+            raises = self.on_invalid == "raise", self.on_collision == "raise"
+            return _encode_conversations(*task, self._view, raise_on_invalid=raises[0], raise_on_collision=raises[1])
+
+        conversations, first = stream(None), 0
+        if resume is not None and state is not None:
+            conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
+        chunks = self._feed.positioned(in_chunks(conversations, _characters), first=first)
+        threads = self.threads or available_threads()
+        return map_in_order(encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 
 
 def _spool(

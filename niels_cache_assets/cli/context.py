@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from niels_cache_assets.cache_state import CacheState
+from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain
 from niels_cache_assets.registry import Registry, cache_root, load_registry
 from niels_cache_assets.streaming.directories import work_on

@@ -1,6 +1,6 @@
-"""Which settings decide a corpus, and whether the corpus on disk is the one that the configuration asks for.
+"""Which settings decide a corpus.
 
-Costs one small read; upstream is not asked. Thresholds of duplicates and how documents are split are no part of it: they are applied later.
+Thresholds of duplicates and how documents are split are no part of it: they are applied later.
 """
 
 from __future__ import annotations
@@ -8,18 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
+from niels_cache_assets.corpus.layout import CODE_VERSION
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_assets.sources.base import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.place import check_place
 
 _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
@@ -127,27 +125,6 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
     if not source.prepare:
         raise NielsCacheError(f'{registry.origin}: [pretrain.{name}] has no corpus; set prepare = ["clean", "dedup"] to make one')
     return source
-
-
-def current_corpus(registry: Registry, name: str, *, root: Path) -> Meta:
-    """meta.json of a finished corpus that the configuration asks for. Raises NielsCacheError with what to materialize where there is none.
-
-    "Asks for" is told at the revision that the corpus has: a newer upstream is `prepare_corpus`'s to see.
-    """
-    source = require_prepared(registry, name)
-    directory = corpus_dir(root, name)
-    advice = f"materialize corpus/documents of {name!r} first (niels-cache build-all does)"
-    if not source.enabled:
-        advice = f"{name!r} is switched off: set enabled = true, then {advice}"
-    meta = finished_meta(directory)
-    if meta is None:
-        raise NielsCacheError(f"{directory}: no finished corpus of {name!r} yet; {advice}")
-    check_place(meta, directory)
-    tokenizer = corpus_tokenizer(registry, name, root=root)
-    tokenizer_sha256 = tokenizer.model_sha256 if tokenizer is not None else None
-    if meta["fingerprint"] != corpus_fingerprint(registry, name, revision=meta["dataset_revision"], tokenizer_sha256=tokenizer_sha256):
-        raise NielsCacheError(f"{directory}: the corpus of {name!r} was made with other settings or another code version; {advice}")
-    return meta
 
 
 def require_unchanged(directory: Path, meta: Meta) -> None:

@@ -1,63 +1,29 @@
-"""What preparing did to a data set, in figures: the funnel, the reasons, the lengths, the duplicates; report.json, and plots of it.
+"""What preparing did to a data set, in figures: the funnel, the reasons, the lengths, the duplicates.
 
-Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads and no document; drawing takes a
-second or two (plots.py). Nothing is judged here: that is the checks' business.
+Everything comes from the meta.json of the corpus and of the drop lists, so it costs a few small reads and no document.
+Nothing is judged here: that is the checks' business.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
-from niels_cache_assets.corpus.reading import UNKNOWN, PreparedCorpus, open_prepared
+from niels_cache_assets.corpus.prepared import UNKNOWN, PreparedCorpus
+from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
-from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
-from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
+from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "3"  # bumped by hand when a report or a plot changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # of English in vocabularies of 16,000 to 50,000 pieces; the cache itself says what it really is
 
 _S_CURVE_STEPS = 100
-_SUFFIX = ".png"
 
 Report = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOutcome:
-    """What happened to one report; `directory` holds report.json and the plots that it names."""
-
-    name: str
-    state: Literal["built", "cache_hit"]
-    report: Report
-    directory: Path
-    seconds: float
-
-
-def write_report(registry: Registry, name: str, *, root: Path, force: bool = False) -> ReportOutcome:
-    """Make `reports/corpus/<name>` under `root`, or find that it is there. Raises NielsCacheError as `corpus_report` does."""
-    started = time.monotonic()
-    directory = reports_dir(root, name)
-    report = corpus_report(registry, name, root=root)
-    path = str(directory / REPORT_NAME)
-    state: Literal["built", "cache_hit"] = "cache_hit"
-    if force or not _holds(directory, report):
-        from niels_cache_assets.corpus.plots import draw  # takes a second: matplotlib
-
-        state = "built"
-        with atomic_directory(directory, is_ours=lambda name: name == REPORT_NAME or name.endswith(_SUFFIX)) as partial:
-            for plot, image in draw(report).items():
-                (partial / plot).write_bytes(image)
-            write_meta(str(partial / REPORT_NAME), report)
-    return ReportOutcome(name=name, state=state, report=read_meta(path), directory=directory, seconds=time.monotonic() - started)
 
 
 def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
@@ -185,17 +151,6 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
             for value, found in zip(similarity.tolist(), s_curve(bands, rows, similarity).tolist(), strict=True)
         ],
     }
-
-
-def _holds(directory: Path, report: Report) -> bool:
-    """Whether the folder has this report and all of its plots."""
-    try:
-        old = read_meta(str(directory / REPORT_NAME))
-    except NielsCacheError:
-        return False
-    if {key: value for key, value in old.items() if key not in ("schema_version", "meta_sha256")} != report:
-        return False
-    return all((directory / name).is_file() for name in plot_names(report))
 
 
 def plot_names(report: Report) -> list[str]:

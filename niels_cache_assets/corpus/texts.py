@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.corpus.reading import document_files, open_documents
+from niels_cache_assets.corpus.prepared import document_files, open_documents
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.lineage import rows_of
 from niels_cache_assets.streaming.encode import map_in_order

@@ -11,11 +11,10 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.corpus.duplicates import DuplicatesOutcome
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
-from niels_cache_assets.corpus.prepare import CorpusOutcome
-from niels_cache_assets.corpus.reading import PreparedCorpus, document_files, open_documents
-from niels_cache_assets.corpus.report import ReportOutcome, estimated_tokens, kept_per_split, plot_names, reasons
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
+from niels_cache_assets.corpus.report import estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.defs.excerpt import COLUMNS, behind_a_click, fenced
 from niels_cache_assets.defs.metadata import STATE, Metadata, files_list, json_entry, state_of
 from niels_cache_assets.defs.pictures import pictures
@@ -28,7 +27,7 @@ EXCERPT_CHARACTERS = 200
 FIRST_DOCUMENT_CHARACTERS = 1000
 
 
-def documents_metadata(outcome: CorpusOutcome) -> Metadata:
+def documents_metadata(outcome: Outcome) -> Metadata:
     """Of corpus/documents. Raises NielsCacheError for files that cannot be read."""
     meta = outcome.meta
     documents, size = meta["documents"], meta["bytes"]["after"]
@@ -37,7 +36,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
     keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
     state = state_of(outcome)
     if outcome.state == "built":
-        characters = meta["characters"]["before"] - outcome.resumed_characters  # of this run, as its seconds are
+        characters = meta["characters"]["before"] - outcome.resumed  # of this run, as its seconds are
         state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
     return without_empty(
         {
@@ -56,7 +55,7 @@ def documents_metadata(outcome: CorpusOutcome) -> Metadata:
     )
 
 
-def duplicates_metadata(outcome: DuplicatesOutcome) -> Metadata:
+def duplicates_metadata(outcome: Outcome) -> Metadata:
     """Of corpus/duplicates."""
     meta = outcome.meta
     if outcome.state == "disabled":
@@ -118,9 +117,9 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
     }
 
 
-def report_metadata(outcome: ReportOutcome) -> Metadata:
+def report_metadata(outcome: Outcome) -> Metadata:
     """Of corpus/report: the tables of report.json and its plots. Raises OSError for a plot that was removed meanwhile."""
-    report = outcome.report
+    report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
     funnel = [
         {
@@ -178,7 +177,7 @@ def _example(row: Mapping[str, Any]) -> str:
     return f"**{row['reason']}**{measured}, {place}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
 
 
-def _first_document(outcome: CorpusOutcome) -> Metadata:
+def _first_document(outcome: Outcome) -> Metadata:
     with open_documents(document_files(outcome.directory, outcome.meta)[0]) as parquet:
         text: str = next(parquet.iter_batches(batch_size=1, columns=["text"]))["text"][0].as_py()  # a corpus is never empty
     note = "" if len(text) <= FIRST_DOCUMENT_CHARACTERS else f"the first {FIRST_DOCUMENT_CHARACTERS:,} of {len(text):,} characters:\n\n"

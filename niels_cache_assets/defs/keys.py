@@ -64,16 +64,3 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 def on_same_name(asset: AssetKey, names: Iterable[str]) -> AssetDep:
     """A dependency of each of these data sets on its own partition of another asset; other data sets have none on it."""
     return AssetDep(asset, partition_mapping=StaticPartitionMapping({name: name for name in names}))
-
-
-def on_corpus(asset: AssetKey, registry: Registry) -> AssetDep:
-    """A dependency of pretrain data sets on what is prepared: their own corpus, and those of the members that they are mixed from."""
-    readers = {
-        name: [name, *(mix for mix, source in registry.pretrain.items() if name in getattr(source, "members", {}) and mix != name)]
-        for name in registry.prepared()
-    }
-    buildable = set(registry.partition_keys("pretrain"))
-    return AssetDep(
-        asset,
-        partition_mapping=StaticPartitionMapping({name: [each for each in mixes if each in buildable] for name, mixes in readers.items()}),
-    )

@@ -18,9 +18,8 @@ from dagster._core.execution.execute_in_process import merge_run_tags
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # by these the UI finds the runs of a job
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from niels_cache_assets.blends.prebuild import index_folder
-from niels_cache_assets.corpus.identity import needs_tokenizer
-from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir, duplicates_dir, reports_dir
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.home_refusals import ending_refused_runs, home_refusals, recorded_refusal
@@ -41,8 +40,6 @@ from niels_cache_assets.defs.keys import (
     STREAM_OPS,
     TOKENIZER,
     TOKENIZER_JOB,
-    corpus_name,
-    index_name,
 )
 from niels_cache_assets.defs.metadata import state_in
 from niels_cache_assets.defs.progress import ProgressSink
@@ -52,15 +49,24 @@ from niels_cache_assets.inputs import require_inputs
 from niels_cache_assets.progress import HowFar
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.reports.page import page_path
-from niels_cache_assets.tokenizer_training import needs_training
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
-_TOKENIZER_NAME = "tokenizer"
+_TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", DUPLICATES.to_user_string()
+_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: how its run is listed, its job, and the op whose results tell
+    _TOKENIZER_NAME: ("tokenizer", TOKENIZER_JOB, TOKENIZER.path[-1]),
+    "corpus": ("corpus", CORPUS_JOB, DOCUMENTS.to_python_identifier()),
+    _DUPLICATES_NAME: ("corpus", DUPLICATES_JOB, DUPLICATES.to_python_identifier()),
+    "report": ("corpus", REPORT_JOB, REPORT.to_python_identifier()),
+    "pretrain": ("pretrain", FAMILY_JOBS["pretrain"], STREAM_OPS["pretrain"]),
+    "sft": ("sft", FAMILY_JOBS["sft"], STREAM_OPS["sft"]),
+    "index": ("index", INDEX_JOB, INDEX.to_python_identifier()),
+}
+_LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # Captured compute logs would take stdout and stderr away from the listener's progress bars.
 _INSTANCE_OVERRIDES = {
@@ -120,10 +126,11 @@ def launch_builds(
     KeyboardInterrupt when interrupted. The run then ends as canceled, and what is on disk is as it was. Raises NotWrittenError if the
     Dagster home cannot record a run, for one because its disk is full: that ends the launch.
     """
-    chosen = _chosen(registry, only)
-    retrained = force and (only is None or _TOKENIZER_NAME in only)
-    if needs_training(registry, root=root, force=retrained):
-        require_inputs(registry, chosen)
+    found = graph(registry, root)
+    order = found.order(only)
+    retrained = force and (only is None or found.tokenizer().key in only)
+    if found.tokenizer().needs_training(force=retrained):
+        require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
     home = dagster_home()
     with (
         home_refusals(home),
@@ -132,67 +139,21 @@ def launch_builds(
         ending_refused_runs(instance, home),
     ):
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
-        results: list[LaunchResult] = []
-        needed = _needed_corpora(registry, chosen)
-        corpora = [name for name in registry.prepared() if any(name in each for each in needed.values())]
-        late = [name for name in corpora if needs_tokenizer(registry, name)]
-        early = [name for name in corpora if name not in late]
-        failed: dict[str, str] = {}  # why there is no corpus
-        is_imported = registry.tokenizer.model is not None
-        if not is_imported:
-            results += launcher.prepare(early, failed, force=force)
-        tokenizer = launcher.build_tokenizer(force=retrained)
-        results.append(tokenizer)
-        if tokenizer.state == "failed":
-            reasons = dict.fromkeys(chosen, "there is no tokenizer")
-        else:
-            if is_imported:
-                results += launcher.prepare(early, failed, force=force)
-            results += launcher.prepare(late, failed, force=force)
-            results += [launcher.report(name, force=force) for name in corpora if name not in failed]
-            reasons = {name: failed[each] for name, read in needed.items() for each in read if each in failed}
-        for name in chosen:
-            family, missing = registry.family_of(name), registry.source(name).missing_setting()
-            if not registry.source(name).enabled:
-                results.append(launcher.skip(name, family, f"is switched off: set enabled = true in [{family}.{name}]"))
-            elif missing is not None:
-                results.append(launcher.skip(name, family, f"needs {missing}"))
-            elif name in reasons:
-                results.append(launcher.skip(name, family, reasons[name]))
-            else:
-                results.append(launcher.build(name, family, force=force))
-        kept = {result.name for result in results if result.state in ("failed", "skipped")}
-        kept |= registry.pretrain.keys() - set(registry.partition_keys("pretrain"))  # switched off, or without a setting
-        for name in _chosen_blends(registry, only):
-            lacking = [member for member in registry.blend[name].weights if member in kept]
-            if lacking:
-                results.append(launcher.skip(index_name(name), "index", f"{', '.join(lacking)} could not be built"))
-            else:
-                results.append(launcher.index(name))
-        if any(result.state == "built" for result in results) or not page_path(root).exists():
+        for key in order:
+            launcher.launch(found[key], force=retrained if key == found.tokenizer().key else force)
+        if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
-        return results
+        return launcher.results
 
 
 def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> None:
     """Record in a Dagster home that the index of a blend is there, by a run that finds it. Raises NielsCacheError if that fails."""
     with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
-        result = _Launcher(registry, root, instance, _Nobody(), wait=True).index(name)
+        launcher = _Launcher(registry, root, instance, _Nobody(), wait=True)
+        launcher.launch(graph(registry, root).index(name), force=False)
+    [result] = launcher.results
     if result.state == "failed":
         raise NielsCacheError(str(result.message))
-
-
-def _chosen_blends(registry: Registry, only: Sequence[str] | None) -> list[str]:
-    return [name for name in registry.blend if only is None or name in only]
-
-
-def _chosen(registry: Registry, only: Sequence[str] | None) -> list[str]:
-    """The data sets to build, in the registry's order; unknown names are refused. What is switched off is left out, unless it is named."""
-    for name in only or ():
-        if name != _TOKENIZER_NAME and name not in registry.blend:
-            registry.family_of(name)
-    names = [name for family in FAMILIES for name in registry.datasets(family)]
-    return [name for name in names if (registry.source(name).enabled if only is None else name in only)]
 
 
 class _Nobody(LaunchListener):
@@ -228,8 +189,8 @@ class _Step:
     op: str
     directory: Path
     partition: str | None
-    record: str = META_NAME
-    takes_settings: bool = True
+    record: str | None
+    takes_settings: bool
 
 
 class _Launcher:
@@ -239,49 +200,55 @@ class _Launcher:
         self._instance = instance
         self._listener = listener
         self._wait = wait
+        self.results: list[LaunchResult] = []
+        self._lacking: dict[str, str] = {}  # by key of what is not there: why, for what is built from it
+        self._new: set[str] = set()  # keys of what was built or found, and not yet taken by what is built of what is there
         resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": _ListenerSink(listener)}
         self._defs = build_defs(resources, registry=registry)
 
-    def build_tokenizer(self, *, force: bool) -> LaunchResult:
-        step = _Step(_TOKENIZER_NAME, "tokenizer", TOKENIZER_JOB, TOKENIZER.path[-1], tokenizer_dir(self._root), None)
-        return self._run(step, force=force)
+    def launch(self, artifact: Artifact, *, force: bool) -> None:
+        """Build one artifact, or skip it because of what it is built from."""
+        key, inputs = artifact.key, artifact.inputs()
+        kind, _, name = key.partition("/")
+        reasons = [self._lacking[each] for each in inputs if each in self._lacking]
+        if kind in ("corpus", "report"):  # what these lack is said of the caches that read them
+            has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
+            if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
+                return
+            reasons = []
+        elif kind == "index":
+            lacking = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
+            reasons = [f"{', '.join(lacking)} could not be built"] if lacking else []
+        elif kind in FAMILIES:
+            source = self._registry.source(name)
+            missing = source.missing_setting()
+            if not source.enabled:
+                reasons = [f"is switched off: set enabled = true in [{kind}.{name}]"]
+            elif missing is not None:
+                reasons = [f"needs {missing}"]
+        else:
+            reasons = []  # a tokenizer is trained on what there is
+        step = _step(artifact)
+        if reasons:
+            result = self._finish(
+                LaunchResult(
+                    name=step.name, family=step.family, state="skipped", meta=None, directory=None, seconds=0.0, message=reasons[0]
+                )
+            )
+        else:
+            result = self._run(step, force=force)
+        self.results.append(result)
+        if result.state in ("failed", "skipped"):
+            self._lacking[key] = _LACKING.get(key, f"the {kind} of {name} could not be prepared")
+        else:
+            self._lacking.pop(key, None)
+            self._new.add(key)
+        if artifact.takes_what_is_there:
+            self._new.difference_update(inputs)
 
-    def build(self, name: str, family: Family, *, force: bool) -> LaunchResult:
-        step = _Step(name, family, FAMILY_JOBS[family], STREAM_OPS[family], dataset_dir(self._root, family, name), name)
-        return self._run(step, force=force)
-
-    def prepare(self, names: Sequence[str], failed: dict[str, str], *, force: bool) -> list[LaunchResult]:
-        """The corpora of these data sets, mixtures last, and the duplicates over all. `failed`: gets those that cannot be read, and why."""
-        results: list[LaunchResult] = []
-        mixtures = [name for name in names if _members(self._registry, name)]
-        for group in ([name for name in names if name not in mixtures], mixtures):  # a mixture reads the corpora of its members
-            results += self._prepare(group, failed, force=force)
-        return results
-
-    def _prepare(self, names: Sequence[str], failed: dict[str, str], *, force: bool) -> list[LaunchResult]:
-        results: list[LaunchResult] = []
-        for name in names:
-            step = _Step(corpus_name(name), "corpus", CORPUS_JOB, _op(DOCUMENTS), corpus_dir(self._root, name), name)
-            results.append(self._run(step, force=force))
-            if results[-1].state == "failed":
-                failed[name] = f"the corpus of {name} could not be prepared"
-        searched = [name for name in names if name in self._registry.prepared("dedup") and name not in failed]
-        if searched:
-            step = _Step(DUPLICATES.to_user_string(), "corpus", DUPLICATES_JOB, _op(DUPLICATES), duplicates_dir(self._root), None)
-            results.append(self._run(step, force=force))
-            if results[-1].state == "failed":
-                failed.update(dict.fromkeys(searched, "the duplicates could not be found"))
-        return results
-
-    def report(self, name: str, *, force: bool) -> LaunchResult:
-        """What preparing did to a data set."""
-        step = _Step(f"report/{name}", "corpus", REPORT_JOB, _op(REPORT), reports_dir(self._root, name), name, record=REPORT_NAME)
-        return self._run(step, force=force)
-
-    def index(self, blend: str) -> LaunchResult:
-        """The indices of a blend; what is there already is a hit."""
-        folder = index_folder(self._root)
-        return self._run(_Step(index_name(blend), "index", INDEX_JOB, _op(INDEX), folder, blend, takes_settings=False), force=False)
+    def _cannot_be_built(self, member: str) -> bool:
+        """Return whether a member of a blend failed, was skipped, or is switched off or without a setting."""
+        return f"pretrain/{member}" in self._lacking or member not in self._registry.partition_keys("pretrain")
 
     def write_reports(self) -> None:
         """Those over everything. They are no data set: nobody is told but of a failure."""
@@ -299,7 +266,7 @@ class _Launcher:
             metadata = run.asset_materializations_for_node(step.op)[-1].metadata
             outcome = {
                 "state": state_in({name: value.value for name, value in metadata.items()}),
-                "meta": None if step.family == "index" else read_meta(str(step.directory / step.record)),
+                "meta": None if step.record is None else read_meta(str(step.directory / step.record)),
                 "message": _what_to_know(run, metadata),
             }
         else:
@@ -329,29 +296,28 @@ class _Launcher:
         )
         return execute_run(InMemoryJob(in_process), run, self._instance)
 
-    def skip(self, name: str, family: LaunchFamily, reason: str) -> LaunchResult:
-        return self._finish(LaunchResult(name=name, family=family, state="skipped", meta=None, directory=None, seconds=0.0, message=reason))
-
     def _finish(self, result: LaunchResult) -> LaunchResult:
         self._listener.finished(result)
         return result
 
 
-def _op(asset: dg.AssetKey) -> str:
-    """The name that Dagster gives the op of a single asset."""
-    return asset.to_python_identifier()
-
-
-def _needed_corpora(registry: Registry, chosen: Sequence[str]) -> dict[str, list[str]]:
-    """By data set: those whose corpora it is read from."""
-    prepared = registry.prepared()
-    return {name: [each for each in prepared if each == name or each in _members(registry, name)] for name in chosen}
-
-
-def _members(registry: Registry, name: str) -> Mapping[str, float]:
-    """Of a mixture; empty for every other data set."""
-    members: Mapping[str, float] = getattr(registry.source(name), "members", {})
-    return members
+def _step(artifact: Artifact) -> _Step:
+    """Return the run that builds an artifact. Data sets are listed by their names alone, all else by its key."""
+    kind, _, name = artifact.key.partition("/")
+    partition: str | None = name
+    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # of which there is one
+        kind, partition = artifact.key, None
+    family, job, op = _RUNS[kind]
+    return _Step(
+        name=name if kind in FAMILIES else artifact.key,
+        family=family,
+        job=job,
+        op=op,
+        directory=artifact.directory,
+        partition=partition,
+        record=artifact.record,
+        takes_settings=kind != "index",
+    )
 
 
 def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:

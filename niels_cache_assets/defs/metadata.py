@@ -9,23 +9,22 @@ other hash has a name of its own (`content_sha256`, `meta_sha256`), and data ver
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.budgets import shortfall
 from niels_cache_assets.contents import total_bytes
 from niels_cache_assets.defs.excerpt import NARROW, behind_a_click, fenced, samples
 from niels_cache_assets.defs.pictures import measured, tokenizer_measured
 from niels_cache_assets.defs.tables import MAX_TABLE_ROWS, table, without_empty
-from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import of_cache
-from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.training_code import training_code
 from niels_cache_assets.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
@@ -33,16 +32,6 @@ MOST_ENTRIES = 12  # of what is made once, before a warning: more than a person 
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
-
-
-class Outcome(Protocol):
-    """Of a build of any kind."""
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def seconds(self) -> float: ...
 
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
@@ -60,7 +49,7 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 
 def family_metadata(
-    outcome: BuildOutcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
+    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
     """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
 
@@ -101,7 +90,7 @@ def family_metadata(
     }
 
 
-def _split(outcome: BuildOutcome, split: Split) -> Metadata:
+def _split(outcome: Outcome, split: Split) -> Metadata:
     meta, files = outcome.meta, split_files(outcome.meta, split)
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
     said = [counted(tokens, "token"), counted(items, _ITEMS[outcome.family]), counted(len(files), "file")]
@@ -114,16 +103,16 @@ def _split(outcome: BuildOutcome, split: Split) -> Metadata:
     }
 
 
-def _place(outcome: BuildOutcome, split: Split) -> Metadata:
+def _place(outcome: Outcome, split: Split) -> Metadata:
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     return {"content_sha256": split_version(outcome.meta, split).value, "dagster/uri": folder.absolute().as_uri()}
 
 
-def _file(outcome: BuildOutcome) -> Metadata:
+def _file(outcome: Outcome) -> Metadata:
     return {"sha256": sha256_file(str(outcome.directory / META_NAME))}
 
 
-def _record(outcome: BuildOutcome, settings: Mapping[str, Any]) -> Metadata:
+def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
     """What the data set was made from, as one entry, and what it is known by."""
     meta = outcome.meta
     keys = (
@@ -165,7 +154,7 @@ def _short(meta: Meta) -> list[str]:
     return [] if short is None else [short]
 
 
-def said_of_dropped(outcome: BuildOutcome, *, deduplicated: bool) -> str:
+def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
     """`15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
     gone = sum(dropped.values())
@@ -178,7 +167,7 @@ def said_of_dropped(outcome: BuildOutcome, *, deduplicated: bool) -> str:
     return f"{share_of(gone, given)} of {counted(given, noun)}: {reasons}{noted}"
 
 
-def tokenizer_metadata(outcome: TokenizerOutcome, *, draw: bool) -> Metadata:
+def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     """`draw`: plots too."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
@@ -217,11 +206,10 @@ def state_of(outcome: Outcome) -> Metadata:
     """What every asset says of a run: what it did, how long that took, and what deserves attention."""
     word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
     said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
-    if outcome.state == "built" and isinstance(outcome, BuildOutcome):
-        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed_tokens  # of this run, as its seconds are
+    if outcome.state == "built" and outcome.kind in FAMILIES:
+        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # of this run, as its seconds are
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
-    warning = getattr(outcome, "warning", None)
-    return {STATE: said, **({"warning": warning} if warning else {})}
+    return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
@@ -244,7 +232,7 @@ def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
     return sum(meta[f"{split}_tokens"] for split in splits)
 
 
-def _characters_per_token(outcome: BuildOutcome, ratio: float | None) -> Metadata:
+def _characters_per_token(outcome: Outcome, ratio: float | None) -> Metadata:
     ratio = of_cache(outcome.meta, SPLITS) if outcome.family == "pretrain" else ratio
     return {} if ratio is None else {"chars_per_token": ratio}
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.defs.excerpt import behind_a_click, fenced
 from niels_cache_assets.defs.tables import table
-from niels_cache_assets.pipeline import BuildOutcome
 from niels_cache_assets.tokenization import SentencePieceTokenizer
 from niels_cache_assets.tokenizer_measures import by_source, split_words
-from niels_cache_assets.tokenizer_training import TokenizerOutcome
 from niels_cache_assets.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -34,7 +33,7 @@ class Seen:
     characters_per_token: float | None
 
 
-def measured(outcome: BuildOutcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
+def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
     """Figures and plots that meta.json does not have, from one pass over the cache; what it costs is in plots/measures.py.
 
     A damaged cache gives a line that says so, and the checks say what is wrong with it.
@@ -61,10 +60,10 @@ def measured(outcome: BuildOutcome, tokenizer: SentencePieceTokenizer, *, draw: 
     return Seen(plots=plots, said=said, characters_per_token=ratio)
 
 
-def tokenizer_measured(outcome: TokenizerOutcome, *, draw: bool) -> dict[str, object]:
+def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
     """Characters per token by source, the long words that are cut, and plots of them and of the pieces."""
     tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
-    ratios, words = by_source(outcome.model.parent.parent, outcome.meta), split_words(outcome.meta, tokenizer)
+    ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
     found: dict[str, object] = {}
     if ratios:
         rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]

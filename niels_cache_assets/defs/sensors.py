@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.broken_source import in_one_line, log_traceback
-from niels_cache_assets.cache_state import tokenizer_state
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.requests import build_request, requestable
@@ -171,7 +171,7 @@ class _Look:
 
     def request(self, name: str, *, occasion: str) -> bool:
         """Ask for a build of what was seen. False, which is told, where it could only fail."""
-        if tokenizer_state(self._registry, root=self._root).state == "missing":
+        if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.say(name, "is to be built, and there is no tokenizer yet: materialize that first")
             return False
         definitions = self._context.repository_def

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.budgets import shares_met
-from niels_cache_assets.cache_state import CacheState, cache_state
 from niels_cache_assets.contents import contents, counts_of, total_bytes
-from niels_cache_assets.corpus.identity import current_corpus
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.resources import CacheRoot
@@ -39,7 +39,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
-        judged = [cache_state(registry, name, root=cache_root.path) for name in names]
+        judged = [graph(registry, cache_root.path).dataset_state(name) for name in names]
         moved = _moved(context.instance, registry, judged, root=cache_root.path)
         states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
         behind = [state.name for state in states if state.needs_build]
@@ -110,7 +110,7 @@ def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[Ca
         observation = last_observation(instance, registry, state.name)
         revision = observation.metadata.get(REVISION) if observation else None
         if state.name in registry.prepared():  # of a newer revision with the same documents no cache is made again
-            meta = current_corpus(registry, state.name, root=root)
+            meta = graph(registry, root).corpus(state.name).current()
         else:
             meta = read_meta(str(state.directory / META_NAME))
         if revision is not None and revision.value != meta["dataset_revision"]:

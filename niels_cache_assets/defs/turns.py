@@ -14,7 +14,6 @@ from types import TracebackType
 import dagster as dg
 
 from niels_cache_assets.defs.keys import STREAM_POOL
-from niels_cache_assets.streaming.directories import LookAgain
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy, writer_lock
 
@@ -37,10 +36,10 @@ class StreamPlace:
         self._held = False
         self._stack.close()
 
-    def take(self) -> None:
-        """Wait for a place, unless it is held already. Raises LookAgain after a wait, once: what was decided before may not hold."""
+    def take(self) -> bool:
+        """Wait for a place, unless it is held already. Return whether it had to wait: what was decided before may not hold any more."""
         if self._held or self._context.instance.is_ephemeral:  # what is only in memory is this process's
-            return
+            return False
         told = ""
         while (waiting := self._try()) is not None:
             if waiting != told:
@@ -48,8 +47,7 @@ class StreamPlace:
                 told = waiting
             time.sleep(_POLL_SECONDS)
         self._held = True
-        if told:
-            raise LookAgain("there is a place now")
+        return bool(told)
 
     def _try(self) -> str | None:
         """None if there was a place, else for what this waits."""

@@ -1,6 +1,6 @@
 """`reports/cache`: everything that is built below a cache root, with what Dagster recorded of it and what a run would read.
 
-Costs what cache_state.py and mixture.py do, and `find_indices` for each blend where there are indices; no file is hashed, upstream is not
+Costs what state.py and mixture.py do, and `find_indices` for each blend where there are indices; no file is hashed, upstream is not
 asked. How it is shown is for markdown.py and page.py.
 """
 
@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.budgets import shortfall
-from niels_cache_assets.cache_state import CacheState, all_states, index_state
 from niels_cache_assets.contents import all_counts, content_hash, total_bytes
 from niels_cache_assets.labels import label
 from niels_cache_assets.registry import Registry
@@ -247,7 +248,7 @@ def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Of everything in the order in which it is built, the indices of blends last."""
     indices = built_names(index_folder(root))
     found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
-    states = [state for state in all_states(registry, root=root) if state.state != "disabled" and state.kind != "index"]
+    states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
     items = [_item(state) for state in states]  # of indices each folder is an item
     for name in indices:
         uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from niels_cache_assets.cache_state import corpus_state
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import unlisted_corpus_state
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
@@ -28,7 +29,8 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
     directory = corpus_dir(root, name)
     if not (directory / META_NAME).exists():
         return "not built"
-    judged = corpus_state(registry, name, root=root)
+    is_prepared = name in registry.prepared()
+    judged = graph(registry, root).state(f"corpus/{name}") if is_prepared else unlisted_corpus_state(name, root=root)
     try:
         meta = read_meta(str(directory / META_NAME))
         left, documents = kept_after_duplicates(root, name, meta), documents_given(meta)
@@ -36,7 +38,7 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
         return "damaged"
     if judged.condition == "broken":
         return judged.state if judged.state == "other data set" else "damaged"
-    if name in registry.prepared():
+    if is_prepared:
         if judged.condition == "stale":
             return judged.state
         try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
@@ -23,7 +23,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
 
 if TYPE_CHECKING:
-    from niels_cache_assets.held_out import HeldOut
     from niels_cache_assets.sources.files import SourceFile
 
 PrepareStep = Literal["clean", "dedup"]
@@ -55,6 +54,18 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
 
 
 ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+
+
+class HeldOut(Protocol):
+    """What the members of a mixture keep for val: held_out.py's, as a mixture asks for it."""
+
+    seed: int
+
+    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
+        """Find what one member keeps for val."""
+
+    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
+        """Return each document of a member with the reason for which it is left out, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)

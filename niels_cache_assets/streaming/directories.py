@@ -9,10 +9,9 @@ A build that keeps a journal leaves its partial directory to the next one; what 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal
 from niels_cache_assets.streaming.space import bytes_below, naming, refusal
@@ -35,14 +34,14 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_form import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-Result = TypeVar("Result")
-
 _WAIT_SECONDS = 0.2
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
-_found: ContextVar[tuple[Path, tuple[int, int] | None] | None] = ContextVar(
-    "found", default=None
-)  # by an attempt, in the place of a target
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
+
+
+def is_cache_name(name: str) -> bool:
+    """Return whether caches and tokenizers have a file or folder of this name."""
+    return name in _CACHE_NAMES
 
 
 def finished_meta(directory: Path) -> Meta | None:
@@ -82,9 +81,7 @@ def work_on(target: str | Path) -> Work:
 
 
 @contextmanager
-def atomic_directory(
-    target: str | Path, *, is_ours: Callable[[str], bool] = _CACHE_NAMES.__contains__, resumable: bool = False
-) -> Iterator[Path]:
+def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, resumable: bool = False) -> Iterator[Path]:
     """Yield a directory that takes the place of `target` when the block ends well, and vanishes when it does not. It is empty.
 
     `resumable`: what the block leaves with a JOURNAL_NAME in it, however it was left, the next one is given as it is: the one case in which
@@ -94,37 +91,78 @@ def atomic_directory(
     Raises Busy if another build of `target` runs, NielsCacheError if its file system has no locks, if the parent is not writable, if
     `target` is a directory that is not ours (`is_ours` says of a name in it whether we write such a thing), and for what the disk refuses.
     """
-    target, partial = _real(target), partial_directory(target)
+    with locked(target, is_ours=is_ours), staged(target, resumable=resumable) as partial:
+        yield partial
+
+
+@contextmanager
+def locked(
+    target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
+) -> Iterator[None]:
+    """Hold the lock of `target`, which we may replace. `wait`: for another build to end, which `log` is told of, instead of raising Busy.
+
+    Raises as `atomic_directory` does.
+    """
+    target = _real(target)
+    with ExitStack() as held:
+        try:
+            require_utf8(target, "build into another folder")
+            _refuse_foreign_directory(target, is_ours)
+            _make_parents(target)
+            held.enter_context(writer_lock(target, wait=_waiting(target, log) if wait else None))
+        except OSError as error:
+            raise NielsCacheError(f"{refusal(error, target)}; {_what_stands(target)}: {target}") from error
+        yield
+
+
+@contextmanager
+def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
+    """Yield the directory that takes the place of `target`, whose lock is held. See `atomic_directory`."""
+    target = _real(target)
+    partial = partial_path(target)
     placed, problem = False, ""
     try:
-        require_utf8(target, "build into another folder")
-        _refuse_foreign_directory(target, is_ours)
-        _make_parents(target)
-        with writer_lock(target):
-            _require_not_overtaken(target)
-            try:
-                _clear_leftovers(target, resumable=resumable)
-                partial.mkdir(exist_ok=True)
-                if resumable:
-                    sync(target.parent)  # a journal is of no use in a directory that a loss of power takes away
-                yield partial
-                _sync_tree(partial)
-                _take_place(partial, target)
-                placed = True
-                sync(target.parent)
-            except OSError as error:
-                problem = refusal(error, target)  # how much was free, before what was written is removed
-                raise
-            finally:
-                if placed or not _is_resumable(partial, resumable):
-                    with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
-                        remove(partial)
-                        remove(_spare_journal(target))
+        try:
+            _clear_leftovers(target, resumable=resumable)
+            partial.mkdir(exist_ok=True)
+            if resumable:
+                sync(target.parent)  # a journal is of no use in a directory that a loss of power takes away
+            yield partial
+            _sync_tree(partial)
+            _take_place(partial, target)
+            placed = True
+            sync(target.parent)
+        except OSError as error:
+            problem = refusal(error, target)  # how much was free, before what was written is removed
+            raise
+        finally:
+            if placed or not _is_resumable(partial, resumable):
+                with suppress(OSError):  # after an exchange this is the old build; the next one removes it, or says why it cannot
+                    remove(partial)
+                    remove(_spare_journal(target))
     except OSError as error:
         stands = "the new cache has taken its place, but a loss of power may undo that" if placed else _what_stands(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
         kept = f"; {file_size(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
+
+
+def _waiting(target: Path, log: Callable[[str], None]) -> Callable[[Writer], None]:
+    """Return what is called while another build has the lock. It returns when that may have ended."""
+
+    def wait(writer: Writer) -> None:
+        told: Writer | None = None
+        while True:
+            if writer != told:
+                log(f"waiting for the other build of {target}: {writer}")
+                told = writer
+            time.sleep(_WAIT_SECONDS)
+            now = writer_of(target)
+            if now is None:
+                return
+            writer = now
+
+    return wait
 
 
 def _what_stands(target: Path) -> str:
@@ -138,77 +176,10 @@ def _what_stands(target: Path) -> str:
     return "the last good cache is unchanged"
 
 
-def in_turn(target: str | Path, attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
-    """`when_free` for an `attempt` that builds `target`, after what killed builds of it left is swept: a cache hit would leave it there.
-
-    Where another build has replaced `target` between the beginning of the attempt and its lock, it is made again: it may find a hit. So it
-    is where it raises LookAgain.
-    """
+def place_of(target: Path) -> tuple[int, int] | None:
+    """Return what changes when another directory takes the place of `target`, None if nothing is there."""
     try:
-        sweep_leftovers(target)
-    except NielsCacheError as error:  # a read-only cache may be a hit all the same; a build that this is in the way of says so itself
-        log(str(error))
-    real = _real(target)
-
-    def attempt_afresh() -> Result:
-        while True:
-            token = _found.set((real, _place(real)))
-            try:
-                return attempt()
-            except _Overtaken:
-                log(f"another build of {target} has just ended; looking at what it made")
-            except LookAgain:
-                pass
-            finally:
-                _found.reset(token)
-
-    return when_free(attempt_afresh, wait=wait, log=log)
-
-
-def when_free(attempt: Callable[[], Result], *, wait: bool, log: Callable[[str], None]) -> Result:
-    """What `attempt` returns. Where another build is in its way it is made again when that has ended, if `wait`; else that is an error.
-
-    The other one may have made what was wanted: for `attempt` to see. `log` is told for whom it waits.
-    """
-    while True:
-        try:
-            return attempt()
-        except Busy as busy:
-            if not wait:
-                raise
-            _wait_until_free(busy.target, log)
-
-
-def _wait_until_free(target: Path, log: Callable[[str], None]) -> None:
-    told: Writer | None = None
-    while (writer := writer_of(target)) is not None:
-        if writer != told:
-            log(f"waiting for the other build of {target}: {writer}")
-            told = writer
-        time.sleep(_WAIT_SECONDS)
-
-
-class LookAgain(NielsCacheError):
-    """An attempt has waited after it decided what to do, so it decides again. `in_turn` catches it."""
-
-
-class _Overtaken(LookAgain):
-    """Another build took the place of the target."""
-
-
-def _require_not_overtaken(target: Path) -> None:
-    """Under the lock: what an attempt of `in_turn` has decided upon must still be what is there."""
-    found = _found.get()
-    if found is not None and found[0] == target:
-        _found.set(None)  # what is placed next is its own
-        if found[1] != _place(target):
-            raise _Overtaken(f"{target}: another build has just taken its place")
-
-
-def _place(target: Path) -> tuple[int, int] | None:
-    """Changes when another directory takes the place of `target`."""
-    try:
-        found = target.stat()
+        found = os.stat(_real(target))
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns

@@ -17,7 +17,7 @@ from tests.programs import Program
 _IMPORTED = (
     "niels_cache_assets.cleaning.language",
     "niels_cache_assets.corpus.counts",
-    "niels_cache_assets.corpus.duplicates",
+    "niels_cache_assets.artifacts.builds",
     "niels_cache_assets.streaming.val_index",
     "tests.exports",
     "tests.faults.warm",

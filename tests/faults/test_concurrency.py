@@ -6,21 +6,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import Resume
-from niels_cache_assets.streaming.directories import finished_meta, in_turn, sweep_leftovers
+from niels_cache_assets.streaming.directories import sweep_leftovers
 from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import idx_name, tokens_name
+from niels_cache_runtime.format.meta import Meta
 from tests.faults import children
 from tests.test_cache_determinism import digests
 
@@ -46,10 +52,46 @@ class Marked:
         return {"eot": EOT, "usr": ROLE, "asst": ROLE + 1, "sys": ROLE + 2}
 
 
+TEXTS = ["x" * (20 + number % 11) for number in range(DOCUMENTS)]
+SETTINGS: dict[str, Any] = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 512, "shuffle_buffer": None}
+
+
 def build_pretrain(folder: Path, mark: int) -> None:
-    texts = ["x" * (20 + number % 11) for number in range(DOCUMENTS)]
-    settings = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 512, "shuffle_buffer": None}
-    build_pretrain_cache(texts, str(folder), tokenizer=Marked(mark), seed=mark, resume=Resume(fingerprint="same"), **settings)  # type: ignore[arg-type]
+    build_pretrain_cache(TEXTS, str(folder), tokenizer=Marked(mark), seed=mark, resume=Resume(fingerprint="same"), **SETTINGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks(Artifact):
+    """The cache of `build_pretrain`."""
+
+    folder: Path
+    mark: int
+
+    resumable = True
+
+    @property
+    def key(self) -> str:
+        return f"pretrain/{self.folder.name}"
+
+    @property
+    def directory(self) -> Path:
+        return self.folder
+
+    def _build(self) -> PretrainBuild:
+        provenance = Provenance()
+        return PretrainBuild(
+            texts=TEXTS, out_dir=str(self.folder), tokenizer=Marked(self.mark), seed=self.mark, provenance=provenance, **SETTINGS
+        )
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {"mark": self.mark}
+
+    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+        return bool(meta["seed"] == made_of["mark"])
+
+    def write(self, work: Work) -> Written:
+        meta, resumed = self._build().write(work.directory, work.resume)
+        return Written(meta=meta, resumed=resumed)
 
 
 def build_sft(folder: Path, mark: int) -> None:
@@ -139,14 +181,8 @@ def test_every_batch_belongs_wholly_to_one_build_while_the_data_set_is_built_aga
 def build_or_find(folder: Path, told: Path) -> None:
     """One of many processes that want the same data set: it says in a file of its own what it did."""
 
-    def attempt() -> str:
-        if finished_meta(folder) is not None:
-            return "found"
-        build_pretrain(folder, 7)
-        return "built"
-
-    outcome = in_turn(folder, attempt, wait=True, log=lambda message: None)
-    (told / f"{os.getpid()}.{outcome}").touch()
+    outcome = materialize(Marks(folder=folder, mark=7), wait=True)
+    (told / f"{os.getpid()}.{outcome.state}").touch()
 
 
 def reference(folder: Path) -> dict[str, str]:
@@ -166,7 +202,7 @@ def test_of_many_processes_that_want_a_data_set_one_builds_it_and_the_others_fin
     with ThreadPoolExecutor(4) as pool:
         codes = list(pool.map(lambda _: children.run(build_or_find, tmp_path / "x", told), range(6)))
     assert codes == [0] * 6
-    assert outcomes(told) == ["built", *["found"] * 5]
+    assert outcomes(told) == ["built", *["cache_hit"] * 5]
     assert digests(tmp_path / "x") == expected
 
 

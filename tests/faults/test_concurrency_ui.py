@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_cache_assets.pipeline import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.streaming.directories import work_on
 from niels_cache_assets.streaming.journal import BYTES_VARIABLE
 from niels_cache_runtime.verify import verify_cache

@@ -23,10 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.duplicates import find_duplicates
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.export.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.export.writing import write_export
 from niels_cache_assets.registry import Registry, load_registry

@@ -18,10 +18,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.streaming.directories import work_on
 from niels_cache_runtime.verify import verify_cache
 from tests import programs

@@ -160,7 +160,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Text, title, file and row of both documents of every pair, by data set and ordinal."""
-    from niels_cache_assets.corpus.reading import document_files
+    from niels_cache_assets.corpus.prepared import document_files
     from niels_cache_assets.show.corpora import find_corpus, require_same_corpus
     from niels_cache_assets.show.rows import rows_at
 

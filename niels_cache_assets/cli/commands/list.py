@@ -13,7 +13,7 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.wording import UNKNOWN
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cache_state import CacheState
+    from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.cli.context import Place
     from niels_cache_assets.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -50,8 +50,8 @@ corpus: documents that cleaning and deduplication left, of those read, for data 
 def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
+    from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.budgets import shares_met, shortfall
-    from niels_cache_assets.cache_state import blend_state
     from niels_cache_assets.cli.context import find_places, is_listed, left_out_words, open_registry, tell_advice
     from niels_cache_assets.contents import contents, counts_of
     from niels_cache_assets.show.corpora import corpus_names, corpus_summary
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         if short is not None:
             noted.append(f"{place.name}: {short}")
     for name in registry.blend_keys():
-        index = blend_state(registry, name, root=root)
+        index = graph(registry, root).state(f"index/{name}")
         stands = Text(index.state, style=_STYLES.get(index.state, "yellow"))
         table.add_row(index.name, index.kind, _mixed(name, registry), stands, *([UNKNOWN] * len(right)))
     console = output()
@@ -119,9 +119,9 @@ def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, c
 
 
 def _blend_as_json(name: str, registry: Registry, root: Path) -> dict[str, Any]:
-    from niels_cache_assets.cache_state import blend_state
+    from niels_cache_assets.artifacts.graph import graph
 
-    judged = blend_state(registry, name, root=root)
+    judged = graph(registry, root).state(f"index/{name}")
     return {
         "name": name,
         "kind": judged.kind,
@@ -142,17 +142,18 @@ def _meta(place: Place, judged: CacheState) -> Meta:
 
 
 def _judge(place: Place, registry: Registry, root: Path) -> CacheState:
-    from niels_cache_assets.cache_state import cache_state, tokenizer_state, unlisted_state
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.state import unlisted_state
 
     if place.kind == "tokenizer":
-        return tokenizer_state(registry, root=root)
+        return graph(registry, root).state("tokenizer")
     if place.name in registry.datasets(place.kind):
-        return cache_state(registry, place.name, root=root)
+        return graph(registry, root).dataset_state(place.name)
     return unlisted_state(place.kind, place.name, root=root)
 
 
 def _source(place: Place, registry: Registry) -> str:
-    from niels_cache_assets.cache_state import NOT_NAMED
+    from niels_cache_assets.artifacts.state import NOT_NAMED
 
     if place.kind == "tokenizer":
         return "trained" if registry.tokenizer.model is None else "imported"

@@ -20,8 +20,9 @@ from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.artifacts.base import Outcome
     from niels_cache_assets.blends.megatron_core_run import CoreRun
-    from niels_cache_assets.blends.prebuild import BlendPlan, IndexOutcome
+    from niels_cache_assets.blends.prebuild import BlendPlan
     from niels_cache_assets.registry import Registry
 
 MEGATRON_CORE = "megatron-core"
@@ -150,7 +151,7 @@ after a new export to the same prefix, it replaces what is out of date.""",
 
 def run(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
-    from niels_cache_assets.blends.prebuild import prebuild
+    from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
 
     if arguments.reader is not None:
@@ -168,8 +169,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.name in registry.blend_keys():  # else the UI has no such partition
             _record(registry, arguments.name, root)
     if arguments.json:
-        indices = [{**asdict(index), "hash": index.hash} for index in outcome.indices]
-        print_json({"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.hash, "indices": indices})
+        indices = [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]]
+        print_json(
+            {"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.meta["hash"], "indices": indices}
+        )
         return DONE
     _print(outcome, plan)
     return DONE
@@ -250,21 +253,22 @@ def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnAr
         yield update
 
 
-def _print(outcome: IndexOutcome, plan: BlendPlan) -> None:
+def _print(outcome: Outcome, plan: BlendPlan) -> None:
     console = output()
     table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking=["index of"])
-    for index in outcome.indices:
+    for index in outcome.meta["indices"]:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     console.print(table)
     verb = "built" if outcome.state == "built" else "already there"
-    console.print(f"\n{plan.part}, in {outcome.indices[-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
-    console.print(f"hash of all: {outcome.hash}", soft_wrap=True)
+    console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
+    console.print(f"hash of all: {outcome.meta['hash']}", soft_wrap=True)
 
 
 def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
+    from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.blends.megatron_core_run import check_data, plans_of
-    from niels_cache_assets.blends.prebuild import Part, prebuild
+    from niels_cache_assets.blends.prebuild import Part
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
 
     for name in _OF_A_BLEND:
@@ -285,7 +289,7 @@ def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[IndexOutcome], *, seconds: float, as_json: bool) -> None:
+def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Outcome], *, seconds: float, as_json: bool) -> None:
     from niels_cache_assets.blends.megatron_core_cache import VERSION
     from niels_cache_assets.blends.prebuild import Part
 
@@ -297,7 +301,7 @@ def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Inde
                 "part": plan.part,
                 "num_samples": plan.num_samples,
                 "state": outcome.state,
-                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.indices],
+                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
             }
             for plan, outcome in zip(plans, outcomes, strict=True)
         ]
@@ -307,12 +311,12 @@ def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Inde
     console = output()
     table = new_table("part", "index of", "samples", "size", "files", right=frozenset({"samples", "size"}), shrinking=["index of"])
     for plan, outcome in zip(plans, outcomes, strict=True):
-        for index in outcome.indices:
+        for index in outcome.meta["indices"]:
             table.add_row(plan.part, index.label, f"{index.samples:,}", file_size(index.bytes), f"{index.hash}-*")
     console.print(table)
     sizes = ", ".join(f"{part} {'all' if size is None else f'{size:,}'}" for part, size in zip(get_args(Part), run.sizes, strict=True))
     console.print(
-        f"\nin {outcomes[0].indices[0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
+        f"\nin {outcomes[0].meta['indices'][0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
     )
     console.print(f"for megatron-core {VERSION}, with target sizes {sizes} (Megatron-LM prints its own at the start)", soft_wrap=True)
     console.print(f"give to the training run: {flag}", soft_wrap=True)

@@ -37,7 +37,7 @@ was measured. 50 of each reason are kept, drawn evenly over all of them.""",
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.corpus.reading import open_documents
+    from niels_cache_assets.corpus.prepared import open_documents
     from niels_cache_assets.corpus.report import documents_given
     from niels_cache_assets.show.corpora import find_corpus
 

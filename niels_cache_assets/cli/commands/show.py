@@ -120,15 +120,15 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
     """Its settings, and the indices that are built of it."""
+    from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
-    from niels_cache_assets.cache_state import blend_state
     from niels_cache_assets.contents import total_bytes
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
 
     settings = registry.blend[name].model_dump(mode="json")
     found = find_indices(plan_of(registry, name, root=root), root=root)
-    judged = blend_state(registry, name, root=root)
+    judged = graph(registry, root).state(f"index/{name}")
     if as_json:
         indices = [{"index": label, "hash": folder, "directory": index_folder(root) / folder} for folder, label in found.items()]
         print_json({"name": name, "blend": settings, "state": judged.state, "advice": judged.advice, "indices": indices})

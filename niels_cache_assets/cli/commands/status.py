@@ -1,6 +1,6 @@
 """`status [NAME ...]`: what is complete, stale, broken or being built, what the next build goes on with, and what to do.
 
-Costs what cache_state.py does, one look at a lock and a journal each, and what unfinished.py does where a build was stopped; with --full
+Costs what state.py does, one look at a lock and a journal each, and what unfinished.py does where a build was stopped; with --full
 every file is read. How things stand is decided there; here it is only put into words.
 """
 
@@ -19,10 +19,10 @@ from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.wording import counted
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cache_state import CacheState
+    from niels_cache_assets.artifacts.state import CacheState
+    from niels_cache_assets.artifacts.unfinished import Unfinished
     from niels_cache_assets.registry import Registry
     from niels_cache_assets.streaming.directories import Work
-    from niels_cache_assets.unfinished import Unfinished
     from niels_cache_runtime.verify import Finding
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
@@ -140,12 +140,12 @@ class Row:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if anything asked for is not complete."""
-    from niels_cache_assets.cache_state import all_states
+    from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 
     registry, root = open_registry(arguments)
     tell_advice(registry)
-    known = all_states(registry, root=root)
+    known = graph(registry, root).states()
     states = _chosen(registry, known, arguments.names)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
@@ -161,8 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
+    from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.streaming.directories import work_on
-    from niels_cache_assets.unfinished import unfinished_build
 
     work = work_on(judged.directory)
     is_unfinished = work.is_resumable and work.writer is None

@@ -4,19 +4,15 @@
 `kept` stands between: per data set, its data version is that of what training will read, and nothing below moves while that stays.
 """
 
-from functools import partial
-
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
 from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
-from niels_cache_assets.corpus.duplicates import find_duplicates
 from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir, reports_dir
-from niels_cache_assets.corpus.prepare import prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
-from niels_cache_assets.corpus.report import write_report
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig
@@ -37,7 +33,6 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import in_turn
 
 _GROUP = "corpus"
 
@@ -108,21 +103,17 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         reporter = BuildReporter(context, progress_sink, name=corpus_name(name), observed=DOCUMENTS, partition=name)
         with readable_failures():
             with StreamPlace(context, corpus_name(name), log=reporter.log) as place:
-                build = partial(
-                    prepare_corpus,
-                    registry,
-                    name,
-                    root=cache_root.path,
+                outcome = materialize(
+                    graph(registry, cache_root.path).corpus(name),
                     force=config.force,
-                    processes=registry.build.threads,
-                    progress=reporter.progress,
+                    wait=config.wait,
+                    on_progress=reporter.progress,
                     log=reporter.log,
-                    before_streaming=place.take,
+                    waits_its_turn=place.take,
                 )
-                outcome = in_turn(corpus_dir(cache_root.path, name), build, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
-            if outcome.state == "built" or not outcome.warning:
+            if not outcome.kept:
                 observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
         reporter.tell(metadata)
@@ -133,10 +124,12 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
 
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
+    inputs = graph(registry, "").duplicates().inputs()
+    searched = [name for name in registry.prepared() if f"corpus/{name}" in inputs]
 
     @dg.asset(
         key=DUPLICATES,
-        deps=[dg.AssetDep(DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup")))],
+        deps=[dg.AssetDep(DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{DUPLICATES_CODE_VERSION}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
@@ -150,8 +143,8 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=DUPLICATES.to_user_string())
         with readable_failures():
-            build = partial(find_duplicates, registry, root=cache_root.path, force=config.force, log=reporter.log)
-            outcome = in_turn(duplicates_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
+            artifact = graph(registry, cache_root.path).duplicates()
+            outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
             if outcome.warning:
                 reporter.warn(outcome.warning)
         version = outcome.meta.get("content_sha256", "")  # none where no data set asks for dedup
@@ -194,10 +187,10 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
     def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
         with readable_failures():
             name = context.partition_key
-            build = partial(write_report, registry, name, root=cache_root.path, force=config.force)
-            outcome = in_turn(reports_dir(cache_root.path, name), build, wait=config.wait, log=context.log.info)
+            artifact = graph(registry, cache_root.path).report(name)
+            outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
             metadata = report_metadata(outcome)
             context.log.info(f"{name}: {told(metadata)}")
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.report["meta_sha256"]))
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["meta_sha256"]))
 
     return report

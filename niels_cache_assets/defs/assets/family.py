@@ -6,12 +6,13 @@ what was yielded before an error, and would record an asset that was forgotten a
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
@@ -20,12 +21,10 @@ from niels_cache_assets.defs.metadata import family_metadata, split_schema, spli
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
-from niels_cache_assets.pipeline import build_dataset
 from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
-from niels_cache_assets.streaming.directories import in_turn
 from niels_cache_assets.tokenization import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split, dataset_dir
+from niels_cache_runtime.format.layout import Family, Split
 from niels_cache_runtime.format.meta import Meta, build_id
 
 
@@ -63,25 +62,24 @@ def stream_dataset(
         own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
         with StreamPlace(context, name, log=reporter.log) as place:
 
-            def begin() -> None:
-                place.take()
+            def waits_its_turn() -> bool:
+                if place.take():
+                    return True
                 reporter.note(f"building from {_in_words(apply_run_settings(registry.source(name), own).shown_settings())}")
 
-            build = partial(
-                build_dataset,
-                registry,
-                name,
-                root=cache_root.path,
-                run_settings=run_settings,
+                return False
+
+            outcome = materialize(
+                graph(registry, cache_root.path).cache(name, run_settings),
                 force=force,
-                progress=reporter.progress,
+                wait=wait,
+                on_progress=reporter.progress,
                 log=reporter.log,
-                before_streaming=begin,
+                waits_its_turn=waits_its_turn,
             )
-            outcome = in_turn(dataset_dir(cache_root.path, family, name), build, wait=wait, log=reporter.log)
         if outcome.warning:
             reporter.warn(outcome.warning)
-        if outcome.state == "built" or not outcome.warning:
+        if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         source = apply_run_settings(registry.source(name), own)
         tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta.get("built") else None  # not of another program's either

@@ -7,6 +7,8 @@ partitions of an asset, so changed settings of one blend show all of them as uns
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata import Metadata, json_entry, state_of
@@ -39,10 +41,8 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     if not names:
         return []
     settings = fingerprint_of({name: settings_that_count(registry.blend[name], "blend") for name in names})
-    blends_of: dict[str, list[str]] = {}
-    for name in names:
-        for member in registry.blend[name].weights:
-            blends_of.setdefault(member, []).append(name)
+    readers = graph(registry, "").readers("pretrain", "index")
+    blends_of = {member: [name for name in blends if name in names] for member, blends in readers.items()}
 
     @dg.asset(
         key=INDEX,
@@ -56,28 +56,27 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     def gpt(
         context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot], progress_sink: dg.ResourceParam[ProgressSink]
     ) -> dg.MaterializeResult:
-        from niels_cache_assets.blends.prebuild import plan_of, prebuild  # torch
-
         name = context.partition_key
         reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
         with readable_failures():
-            outcome = prebuild(plan_of(registry, name, root=cache_root.path), root=cache_root.path, progress=reporter.indexing)
+            outcome = materialize(graph(registry, cache_root.path).index(name), on_progress=lambda told: reporter.indexing(*told))
+            indices = outcome.meta["indices"]
         rows = [
             {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
-            for index in outcome.indices
+            for index in indices
         ]
-        samples = outcome.indices[-1].samples
+        samples = indices[-1].samples
         metadata: Metadata = {
             **state_of(outcome),
-            "contents": f"{file_size(sum(index.bytes for index in outcome.indices))}: {counted(samples, 'sample')}",
+            "contents": f"{file_size(sum(index.bytes for index in indices))}: {counted(samples, 'sample')}",
             "samples": samples,
             "dagster/row_count": samples,
             "indices": table(rows, index="string", samples="int", size="string", hash="string"),
             "settings": json_entry(registry.blend[name].model_dump(mode="json")),
-            "hash": outcome.hash,
-            "dagster/uri": outcome.indices[-1].directory.parent.as_uri(),
+            "hash": outcome.meta["hash"],
+            "dagster/uri": indices[-1].directory.parent.as_uri(),
         }
         reporter.tell(metadata)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.hash))
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["hash"]))
 
     return [gpt]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
 from niels_cache_assets.defs.config import PretrainConfig
 from niels_cache_assets.defs.keys import (
@@ -12,7 +13,6 @@ from niels_cache_assets.defs.keys import (
     STREAM_OPS,
     TOKENIZER,
     UPSTREAM_KEYS,
-    on_corpus,
     partitions,
 )
 from niels_cache_assets.defs.progress import ProgressSink
@@ -81,4 +81,10 @@ def _inputs(registry: Registry) -> list[dg.AssetDep]:
     Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py).
     """
     upstream = dg.AssetDep(UPSTREAM_KEYS["pretrain"])
-    return [upstream, on_corpus(DOCUMENTS, registry), on_corpus(KEPT, registry)] if registry.prepared() else [upstream]
+    if not registry.prepared():
+        return [upstream]
+    readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
+    mapping = dg.StaticPartitionMapping(
+        {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
+    )
+    return [upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (DOCUMENTS, KEPT))]

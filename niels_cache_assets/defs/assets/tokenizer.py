@@ -1,21 +1,20 @@
 """`tokenizer`: the SentencePiece model that every cache below the root is made with."""
 
-from functools import partial
-
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.tokenizer import CODE_VERSION
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.config import TokenizerConfig
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata import tokenizer_metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.inputs import require_inputs
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import in_turn
-from niels_cache_assets.tokenizer_training import CODE_VERSION, build_tokenizer, needs_training, tokenizer_fingerprint
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import tokenizer_dir
 
 _DESCRIPTION = """The SentencePiece model of all caches below the root: imported, or trained on the data sets.
 
@@ -48,10 +47,10 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
         with readable_failures():
-            if needs_training(registry, root=cache_root.path, force=config.force):
+            artifact = graph(registry, cache_root.path).tokenizer()
+            if artifact.needs_training(force=config.force):
                 require_inputs(registry, ())
-            build = partial(build_tokenizer, registry, root=cache_root.path, force=config.force, log=reporter.log)
-            outcome = in_turn(tokenizer_dir(cache_root.path), build, wait=config.wait, log=reporter.log)
+            outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
         metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
         reporter.tell(metadata)
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["sha256"]))
@@ -62,6 +61,6 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
 def _code_version(registry: Registry) -> str:
     """With the settings, so that changed ones show as unsynced."""
     try:
-        return f"{CODE_VERSION}-{tokenizer_fingerprint(registry)[:8]}"
+        return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
     except NielsCacheError:  # the model to import is not there: a run says so, and Dagster has to load
         return CODE_VERSION

@@ -11,7 +11,7 @@ import dagster as dg
 
 from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
-from niels_cache_assets.corpus.member import with_prepared
+from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.registry import Registry

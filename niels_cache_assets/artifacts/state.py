@@ -5,27 +5,27 @@ one or two small reads per data set and a look at each file's size: nothing is h
 unseen here. Who is building what, and how far, is streaming/directories.py's to say.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.blends.prebuild import index_folder, is_prebuilt
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
+from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.blends.prebuild import is_prebuilt
 from niels_cache_assets.budgets import shortfall
-from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
-from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
-from niels_cache_assets.corpus.identity import current_corpus
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.member import with_prepared
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.registry import Registry
+from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.tokenizer_note import training_note
-from niels_cache_assets.tokenizer_training import tokenizer_fingerprint
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, built_names, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_form import check_form
 from niels_cache_runtime.format.place import place_problem
@@ -103,74 +103,61 @@ class CacheState:
         return self.condition in ("stale", "missing", "broken")
 
 
-def all_states(registry: Registry, *, root: Path) -> list[CacheState]:
-    """Of everything in the order in which it is built: the tokenizer, corpora and duplicates, configured data sets, the indices of blends,
-    then what else is there of another configuration.
-    """
-    corpora = [*registry.prepared(), *_unlisted(root / "corpus", registry.prepared())]
-    states = [tokenizer_state(registry, root=root), *(corpus_state(registry, name, root=root) for name in corpora)]
-    if registry.prepared("dedup") or (duplicates_dir(root) / META_NAME).exists():
-        states.append(duplicates_state(registry, root=root))
-    for family in FAMILIES:
-        states += [cache_state(registry, name, root=root) for name in registry.datasets(family)]
-    states += [blend_state(registry, name, root=root) for name in registry.blend_keys()]
-    for family in FAMILIES:
-        states += [unlisted_state(family, name, root=root) for name in _unlisted(root / family, registry.datasets(family))]
-    return states
+def state_of(artifact: Artifact) -> CacheState:
+    """Of one artifact of a configuration. It costs one or two small reads; a report of a corpus has no state."""
+    if isinstance(artifact, SwitchedOff):
+        artifact = artifact.dataset
+    if isinstance(artifact, Dataset):
+        return _state(artifact.name, artifact.family, artifact.directory, partial(_judge, artifact), note=shortfall)
+    if isinstance(artifact, Tokenizer):
+        note = partial(training_note, artifact.registry, artifact.root)
+        return _state(artifact.key, "tokenizer", artifact.directory, partial(_judge_the_tokenizer, artifact), note=note)
+    if isinstance(artifact, Corpus):
+        return _state(artifact.key, "corpus", artifact.directory, partial(_judge_corpus, artifact))
+    if isinstance(artifact, Duplicates):
+        return _state(artifact.key, "corpus", artifact.directory, partial(_judge_duplicates, artifact))
+    assert isinstance(artifact, BlendIndex), artifact
+    return _blend_state(artifact)
 
 
-def cache_state(registry: Registry, name: str, *, root: Path) -> CacheState:
-    """Of a configured data set. Raises NielsCacheError only for a name that is not configured."""
-    family = registry.family_of(name)
-    directory = dataset_dir(root, family, name)
-    return _state(name, family, directory, lambda: _judge(registry, name, directory), note=shortfall)
+def _judge_the_tokenizer(tokenizer: Tokenizer) -> Judgement:
+    judged = _judge_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
+    if judged[0] != "built":
+        return judged
+    try:
+        same = tokenizer.is_made_of(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
+    except NielsCacheError as error:  # of a model that is to be imported
+        return "other settings", str(error)
+    advice = "build it again: [tokenizer] or the seed has changed since; with another model every cache is built again"
+    return ("in sync", "") if same else ("other settings", advice)
 
 
-def tokenizer_state(registry: Registry, *, root: Path) -> CacheState:
-    """Of the tokenizer."""
-    directory = tokenizer_dir(root)
-
-    def judge() -> Judgement:
-        judged = _judge_presence(directory, (*_TOKENIZER_KEYS, "fingerprint"))
-        return _judge_settings(require_same) if judged[0] == "built" else judged
-
-    def require_same() -> None:
-        if read_meta(str(directory / META_NAME))["fingerprint"] != tokenizer_fingerprint(registry):
-            raise NielsCacheError(
-                "build it again: [tokenizer] or the seed has changed since; with another model every cache is built again"
-            )
-
-    return _state("tokenizer", "tokenizer", directory, judge, note=lambda meta: training_note(registry, root, meta))
+def _judge_corpus(corpus: Corpus) -> Judgement:
+    judged = _judge_presence(corpus.directory, _CORPUS_KEYS, named=True)
+    if not corpus.source.enabled:
+        return ("disabled", "") if judged[0] == "missing" else ("switched off", "switched off; its old corpus is kept")
+    if judged[0] != "built":
+        return judged
+    try:
+        corpus.current()
+    except NielsCacheError as error:
+        return "other settings", str(error)
+    return "in sync", ""
 
 
-def corpus_state(registry: Registry, name: str, *, root: Path) -> CacheState:
-    """Of the corpus of a data set, which need not be configured (any more)."""
+def _judge_duplicates(duplicates: Duplicates) -> Judgement:
+    judged = _judge_presence(duplicates.directory, ("fingerprint",))
+    if judged[0] != "built" or not duplicates.registry.prepared("dedup"):
+        return judged
+    if not duplicates.is_made_of(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
+        return "other settings", "find them again: the settings, or a corpus, have changed since"
+    return "in sync", ""
+
+
+def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:
+    """Of a corpus that the configuration does not ask for (any more)."""
     directory = corpus_dir(root, name)
-
-    def judge() -> Judgement:
-        if name not in registry.prepared():
-            return _judge_presence(directory, _CORPUS_KEYS, named=True)
-        judged = _judge_presence(directory, _CORPUS_KEYS, named=True)
-        if not registry.pretrain[name].enabled:
-            return ("disabled", "") if judged[0] == "missing" else ("switched off", "switched off; its old corpus is kept")
-        return _judge_settings(lambda: current_corpus(registry, name, root=root)) if judged[0] == "built" else judged
-
-    return _state(f"corpus/{name}", "corpus", directory, judge)
-
-
-def duplicates_state(registry: Registry, *, root: Path) -> CacheState:
-    """Of the drop lists of all data sets."""
-    directory = duplicates_dir(root)
-
-    def judge() -> Judgement:
-        judged = _judge_presence(directory, ("fingerprint",))
-        if judged[0] != "built" or not registry.prepared("dedup"):
-            return judged
-        if read_meta(str(directory / META_NAME))["fingerprint"] != wanted_drop_lists(registry, root=root).fingerprint:
-            return "other settings", "find them again: the settings, or a corpus, have changed since"
-        return "in sync", ""
-
-    return _state("corpus/duplicates", "corpus", directory, judge)
+    return _state(f"corpus/{name}", "corpus", directory, lambda: _judge_presence(directory, _CORPUS_KEYS, named=True))
 
 
 def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
@@ -190,13 +177,14 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     return _state(name, family, directory, judge, note=lambda meta: "; ".join([NOT_NAMED, *filter(None, [shortfall(meta)])]))
 
 
-def blend_state(registry: Registry, name: str, *, root: Path) -> CacheState:
+def _blend_state(index: BlendIndex) -> CacheState:
     """Of the indices of [blend.NAME]. An index lies under the hash of all that decides it, so one that is there is in sync.
 
     Costs nothing where a member or any index is missing, else what `find_indices` does.
     """
-    members = registry.blend[name].weights
-    lacking = [member for member in members if not (dataset_dir(root, "pretrain", member) / META_NAME).exists()]
+    registry, name, root = index.registry, index.name, index.root
+    assert registry is not None, "an index without a table has no state"
+    lacking = [member for member in registry.blend[name].weights if not (dataset_dir(root, "pretrain", member) / META_NAME).exists()]
     state: State = "missing"
     if lacking:
         advice = f"build {', '.join(lacking)} first"
@@ -204,16 +192,12 @@ def blend_state(registry: Registry, name: str, *, root: Path) -> CacheState:
         state, advice = "in sync", ""
     else:
         advice = f"build it: niels-cache prebuild-index {name}, or build-all"
-    return CacheState(name=f"index/{name}", kind="index", directory=index_folder(root), state=state, advice=advice)
+    return CacheState(name=index.key, kind="index", directory=index.directory, state=state, advice=advice)
 
 
 def index_state(directory: Path) -> CacheState:
     """Of an index of blends, whichever blend it is of."""
     return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files"), named=True))
-
-
-def _unlisted(folder: Path, listed: Container[str]) -> list[str]:
-    return [name for name in built_names(folder) if name not in listed]
 
 
 def _state(
@@ -237,14 +221,14 @@ def _state(
     return found
 
 
-def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
-    source, root = registry.source(name), directory.parent.parent
+def _judge(dataset: Dataset) -> Judgement:
+    source, directory, root = dataset.source, dataset.directory, dataset.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
     if not (directory / META_NAME).exists():
         return ("missing", "build it") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, registry.family_of(name))
+    meta = _read_dataset(directory, dataset.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
@@ -255,18 +239,10 @@ def _judge(registry: Registry, name: str, directory: Path) -> Judgement:
     if judged[0] != "built":
         return judged
     try:
-        fingerprint = cache_fingerprint(
-            registry,
-            source,
-            registry.build,
-            tokenizer_sha256=meta["tokenizer_sha256"],
-            revision=meta["dataset_revision"],
-            siblings=with_prepared(registry, root),
-            prepared=open_prepared(registry, name, root=root) if is_prepared(source) else None,
-        )
+        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta["dataset_revision"]))
     except NielsCacheError as error:
         return "no corpus", str(error)
-    if meta["fingerprint"] != fingerprint:
+    if not same:
         return "other settings", "build it: its settings or the code version have changed since, or one run used others"
     return "in sync", ""
 
@@ -276,15 +252,6 @@ def _judge_presence(directory: Path, keys: Iterable[str], *, named: bool = False
         return "missing", "build it"
     _read_with(directory, keys, named=named)
     return "built", ""
-
-
-def _judge_settings(find: Callable[[], object]) -> Judgement:
-    """Of what is there and whole: what `find` still refuses was made with other settings."""
-    try:
-        find()
-    except NielsCacheError as error:
-        return "other settings", str(error)
-    return "in sync", ""
 
 
 def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:

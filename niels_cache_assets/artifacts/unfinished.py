@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import CacheState
+from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.cache_identity import is_prepared
-from niels_cache_assets.cache_state import CacheState
-from niels_cache_assets.corpus.drop_lists import wanted_drop_lists
-from niels_cache_assets.corpus.identity import corpus_made_of, corpus_tokenizer
-from niels_cache_assets.corpus.member import with_prepared
-from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.pipeline import journal_fingerprint
+from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.registry import Registry
 from niels_cache_assets.sources.base import PretrainSource, Source
 from niels_cache_assets.sources.hub import HubData
@@ -75,23 +73,33 @@ class _Comparison:
     root: Path
 
     def verdict(self) -> Unfinished:
-        if self.judged.name == "corpus/duplicates":
-            wanted = wanted_drop_lists(self.registry, root=self.root)
-            return self._compared(_asked(wanted.made_of))
-        name = self.judged.name.removeprefix("corpus/")
-        if name not in (self.registry.prepared() if self.judged.kind == "corpus" else (*self.registry.pretrain, *self.registry.sft)):
+        artifact = self._artifact()
+        if artifact is None:
             return Unfinished(stale="this configuration does not name it")
-        source = self.registry.source(name)
+        if isinstance(artifact, Duplicates):
+            return self._compared(artifact.journal(None))
+        source = self.registry.source(self.judged.name.removeprefix("corpus/"))
         reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
         now = None if reads_corpus else _revision_on_this_machine(source, with_prepared(self.registry, self.root))
         if self.recorded.made_of is not None:
             then = self.recorded.made_of.get("revision")
-            return self._compared(self._would_be(name, then if now is None else now[0]))
+            return self._compared(artifact.journal(then if now is None else now[0]))
         if now is not None or reads_corpus:
-            return self._compared(self._would_be(name, None if now is None else now[0]))
+            return self._compared(artifact.journal(None if now is None else now[0]))
         candidates = {getattr(source, "pinned_revision", None), self._revision_of_the_last()}
-        same = any(self._would_be(name, revision).fingerprint == self.recorded.fingerprint for revision in candidates)
+        same = any(artifact.journal(revision).fingerprint == self.recorded.fingerprint for revision in candidates)
         return Unfinished(stale=None) if same else _NOT_TOLD
+
+    def _artifact(self) -> Artifact | None:
+        """Return what the unfinished build is of, None if the configuration has no such thing."""
+        found = graph(self.registry, self.root)
+        if self.judged.name == "corpus/duplicates":
+            return found.duplicates()
+        if self.judged.kind == "corpus":
+            name = self.judged.name.removeprefix("corpus/")
+            return found.corpus(name) if name in self.registry.prepared() else None
+        is_named = self.judged.name in (*self.registry.pretrain, *self.registry.sft)
+        return found.dataset(self.judged.name) if is_named else None
 
     def _compared(self, would_be: JournalFingerprint) -> Unfinished:
         then, now = self.recorded.made_of, would_be.made_of
@@ -101,24 +109,12 @@ class _Comparison:
             return Unfinished(stale=_OLD_JOURNAL)
         return Unfinished(stale="; ".join(differences(then, now)) or _OTHER_BUILD)
 
-    def _would_be(self, name: str, revision: str | None) -> JournalFingerprint:
-        """The journal that a build would keep now."""
-        if self.judged.kind == "corpus":
-            tokenizer = corpus_tokenizer(self.registry, name, root=self.root)
-            sha256 = tokenizer.model_sha256 if tokenizer else None
-            return _asked(corpus_made_of(self.registry, name, revision=revision, tokenizer_sha256=sha256))
-        return journal_fingerprint(self.registry, name, root=self.root, revision=revision)
-
     def _revision_of_the_last(self) -> str | None:
         """That of the finished build beside it."""
         with suppress(NielsCacheError):
             revision: str | None = read_meta(str(self.judged.directory / META_NAME)).get("dataset_revision")
             return revision
         return None
-
-
-def _asked(made_of: Mapping[str, Any]) -> JournalFingerprint:
-    return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(dict(made_of)), made_of=made_of), {})
 
 
 def _revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

@@ -1,4 +1,4 @@
-"""`find_duplicates`: which documents go, over all data sets with "dedup" at once, because of whom, and at which similarity.
+"""The drop lists: which documents go, over all data sets with "dedup" at once, because of whom, and at which similarity.
 
 Documents are taken in a defined order, in which the first one wins: data sets by [dedup] priority, then in table order; in a data set val
 before train, so that a twin leaves train; then input order. Cost and memory: dedup/greedy.py; signatures are read from disk in blocks.
@@ -9,116 +9,167 @@ goes on behind the last band that is on the disk.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.build_cache.resuming import Resume, open_journal
-from niels_cache_assets.corpus.drop_lists import WantedDropLists, wanted_drop_lists
-from niels_cache_assets.corpus.identity import require_unchanged
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.corpus import drop_lists
+from niels_cache_assets.corpus.drop_lists import dedup_order, drop_lists_identity, what_is_otherwise
+from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
-from niels_cache_assets.corpus.reading import document_sizes, ordinals_sha256
+from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.registry import Registry
-from niels_cache_assets.streaming.directories import atomic_directory, finished_meta, sweep_beside_hit, work_on
+from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.streaming.directories import finished_meta, work_on
 from niels_cache_assets.streaming.journal import SCRATCH_NAME
-from niels_cache_assets.streaming.space import Need, require_room, telling
+from niels_cache_assets.streaming.space import Need
 from niels_cache_assets.streaming.table_file import TableFile, closing_table
 from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_text, write_meta
+from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.buckets import Steps
 
 _ROWS_PER_GROUP = 65_536
-
-Log = Callable[[str], None]
-State = Literal["built", "cache_hit", "disabled"]
+_ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatesOutcome:
-    """What happened to the drop lists. `meta` is empty where no data set asks for dedup. `warning` names those that have no corpus yet."""
+class WantedDropLists:
+    """What the configuration and the corpora on disk ask for.
 
-    state: State
-    meta: Meta
-    directory: Path
-    seconds: float
-    warning: str | None = None
-
-
-def find_duplicates(registry: Registry, *, root: Path, force: bool = False, log: Log = lambda message: None) -> DuplicatesOutcome:
-    """Make `duplicates/` under `root` from every current corpus with "dedup", or find that it is what that would make.
-
-    Raises NielsCacheError where data sets ask for it and none of them has a corpus, and where a corpus is replaced meanwhile. The last
-    good drop lists then stay.
+    `corpora`: meta.json of each, in the order in which the first one wins. `missing`: data sets without a current corpus, and why.
+    `identity`: what decides the lists, for their meta.json.
     """
-    started = time.monotonic()
-    directory = duplicates_dir(root)
 
-    def outcome(state: State, meta: Meta, warning: str | None = None) -> DuplicatesOutcome:
-        return DuplicatesOutcome(state=state, meta=meta, directory=directory, seconds=time.monotonic() - started, warning=warning)
-
-    if not registry.prepared("dedup"):
-        return outcome("disabled", {})
-    wanted = wanted_drop_lists(registry, root=root)
-    if not wanted.corpora:
-        raise NielsCacheError(next(iter(wanted.missing.values())))
-    warning = None
-    if wanted.missing:
-        warning = f"duplicates were looked for without {', '.join(wanted.missing)}: {next(iter(wanted.missing.values()))}"
-    old = None if force else finished_meta(directory)
-    if old is not None and old.get("fingerprint") == wanted.fingerprint:
-        sweep_beside_hit(directory)
-        return outcome("cache_hit", old, warning)
-    log(f"looking for duplicates in {', '.join(wanted.corpora)}")
-    need = _need(wanted, certain=not work_on(directory).is_resumable)
-    require_room(directory, need, log=log)
-    with telling(need):
-        _write(registry, root, directory, wanted, force, log)
-    return outcome("built", read_meta(str(directory / META_NAME)), warning)
+    corpora: dict[str, Meta]
+    missing: dict[str, str]
+    identity: dict[str, Any]
 
 
-def _need(wanted: WantedDropLists, *, certain: bool) -> Need:
-    """Of a search from its beginning: of bands that are done, less is left."""
-    from niels_cache_assets.dedup.buckets import hashes_bytes
+@dataclass(frozen=True, kw_only=True)
+class Duplicates(Artifact):
+    """The drop lists of all data sets with "dedup" that have a corpus now."""
 
-    documents, bands = sum(meta["documents"]["kept"] for meta in wanted.corpora.values()), wanted.identity["bands"]
-    return Need(bytes=hashes_bytes(documents, bands=bands), why=f"the hashes of {documents:,} documents in {bands} bands", certain=certain)
+    registry: Registry
+    root: Path
+
+    version = drop_lists.CODE_VERSION
+    resumable = True
+    takes_what_is_there = True
+
+    @property
+    def key(self) -> str:
+        return "corpus/duplicates"
+
+    @property
+    def directory(self) -> Path:
+        return duplicates_dir(self.root)
+
+    @cached_property
+    def wanted(self) -> WantedDropLists:
+        """Return what is asked for now. It costs one small read for each data set; no document and no signature is read."""
+        corpora: dict[str, Meta] = {}
+        missing: dict[str, str] = {}
+        for name in dedup_order(self.registry):
+            try:
+                corpora[name] = Corpus(registry=self.registry, root=self.root, name=name).current()
+            except NielsCacheError as error:
+                missing[name] = str(error)
+        return WantedDropLists(corpora=corpora, missing=missing, identity=drop_lists_identity(self.registry, corpora, missing))
+
+    def inputs(self) -> Sequence[str]:
+        return [f"corpus/{name}" for name in dedup_order(self.registry)]
+
+    def unavailable(self) -> str | None:
+        if not self.registry.prepared("dedup"):
+            return "no data set asks for it"
+        if not self.wanted.corpora:
+            raise NielsCacheError(next(iter(self.wanted.missing.values())))
+        return None
+
+    def finished(self) -> Meta | None:
+        return finished_meta(self.directory) if self.registry.prepared("dedup") else None
+
+    def identity(self, revision: str | None = None) -> dict[str, Any]:
+        return {**self.wanted.identity, "code_version": drop_lists.CODE_VERSION}
+
+    def warning(self) -> str | None:
+        missing = self.wanted.missing
+        return f"duplicates were looked for without {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
+
+    def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
+        """Return meta.json of the drop lists, if a search would make them now, of this corpus of `name`, split by `source` and `seed`.
+
+        Raises NielsCacheError, which says what is otherwise and what to materialize.
+        """
+        folder, splits = self.directory, split_identity(source, seed)
+        meta = finished_meta(folder)
+        if meta is None:
+            raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {_ADVICE}")
+        if meta["inputs"].get(name) != corpus["content_sha256"]:
+            raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {_ADVICE}")
+        if not self.is_made_of(meta, self.identity()):
+            raise NielsCacheError(f"{folder}: the duplicates were found {what_is_otherwise(meta, self.wanted.identity)}; {_ADVICE}")
+        if meta["splits"][name] != splits:
+            raise NielsCacheError(
+                f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {splits}; "
+                f"set seed and val_frac in the configuration, not for one run, and {_ADVICE}"
+            )
+        return meta
+
+    def owns(self, name: str) -> bool:
+        return name == META_NAME or name.endswith(".parquet")
+
+    def need(self) -> Need:
+        """Return that of a search from its beginning: of bands that are done, less is left."""
+        from niels_cache_assets.dedup.buckets import hashes_bytes
+
+        documents, bands = sum(meta["documents"]["kept"] for meta in self.wanted.corpora.values()), self.wanted.identity["bands"]
+        return Need(
+            bytes=hashes_bytes(documents, bands=bands),
+            why=f"the hashes of {documents:,} documents in {bands} bands",
+            certain=not work_on(self.directory).is_resumable,
+        )
+
+    def write(self, work: Work) -> Written:
+        work.log(f"looking for duplicates in {', '.join(self.wanted.corpora)}")
+        return _write(self, work)
 
 
-def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLists, force: bool, log: Log) -> None:
+def _write(duplicates: Duplicates, work: Work) -> Written:
     from niels_cache_assets.dedup.buckets import Steps
     from niels_cache_assets.dedup.greedy import Verify, keep_first
 
+    registry, wanted = duplicates.registry, duplicates.wanted
     dedup, bands, rows = registry.dedup, wanted.identity["bands"], wanted.identity["rows"]
     files: Files = {}
     with (
-        atomic_directory(directory, is_ours=_is_duplicates_file, resumable=True) as partial,
-        _unchanged(root, wanted.corpora) as require_same,
+        _unchanged(duplicates.root, wanted.corpora) as require_same,
         ExitStack() as opened,
     ):
-        resume = Resume(fingerprint=wanted.fingerprint, log=log, afresh=force, made_of=wanted.made_of)
-        journal = open_journal(partial, resume, name="duplicates", identity={}, state=Steps)
-        assert journal is not None
+        journal = work.open_journal("duplicates", state=Steps)
         done: Steps | None = journal.state
         if done is not None:
-            log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
-        inputs = Inputs(registry, root, wanted.corpora)
-        scratch = partial / SCRATCH_NAME
+            work.log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
+        inputs = Inputs(registry, duplicates.root, wanted.corpora)
+        scratch = work.directory / SCRATCH_NAME
         scratch.mkdir(exist_ok=True)
         written: dict[str, int] = {}
 
         def record(steps: Steps, needed: list[Path]) -> bool:
-            sizes = {file.relative_to(partial).as_posix(): file.stat().st_size for file in needed}
+            sizes = {file.relative_to(work.directory).as_posix(): file.stat().st_size for file in needed}
             written.update(sizes)
             if not journal.due(sum(written.values())):
                 return False
@@ -131,7 +182,7 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
             return True
 
         def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
-            log(f"comparing the texts of {len(compared):,} documents")
+            work.log(f"comparing the texts of {len(compared):,} documents")
             shingles = opened.enter_context(ShingleFile(inputs, compared, ngram=dedup.ngram, path=scratch / "shingles"))
             return shingles.similarity
 
@@ -141,18 +192,18 @@ def _write(registry: Registry, root: Path, directory: Path, wanted: WantedDropLi
         datasets = {}
         for corpus, each in enumerate(inputs.all):
             own = drops.of(corpus)
-            _write_drop_list(partial, each.name, inputs, own, files)
+            _write_drop_list(work.directory, each.name, inputs, own, files)
             datasets[each.name] = {**_counts(inputs, each, own), "clusters": _cluster_sizes(drops.because_of(corpus))}
         meta = {
             "kind": "duplicates",
             "built": True,
             **wanted.identity,
-            "fingerprint": wanted.fingerprint,
+            "fingerprint": work.fingerprint,
             "datasets": datasets,
             "files": files,
             "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
         }
-        write_meta(str(partial / META_NAME), meta)
+    return Written(meta=meta)
 
 
 @contextmanager
@@ -172,10 +223,6 @@ def _unchanged(root: Path, corpora: Mapping[str, Meta]) -> Iterator[Callable[[],
         require_same()
         raise
     require_same()
-
-
-def _is_duplicates_file(name: str) -> bool:
-    return name == META_NAME or name.endswith(".parquet")
 
 
 def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:

@@ -1,0 +1,82 @@
+"""The calls of a notebook: build one thing by its name, exactly as the command line and a Dagster run do.
+
+Each finds that what is there is what a build would make, or builds it. `wait`: if another process builds it, wait and look again instead
+of failing. `force`: build in any case. `log` is told what happens, in lines. All raise NielsCacheError; the last good build then stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.build_cache import OnProgress
+from niels_cache_assets.registry import Registry
+
+
+def _silent(message: str) -> None: ...
+
+
+def build_tokenizer(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
+    """Make `root/tokenizer/{spm.model, meta.json}`.
+
+    Raises NielsCacheError for a model that lacks the special tokens, no source that can be read, or a vocabulary too large for the text.
+    """
+    return materialize(graph(registry, root).tokenizer(), force=force, wait=wait, log=log)
+
+
+def prepare_corpus(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    force: bool = False,
+    wait: bool = False,
+    processes: int | None = None,
+    progress: Callable[[CorpusProgress], None] | None = None,
+    log: Log = _silent,
+) -> Outcome:
+    """Make `corpus/<name>` under `root`.
+
+    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. Raises NielsCacheError for a data set
+    without `prepare`, a source of which nothing is left, and a worker that was killed.
+    """
+    corpus = graph(registry, root).corpus(name, processes=processes)
+    return materialize(corpus, force=force, wait=wait, on_progress=progress, log=log)
+
+
+def find_duplicates(registry: Registry, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
+    """Make `duplicates/` under `root` from every current corpus with "dedup".
+
+    Raises NielsCacheError if data sets ask for it and none of them has a corpus, and if a corpus is replaced meanwhile.
+    """
+    return materialize(graph(registry, root).duplicates(), force=force, wait=wait, log=log)
+
+
+def write_report(registry: Registry, name: str, *, root: Path, force: bool = False, wait: bool = False, log: Log = _silent) -> Outcome:
+    """Make `reports/corpus/<name>` under `root`. Raises NielsCacheError as `corpus_report` does."""
+    return materialize(graph(registry, root).report(name), force=force, wait=wait, log=log)
+
+
+def build_dataset(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    run_settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+    wait: bool = False,
+    progress: OnProgress | None = None,
+    log: Log = _silent,
+) -> Outcome:
+    """Make the cache of one data set under `root`.
+
+    `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run; None means the registry's
+    value. Raises NielsCacheError, also if the folder holds another data set and `force` is off.
+    """
+    cache = graph(registry, root).cache(name, run_settings)
+    return materialize(cache, force=force, wait=wait, on_progress=progress, log=log)

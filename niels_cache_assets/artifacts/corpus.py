@@ -1,0 +1,245 @@
+"""The corpus of a data set: its source, streamed through cleaning and signing, on every core, into documents on disk.
+
+One pass over all of the source: token budgets are for the cache that is built of the corpus. Memory: a few chunks of about a megabyte per
+worker process and one row group, whatever the size of the source. A document that is larger than a chunk takes about ten times its size
+here and fifteen times in its worker, words and copies on the way included. The same source and settings give the same bytes, for any
+number of processes, and for a run that was ended anywhere and run again: that goes on behind the last complete file of documents.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.build_cache.resuming import Reached
+from niels_cache_assets.corpus.chunks import ChunkWork
+from niels_cache_assets.corpus.identity import (
+    cleaning_identity,
+    corpus_made_of,
+    corpus_tokenizer,
+    needs_tokenizer,
+    require_prepared,
+    signature_identity,
+)
+from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
+from niels_cache_assets.corpus.source_chunks import SourceChunks
+from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
+from niels_cache_assets.corpus.store import Written as WrittenDocuments
+from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.held_out import HeldOut
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.encodings import decoding_warning, nothing_is_text
+from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.encode import INVALID_UNICODE
+from niels_cache_assets.streaming.space import Need, corpus_need, file_bytes
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.reading import available_threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus(Artifact):
+    """The corpus of a data set with `prepare`.
+
+    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. siblings: gives the pretrain tables as
+    mixtures read them; whether a corpus is current can be asked without it.
+    """
+
+    registry: Registry
+    root: Path
+    name: str
+    processes: int | None = None
+    siblings: Callable[[], Mapping[str, PretrainSource]] = dict
+
+    version = CODE_VERSION
+    resumable = True
+    noun = "corpus"
+
+    @property
+    def key(self) -> str:
+        return f"corpus/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return corpus_dir(self.root, self.name)
+
+    @property
+    def network_patience(self) -> float:
+        return self.registry.build.network_patience
+
+    @property
+    def source(self) -> PretrainSource:
+        """Return the table of the data set."""
+        return self.registry.pretrain[self.name]
+
+    @cached_property
+    def _siblings(self) -> Mapping[str, PretrainSource]:
+        return self.siblings()
+
+    @cached_property
+    def _tokenizer(self) -> SentencePieceTokenizer | None:
+        return corpus_tokenizer(self.registry, self.name, root=self.root)
+
+    def inputs(self) -> Sequence[str]:
+        members = [name for name in self.registry.prepared() if name in getattr(self.source, "members", ())]
+        searched = any("dedup" in self.registry.pretrain[name].prepare for name in members)
+        return [
+            *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
+            *(f"corpus/{name}" for name in members),
+            *(["corpus/duplicates"] if searched else []),
+        ]
+
+    def unavailable(self) -> str | None:
+        source = require_prepared(self.registry, self.name)
+        if self.processes is not None and self.processes < 1:
+            raise NielsCacheError(f"processes is {self.processes}; give at least 1, or None")
+        return None if source.enabled else "it is switched off"
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None:
+            check_place(meta, self.directory)
+        return meta
+
+    def revision(self) -> str | None:
+        return self.source.revision(self._siblings)
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
+        return corpus_made_of(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
+
+    def current(self) -> Meta:
+        source = require_prepared(self.registry, self.name)
+        advice = f"materialize corpus/documents of {self.name!r} first (niels-cache build-all does)"
+        if not source.enabled:
+            advice = f"{self.name!r} is switched off: set enabled = true, then {advice}"
+        meta = self.finished()
+        if meta is None:
+            raise NielsCacheError(f"{self.directory}: no finished corpus of {self.name!r} yet; {advice}")
+        if not self.is_made_of(meta, self.identity(meta["dataset_revision"])):
+            raise NielsCacheError(
+                f"{self.directory}: the corpus of {self.name!r} was made with other settings or another code version; {advice}"
+            )
+        return meta
+
+    def owns(self, name: str) -> bool:
+        return is_corpus_file(name)
+
+    def need(self) -> Need | None:
+        return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
+
+    def write(self, work: Work) -> Written:
+        work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
+        if self.source.train_tokens is not None or self.source.val_tokens is not None:
+            work.log(
+                f"warning: all of {self.name} is prepared, to its end: token budgets (train_tokens, val_tokens) count when its cache is "
+                "built"
+            )
+        with HeldOut(self.registry, root=self.root, siblings=self._siblings, tokenizer=self._tokenizer) as held_out:
+            context = StreamContext(
+                seed=self.registry.build.seed, revision=work.revision, log=work.log, siblings=self._siblings, held_out=held_out
+            )
+            return _write(self, context, work, self.processes or self.registry.build.threads or available_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusProgress:
+    """How far a corpus is. `share` (0 to 1): of the bytes of the source's files, or of the number of remote ones; None where not known."""
+
+    documents: int  # given by the source so far
+    kept: int
+    characters: int  # of all that were given
+    share: float | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All but the share."""
+        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """What the journal keeps, behind each file of documents: what is `written`, the state of CorpusCounts, how far the source was read."""
+
+    written: WrittenDocuments
+    counts: dict[str, Any]
+    reached: Reached
+
+
+def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -> Written:
+    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.corpus.counts import CorpusCounts
+
+    registry, name, source = corpus.registry, corpus.name, corpus.source
+    signatures = signature_identity(registry, name) or {}
+    cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
+    cleaner = ChunkWork(
+        source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
+    )
+    journal = work.open_journal(name, state=_Done)
+    done: _Done | None = journal.state
+    there = done.written if done else None
+    counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=CleaningReport(context.seed))
+    resumed_characters = counts.before.characters
+    chunks = SourceChunks(source, context, done.reached if done else None)
+    doing = f"preparing {name}"
+    with (
+        CorpusWriter(work.directory, num_perm=signatures.get("num_perm"), there=there, files=journal.finished) as writer,
+        closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
+    ):
+        for chunk in results:
+            finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+            counts.add(chunk)
+            reached = chunks.next_reached()
+            if finished_file:
+                written, sizes = writer.checkpoint()
+                now = _Done(written=written, counts=counts.state(), reached=reached)
+                share, documents = reached.share, counts.before.documents
+                journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+            if work.progress is not None:
+                before, after = counts.before, counts.after
+                work.progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
+        dropped_by_source = counts.dropped_by_source + context.report.dropped
+        if not writer.documents:
+            raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, dropped_by_source, context.report))
+        writer.seal()
+        write_rejected(work.directory, counts.report.rows(), writer.files)
+        meta = {
+            "kind": "corpus",
+            "built": True,
+            "dataset_name": name,
+            "dataset_config": source.hub_config,
+            "dataset_revision": context.revision,
+            "source": source.describe(),
+            "seed": context.seed,
+            "prepare": sorted(source.prepare),
+            "cleaning": cleaning_identity(registry, name),
+            "signatures": signature_identity(registry, name),
+            **counts.meta(),
+            "dropped": dict(counts.report.dropped + dropped_by_source),
+            "dropped_by_source": dict(+dropped_by_source),
+            "facts": context.report.facts,
+            "files": writer.files,
+            "content_sha256": writer.content_sha256,
+            "fingerprint": work.fingerprint,
+        }
+    return Written(meta=meta, resumed=resumed_characters, warning=decoding_warning(meta))
+
+
+def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
+    counts = sorted((dropped_here + dropped_by_source).items())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
+    hints = "".join(f"; {hint}" for hint in report.hints)
+    advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
+    return f"{directory}: no document is left ({reasons}){nothing_is_text(report.facts)}{hints}; nothing was written; check {advice}"

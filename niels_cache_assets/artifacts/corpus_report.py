@@ -1,0 +1,68 @@
+"""What preparing did to a data set, in figures and plots: report.json and a picture for each part of it.
+
+Everything comes from the meta.json of the corpus and of the drop lists; drawing takes a second or two (corpus/plots.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
+from niels_cache_assets.corpus.report import CODE_VERSION, corpus_report, plot_names
+from niels_cache_assets.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta, read_meta
+
+_SUFFIX = ".png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusReport(Artifact):
+    """The report of a data set with `prepare`. It is its own identity: it costs less to make than to tell whether it would differ."""
+
+    registry: Registry
+    root: Path
+    name: str
+
+    version = CODE_VERSION
+    record = REPORT_NAME
+
+    @property
+    def key(self) -> str:
+        return f"report/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return reports_dir(self.root, self.name)
+
+    def inputs(self) -> Sequence[str]:
+        searched = "dedup" in self.registry.pretrain[self.name].prepare
+        return [f"corpus/{self.name}", *(["corpus/duplicates"] if searched else [])]
+
+    def finished(self) -> Meta | None:
+        try:
+            return read_meta(str(self.directory / REPORT_NAME))
+        except NielsCacheError:
+            return None
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return corpus_report(self.registry, self.name, root=self.root)
+
+    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+        same = {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == made_of
+        return same and all((self.directory / plot).is_file() for plot in plot_names(dict(made_of)))
+
+    def owns(self, name: str) -> bool:
+        return name == REPORT_NAME or name.endswith(_SUFFIX)
+
+    def write(self, work: Work) -> Written:
+        from niels_cache_assets.corpus.plots import draw  # takes a second: matplotlib
+
+        report = dict(work.made_of)
+        for plot, image in draw(report).items():
+            (work.directory / plot).write_bytes(image)
+        return Written(meta=report)

@@ -1,0 +1,217 @@
+"""What the caches of both families share: how they are identified, kept and described. A data set that is switched off is here, too.
+
+A data set with `prepare` is read from its corpus, minus its drop list, and not from its source: what upstream has now is then for the
+corpus to ask.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.build_cache import OnProgress, Provenance
+from niels_cache_assets.build_cache.alone import CacheBuild
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
+from niels_cache_assets.build_cache.unbuilt import write_unbuilt
+from niels_cache_assets.cache_identity import cache_identity, is_prepared
+from niels_cache_assets.corpus.prepared import PreparedCorpus
+from niels_cache_assets.corpus.reading import open_prepared, with_prepared
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.held_out import HeldOut
+from niels_cache_assets.registry import BuildSettings, Registry
+from niels_cache_assets.sources.base import PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.encodings import decoding_warning
+from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.space import file_bytes
+from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.place import check_place, place_problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Artifact):
+    """The cache of one data set. `source`, `build`: its table and [build], with the settings of one run in them."""
+
+    registry: Registry
+    root: Path
+    name: str
+    source: Source
+    build: BuildSettings
+
+    resumable = True
+    noun = "cache"
+
+    @abstractmethod
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
+        """Return the build that streams the source in this context."""
+
+    @property
+    def family(self) -> Family:
+        """Return `pretrain` or `sft`."""
+        return self.source.family
+
+    @property
+    def key(self) -> str:
+        return f"{self.family}/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return dataset_dir(self.root, self.family, self.name)
+
+    @property
+    def network_patience(self) -> float:
+        return self.registry.build.network_patience
+
+    @cached_property
+    def tokenizer(self) -> SentencePieceTokenizer:
+        """Return the tokenizer of the root. Raises NielsCacheError if there is none."""
+        return load_tokenizer(self.registry, self.root)
+
+    @cached_property
+    def siblings(self) -> Mapping[str, PretrainSource]:
+        """Return the pretrain tables as a mixture reads them."""
+        return with_prepared(self.registry, self.root)
+
+    @cached_property
+    def prepared(self) -> PreparedCorpus | None:
+        """Return the corpus that is read instead of the source, if it has one."""
+        if not is_prepared(self.source):
+            return None
+        return open_prepared(self.registry, self.name, root=self.root, source=self.source, build=self.build)
+
+    @cached_property
+    def text_bytes(self) -> int | None:
+        """Return the bytes of its text, as far as they are known."""
+        if self.prepared is not None:
+            return int(self.prepared.meta["bytes"]["after"])
+        return file_bytes(getattr(self.source, "files", None), self.source.endings)
+
+    def inputs(self) -> Sequence[str]:
+        read = [each for each in self.registry.prepared() if each == self.name or each in getattr(self.source, "members", ())]
+        searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
+        return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
+
+    def unavailable(self) -> str | None:
+        missing = self.source.missing_setting()
+        if missing is not None:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.family}.{self.name}] cannot be built: it needs {missing}")
+        return None
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None and meta.get("built"):
+            check_place(meta, self.directory)  # a folder that was exchanged or copied: neither a hit nor to be replaced
+        if self.is_of_another_program():
+            raise NielsCacheError(
+                f"{self.directory / META_NAME}: another program made this cache; move its folder away, or replace it with --force"
+            )
+        return meta
+
+    def is_of_another_program(self) -> bool:
+        """Return whether another program made the cache that is there, complete or not."""
+        try:
+            return is_foreign(load_meta(str(self.directory / META_NAME)))
+        except ForeignMetaError:
+            return True
+        except NielsCacheError:
+            return False
+
+    def revision(self) -> str | None:
+        assert self.tokenizer  # without it nothing is built, whatever upstream says
+        return self.prepared.meta["dataset_revision"] if self.prepared else self.source.revision(self.siblings)
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return self.identity_with(self.tokenizer.model_sha256, revision)
+
+    def identity_with(self, tokenizer_sha256: str | None, revision: str | None) -> dict[str, Any]:
+        """Return all that decides its bytes, with this tokenizer."""
+        return cache_identity(
+            self.registry,
+            self.source,
+            self.build,
+            tokenizer_sha256=tokenizer_sha256,
+            revision=revision,
+            siblings=self.siblings,
+            prepared=self.prepared,
+        )
+
+    def write(self, work: Work) -> Written:
+        with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
+            context = StreamContext(seed=self.build.seed, revision=work.revision, log=work.log, siblings=self.siblings, held_out=held_out)
+            build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
+            meta, resumed = build.write(work.directory, work.resume)
+        # of a corpus it was said when that was made
+        return Written(meta=meta, resumed=resumed, warning=None if self.prepared else decoding_warning(meta))
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        if self.prepared is not None:
+            revision = self.prepared.meta["dataset_revision"]
+        made_of = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
+        context = StreamContext(seed=self.build.seed, revision=revision, siblings=self.siblings)
+        build = self.builder(context, self.provenance(revision, resume.fingerprint), None)
+        return fingerprint_of_journal(resume, build.identity)
+
+    def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
+        """Return what meta.json says about where the cache came from."""
+        return Provenance(
+            dataset_name=self.name,
+            dataset_config=self.source.hub_config,
+            dataset_revision=revision,
+            source=self.source.describe(),
+            split_rule=self.split_rule(),
+            fingerprint=fingerprint,
+        )
+
+    @abstractmethod
+    def split_rule(self) -> str:
+        """Return how it is divided, in one line for meta.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedOff(Artifact):
+    """The cache of a data set that is switched off: empty, with a meta.json that says so. A finished cache is kept."""
+
+    dataset: Dataset
+
+    states = ("disabled", "disabled")
+
+    @property
+    def key(self) -> str:
+        return self.dataset.key
+
+    @property
+    def directory(self) -> Path:
+        return self.dataset.directory
+
+    def unavailable(self) -> str | None:
+        return self.dataset.unavailable()
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None and meta.get("built"):
+            check_place(meta, self.directory)
+        elif meta is not None and place_problem(meta, family=self.dataset.family, name=self.dataset.name) is not None:
+            return None  # it is empty, so it may be replaced
+        return meta
+
+    def keeps(self) -> str | None:
+        meta = self.finished()
+        if not self.dataset.is_of_another_program() and not (meta is not None and meta.get("built")):
+            return None
+        return f"{self.dataset.name} is switched off; its finished cache is kept as it is (force replaces it)"
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {"enabled": False, "source": self.dataset.source.source}
+
+    def write(self, work: Work) -> Written:
+        provenance = self.dataset.provenance(None, work.fingerprint)
+        return Written(meta=write_unbuilt(work.directory, family=self.dataset.family, provenance=provenance))

@@ -1,0 +1,199 @@
+"""What a root can hold and what comes from what: the artifacts of a configuration, by key, in the order in which they are built.
+
+    tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
+
+Edges come from `inputs` of each artifact alone. The command line, the launcher, the states and Dagster's checks all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus_report import CorpusReport
+from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
+from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.artifacts.sft import Sft
+from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
+from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.corpus.identity import require_prepared
+from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
+from niels_cache_assets.sources.base import PretrainSource, SftSource
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
+
+
+def graph(registry: Registry, root: str | Path) -> Graph:
+    """Return the graph of a configuration. It costs nothing: no file is read before something is asked of an artifact."""
+    return Graph(registry=registry, root=Path(root))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """The artifacts of a configuration in one root."""
+
+    registry: Registry
+    root: Path
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return Tokenizer(registry=self.registry, root=self.root)
+
+    def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
+        """Return the corpus of a data set."""
+        siblings = partial(with_prepared, self.registry, self.root)
+        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+
+    def duplicates(self) -> Duplicates:
+        """Return the drop lists."""
+        return Duplicates(registry=self.registry, root=self.root)
+
+    def report(self, name: str) -> CorpusReport:
+        """Return the report of a data set's corpus. Raises NielsCacheError for a data set without one."""
+        require_prepared(self.registry, name)
+        return CorpusReport(registry=self.registry, root=self.root, name=name)
+
+    def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:
+        """Return the cache of a data set. Raises NielsCacheError for an unknown name, and for settings that cannot be.
+
+        `run_settings` replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
+        """
+        given = run_settings or {}
+        shared = {key: value for key, value in given.items() if key in BuildSettings.model_fields}
+        own = {key: value for key, value in given.items() if key not in BuildSettings.model_fields}
+        build = apply_run_settings(self.registry.build, shared)
+        source = apply_run_settings(self.registry.source(name), own)
+        if isinstance(source, PretrainSource):
+            return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
+        assert isinstance(source, SftSource)
+        return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
+
+    def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
+        """Return what a build of a data set makes: its cache, or the empty one of a data set that is switched off. Raises as `dataset`."""
+        dataset = self.dataset(name, run_settings)
+        return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
+
+    def index(self, name: str) -> BlendIndex:
+        """Return the indices of [blend.NAME]."""
+        return BlendIndex(registry=self.registry, root=self.root, name=name)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Return the keys of all that is configured, switched off or not."""
+        registry = self.registry
+        return [
+            "tokenizer",
+            *(f"corpus/{name}" for name in registry.prepared()),
+            *(["corpus/duplicates"] if registry.prepared("dedup") else []),
+            *(f"report/{name}" for name in registry.prepared()),
+            *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
+            *(f"index/{name}" for name in registry.blend),
+        ]
+
+    def readers(self, above: str, below: str) -> dict[str, list[str]]:
+        """Map each NAME of an artifact `above/NAME` to the names of those of the kind `below` that are built from it."""
+        found: dict[str, list[str]] = {}
+        for key in self.keys:
+            if key.startswith(f"{below}/"):
+                for each in self[key].inputs():
+                    if each.startswith(f"{above}/"):
+                        found.setdefault(each.removeprefix(f"{above}/"), []).append(key.removeprefix(f"{below}/"))
+        return found
+
+    def __getitem__(self, key: str) -> Artifact:
+        """Return the artifact with this key."""
+        kind, _, name = key.partition("/")
+        if key == "corpus/duplicates":
+            return self.duplicates()
+        kinds: dict[str, Callable[[str], Artifact]] = {
+            "tokenizer": lambda name: self.tokenizer(),
+            "corpus": self.corpus,
+            "report": self.report,
+            "pretrain": self.cache,
+            "sft": self.cache,
+            "index": self.index,
+        }
+        if kind not in kinds or key not in self.keys:
+            refuse_choice(self.registry.origin, "no artifact", key, self.keys)
+        return kinds[kind](name)
+
+    def state(self, key: str) -> CacheState:
+        """Return how what lies, or would lie, in the place of an artifact stands. Raises NielsCacheError for an unknown key."""
+        return state_of(self[key])
+
+    def dataset_state(self, name: str) -> CacheState:
+        """Return how the cache of a data set stands. Raises NielsCacheError for a name that is not configured."""
+        return state_of(self.dataset(name))
+
+    def states(self) -> list[CacheState]:
+        """Return the state of everything in the order in which it is built, then of what else is there of another configuration."""
+        registry, root = self.registry, self.root
+        states = [self.state("tokenizer"), *(self.state(f"corpus/{name}") for name in registry.prepared())]
+        states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
+        if registry.prepared("dedup") or (self.duplicates().directory / META_NAME).exists():
+            states.append(state_of(self.duplicates()))
+        states += [self.dataset_state(name) for family in FAMILIES for name in registry.datasets(family)]
+        states += [self.state(f"index/{name}") for name in registry.blend_keys()]
+        for family in FAMILIES:
+            names = [name for name in built_names(root / family) if name not in registry.datasets(family)]
+            states += [unlisted_state(family, name, root=root) for name in names]
+        return states
+
+    def order(self, only: Sequence[str] | None = None) -> list[str]:
+        """Return the keys of what is built, in order: all that is switched on, or the data sets and blends in `only` and what they read.
+
+        What is built of the inputs that are there, as drop lists are, comes when its first inputs are built, and again when others are. So
+        a key may be listed twice. The tokenizer is always in it. Raises NielsCacheError for an unknown name.
+        """
+        registry = self.registry
+        for name in only or ():
+            if name != "tokenizer" and name not in registry.blend:
+                registry.family_of(name)
+        names = [name for family in FAMILIES for name in registry.datasets(family)]
+        chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
+        caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
+        read = self._read_by(caches)
+        tokenizer = self.tokenizer()
+        corpora = [key for key in self.keys if key in read and key != "tokenizer"]
+        steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
+        reports = [f"report/{key.removeprefix('corpus/')}" for key in corpora if key != "corpus/duplicates"]
+        blends = [f"index/{name}" for name in registry.blend if only is None or name in only]
+        return [*self._in_order(steps), *reports, *caches, *blends]
+
+    def _read_by(self, keys: Collection[str]) -> set[str]:
+        """Return the inputs of these artifacts, and theirs, but not those of what is built of what is there."""
+        found: set[str] = set()
+        left = list(keys)
+        while left:
+            artifact = self[left.pop()]
+            if not artifact.takes_what_is_there:
+                new = set(artifact.inputs()) - found
+                found |= new
+                left += new
+        return found
+
+    def _in_order(self, keys: Sequence[str]) -> list[str]:
+        inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}
+        order: list[str] = []
+        left = list(keys)
+
+        def last(key: str) -> int:
+            return max((place for place, each in enumerate(order) if each == key), default=-1)
+
+        def is_due(key: str) -> bool:
+            """Return whether one of its inputs has been built since it was."""
+            return key in left and any(last(each) > last(key) for each in inputs[key])
+
+        while left:
+            ready = [key for key in left if all(each in order and not is_due(each) for each in inputs[key])]
+            if ready:
+                left.remove(ready[0])
+            order.append(ready[0] if ready else next(key for key in left if is_due(key) and self[key].takes_what_is_there))
+        return order

@@ -1,0 +1,78 @@
+"""The indices of a blend, in Megatron-LM's order. Each lies under the hash of all that decides it.
+
+The runtime's index cache locks, stages and commits each of them (niels_cache_runtime/megatron/index_cache.py), by the same code as other
+artifacts (format/commit.py); whether any was missing is known when all are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work, Written
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.blends.prebuild import BlendPlan, Progress, build_indices, hash_of_all, index_folder, plan_of
+from niels_cache_assets.registry import Registry
+from niels_cache_runtime.format.meta import Meta
+
+
+def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
+    """Build the indices of a plan that are not there yet. progress: told (name of the array, done, total).
+
+    Raises NielsCacheError if a data set cannot be opened, if no sample can be made or if the child dies; NotWrittenError if the folder
+    cannot be written.
+    """
+    on_progress = None if progress is None else lambda told: progress(*told)
+    return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendIndex(Artifact):
+    """The indices of one plan: of a table [blend.NAME], or of any other blend. `plan` None: as the table says now.
+
+    Its record is what `write` returns: `indices`, of the data sets in their order, then of the blend (a single data set without weights has
+    none); `hash`: of all of them, the same as long as the samples of a run are the same.
+    """
+
+    registry: Registry | None = None
+    root: Path
+    name: str
+    plan: BlendPlan | None = None
+
+    record = None
+
+    @property
+    def key(self) -> str:
+        return f"index/{self.name}"
+
+    @property
+    def directory(self) -> Path:
+        return index_folder(self.root)
+
+    def inputs(self) -> Sequence[str]:
+        return [f"pretrain/{member}" for member in self.registry.blend[self.name].weights] if self.registry is not None else []
+
+    def finished(self) -> Meta | None:
+        return None
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {}
+
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stage(self) -> AbstractContextManager[Path]:
+        return nullcontext(self.directory)
+
+    def write(self, work: Work) -> Written:
+        plan = self.plan
+        if plan is None:
+            assert self.registry is not None
+            plan = plan_of(self.registry, self.name, root=self.root)
+        on_progress = work.progress
+        progress = None if on_progress is None else lambda *told: on_progress(told)
+        indices, built = build_indices(plan, root=self.root, progress=progress)
+        return Written(meta={"indices": indices, "hash": hash_of_all(indices)}, changed=built)

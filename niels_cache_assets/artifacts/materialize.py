@@ -1,0 +1,127 @@
+"""The one way in which anything is built: decide, lock, look again, write beside, commit.
+
+    1  the revision of upstream     if it cannot be asked, a finished build is kept, with a warning
+    2  the fingerprint              over all that decides the bytes
+    3  a hit                        without a lock, so a read-only cache is one too
+    4  a turn, and room on the disk before anything is written
+    5  the lock                     or wait for it, if asked
+    6  look again                   if another build has ended since the first look
+    7  a staging directory with its journal, write, the record, and the exchange
+
+It is the same in a notebook, on the command line and in a Dagster run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work
+from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.network import briefly, patience
+from niels_cache_assets.streaming.directories import place_of, sweep_beside_hit, sweep_leftovers
+from niels_cache_assets.streaming.space import require_room, telling
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
+
+
+def materialize(
+    artifact: Artifact,
+    *,
+    force: bool = False,
+    wait: bool = False,
+    on_progress: Callable[[Any], None] | None = None,
+    log: Log = lambda message: None,
+    waits_its_turn: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Build an artifact, or find that what is there is what a build would make.
+
+    `force`: build in any case, and resume nothing. `wait`: if another process builds it, wait and look again instead of failing.
+    `waits_its_turn`: called when it is certain that it must be built; it returns whether it had to wait, and then it is looked again.
+    Raises NielsCacheError, and Busy if another process builds it; the last good build then stays.
+    """
+    started = time.monotonic()
+    with patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext():
+        _sweep(artifact.directory, log)
+        found = _look(artifact, force=force)
+        while isinstance(found, _Missing) and waits_its_turn():
+            found = _look(artifact, force=force)
+        if isinstance(found, _Missing):
+            require_room(artifact.directory, found.artifact.need(), log=log)
+            with artifact.lock(wait=wait, log=log):
+                if place_of(artifact.directory) != found.place:
+                    log(f"another build of {artifact.directory} has just ended; looking at what it made")
+                    found = _look(artifact, force=force)
+                if isinstance(found, _Missing):
+                    found = _build(found, force=force, on_progress=on_progress, log=log)
+    if found.state == "cache_hit" and not found.kept:
+        sweep_beside_hit(artifact.directory)
+    return replace(found, seconds=time.monotonic() - started)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Missing:
+    """An artifact that must be built, as it was looked at. `place`: of what was there then."""
+
+    artifact: Artifact
+    place: tuple[int, int] | None
+    revision: str | None
+    made_of: dict[str, Any]
+
+
+def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
+    artifact, place = artifact.afresh(), place_of(artifact.directory)
+
+    def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
+        return Outcome(key=artifact.key, state=artifact.states[1], meta=meta, directory=artifact.directory, warning=warning, kept=kept)
+
+    if artifact.unavailable() is not None:
+        return replace(outcome(artifact.finished() or {}), state="disabled")
+    there = None if force else artifact.finished()
+    reason = None if force else artifact.keeps()
+    if reason is not None:
+        return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
+    try:
+        with briefly(there is not None and bool(there.get("built"))):
+            revision = artifact.revision()
+    except SourceUnavailable as error:
+        then = None if there is None else there.get("dataset_revision")
+        if there is None or not artifact.is_made_of(there, artifact.identity(then)):
+            raise
+        return outcome(there, f"{error}; kept the finished {artifact.noun} of revision {then}", kept=True)
+    made_of = artifact.identity(revision)
+    if there is not None and artifact.is_made_of(there, made_of):
+        return outcome(there, artifact.warning())
+    return _Missing(artifact=artifact, place=place, revision=revision, made_of=made_of)
+
+
+def _build(missing: _Missing, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+    """Build what is missing, under its lock."""
+    artifact = missing.artifact
+    with telling(artifact.need()), artifact.stage() as staging:
+        written = artifact.write(
+            Work(directory=staging, revision=missing.revision, made_of=missing.made_of, force=force, progress=on_progress, log=log)
+        )
+        if artifact.record is not None:
+            write_meta(str(staging / artifact.record), written.meta)
+    return Outcome(
+        key=artifact.key,
+        state=artifact.states[0 if written.changed else 1],
+        meta=written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record)),
+        directory=artifact.directory,
+        warning=written.warning or artifact.warning(),
+        resumed=written.resumed,
+    )
+
+
+def _sweep(directory: Path, log: Log) -> None:
+    """Remove what killed builds left and nobody can resume."""
+    try:
+        sweep_leftovers(directory)
+    except NielsCacheError as error:  # a read-only cache may be a hit all the same; a build that this is in the way of says so itself
+        log(str(error))

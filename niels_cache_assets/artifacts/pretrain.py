@@ -1,0 +1,78 @@
+"""The pretrain cache of a data set: its documents, streamed through the tokenizer into the shards of train and val."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from niels_cache_assets.artifacts.dataset import Dataset
+from niels_cache_assets.budgets import budget_rule
+from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.cache_identity import val_may_come_late
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.space import Need, pretrain_need
+from niels_cache_assets.streaming.splits import UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Dataset):
+    """The cache of a pretrain data set."""
+
+    source: PretrainSource
+
+    version = CODE_VERSIONS["pretrain"]
+
+    def need(self) -> Need | None:
+        exact = self.prepared is not None and self.prepared.duplicates is None  # how much text a drop list takes is not known
+        return pretrain_need(
+            train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens, text_bytes=self.text_bytes, exact=exact
+        )
+
+    def split_rule(self) -> str:
+        if self.source.has_own_splits:
+            return "upstream's own splits"
+        if self.source.seeded_val_frac is not None:
+            return f"seeded {self.source.seeded_val_frac:g} of documents to val, seed {self.build.seed}"
+        return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
+        source, feed = self.source, self._feed(context)
+
+        def val_documents() -> Iterator[Document]:
+            context.log("reading val, to keep its documents out of train")
+            for document in feed.read_unreported():  # the pass that is written counts what is dropped
+                if document.split == "val":
+                    yield document
+
+        return PretrainBuild(
+            texts=feed,
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
+            max_val_tokens=source.val_tokens or 0,
+            shard_bytes=self.build.shard_bytes,
+            seed=self.build.seed,
+            shuffle_buffer=source.builder_shuffle or None,
+            threads=self.build.threads,
+            decontaminate=source.decontaminate,
+            decontaminate_threshold=source.decontaminate_threshold,
+            val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
+            provenance=provenance,
+            progress=progress,
+        )
+
+    def _feed(self, context: StreamContext) -> Feed[Document]:
+        """Return the documents of the corpus, whose splits are known, or of the source."""
+        if self.prepared is not None:
+            return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
+        if self.source.seeded_val_frac is None:
+            return Feed(self.source.documents, context)
+
+        def count() -> int:
+            context.log("counting documents, to split them by val_frac")
+            return self.source.count_unsplit(context)
+
+        return Feed(self.source.documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count))

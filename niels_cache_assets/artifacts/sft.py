@@ -1,0 +1,41 @@
+"""The SFT cache of a data set: its conversations, streamed through the tokenizer and dealt to train and val."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from niels_cache_assets.artifacts.dataset import Dataset
+from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
+from niels_cache_assets.build_cache.sft import SftBuild
+from niels_cache_assets.sources.base import SftSource, StreamContext
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.space import Need, sft_need
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Dataset):
+    """The cache of an SFT data set."""
+
+    source: SftSource
+
+    version = CODE_VERSIONS["sft"]
+
+    def need(self) -> Need | None:
+        return sft_need(self.text_bytes)
+
+    def split_rule(self) -> str:
+        return f"seeded {self.source.val_frac:g} of {self.source.split_unit}s to val, seed {self.build.seed}"
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
+        return SftBuild(
+            examples=Feed(self.source.conversations, context),
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            val_frac=self.source.val_frac,
+            seed=self.build.seed,
+            split_by=self.source.split_unit,
+            on_invalid="drop",
+            threads=self.build.threads,
+            provenance=provenance,
+            progress=progress,
+        )

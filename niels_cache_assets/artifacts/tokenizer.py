@@ -1,0 +1,139 @@
+"""The tokenizer of a root: a model that is imported, or trained on a sample of the configured data sets (tokenizer_training.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.corpus.identity import needs_tokenizer
+from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.fingerprint import settings_that_count
+from niels_cache_assets.registry import Registry
+from niels_cache_assets.streaming.writers import Files, add_file
+from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer_measures import measure_texts
+from niels_cache_assets.tokenizer_training import train
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
+
+CODE_VERSION = "1"
+
+_WARNING = "WARNING: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Artifact):
+    """The tokenizer. A trained one is kept until its own settings change: new text does not invalidate every cache."""
+
+    registry: Registry
+    root: Path
+
+    version = CODE_VERSION
+    takes_what_is_there = True
+
+    @property
+    def key(self) -> str:
+        return "tokenizer"
+
+    @property
+    def directory(self) -> Path:
+        return tokenizer_dir(self.root)
+
+    @property
+    def model(self) -> Path:
+        """Return where its model lies, or will."""
+        return self.directory / TOKENIZER_MODEL_NAME
+
+    @property
+    def is_imported(self) -> bool:
+        """Return whether the model is another program's, or was made before."""
+        return self.registry.tokenizer.model is not None
+
+    @property
+    def network_patience(self) -> float:
+        return self.registry.build.network_patience
+
+    def inputs(self) -> Sequence[str]:
+        if self.is_imported:
+            return []
+        early = [name for name in self.registry.prepared() if not needs_tokenizer(self.registry, name)]
+        searched = any(name in self.registry.prepared("dedup") for name in early)
+        return [*(f"corpus/{name}" for name in early), *(["corpus/duplicates"] if searched else [])]
+
+    def finished(self) -> Meta | None:
+        try:
+            meta = read_meta(str(self.directory / META_NAME))
+            intact = meta.get("sha256") == sha256_file(str(self.model))
+        except NielsCacheError:
+            return None
+        return meta if intact else None
+
+    def identity(self, revision: str | None = None) -> dict[str, Any]:
+        settings = self.registry.tokenizer
+        if settings.model is not None:
+            _require_readable(settings.model)
+            identity: dict[str, Any] = {"model_sha256": sha256_file(settings.model), "special_tokens": settings.special_tokens}
+        else:
+            counted = settings_that_count(settings, "tokenizer", without={"model"})
+            identity = {**counted, "seed": self.registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
+        return {**identity, "code_version": CODE_VERSION}
+
+    def needs_training(self, *, force: bool = False) -> bool:
+        """Return whether a build would train one now: not if it is imported, nor if the one that is there is what the settings ask for."""
+        if self.is_imported:
+            return False
+        meta = None if force else self.finished()
+        return meta is None or not self.is_made_of(meta, self.identity())
+
+    def write(self, work: Work) -> Written:
+        """Import or train. Raises NielsCacheError for a model without the special tokens, and if nothing can be read to train on."""
+        settings, made = self.registry.tokenizer, work.directory / TOKENIZER_MODEL_NAME
+        beginnings: dict[str, list[str]] = {}
+        warnings: list[str] = []
+
+        def note(message: str) -> None:
+            if message.startswith(_WARNING):
+                warnings.append(message.removeprefix(_WARNING))
+            work.log(message)
+
+        if settings.model is not None:
+            origin: dict[str, Any] = {"imported": Path(settings.model).name}
+            _require_readable(settings.model)
+            copyfile(settings.model, made)
+        else:
+            origin = {"trained_on": train(self.registry, self.root, work.directory, beginnings, note)}
+        tokenizer = SentencePieceTokenizer(settings.model or str(made), special_tokens=settings.special_tokens)
+        if settings.model is None:
+            origin["trained_on"] |= measure_texts(beginnings, tokenizer)
+        files: Files = {}
+        add_file(made, TOKENIZER_MODEL_NAME, files)
+        return Written(meta=_meta(tokenizer, self.registry, work.fingerprint, files, origin), warning="; ".join(warnings) or None)
+
+
+def _meta(tokenizer: SentencePieceTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
+    import sentencepiece
+
+    return {
+        "kind": "tokenizer",
+        "built": True,
+        "model_type": registry.tokenizer.model_type if registry.tokenizer.model is None else "imported",
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": tokenizer.special_tokens,
+        "special_token_ids": tokenizer.special_token_ids(),
+        "sentencepiece_version": sentencepiece.__version__,
+        "seed": registry.build.seed,
+        "sha256": files[TOKENIZER_MODEL_NAME]["sha256"],
+        "files": files,
+        "fingerprint": fingerprint,
+        **origin,
+    }
+
+
+def _require_readable(model: str) -> None:
+    if not Path(model).is_file():
+        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")

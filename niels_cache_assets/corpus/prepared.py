@@ -1,0 +1,272 @@
+"""A prepared data set that is open: its corpus minus its drop list, every document with its split.
+
+What a cache of a data set with `prepare` is built from instead of the source, and what mixtures of it read (`PreparedMember`). Whether it
+is what the configuration asks for is reading.py's to say. All that is read belongs to the meta.json that was opened: a
+file of a corpus, or a drop list, that has taken the place of another since then is an error and never mixed with it. Memory: one row group
+of text (2 MB), and two bytes per document of the corpus. Reading decompresses parquet at some hundred megabytes a second; nothing is
+cleaned or looked for here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from niels_cache_assets.corpus.identity import require_unchanged, split_identity
+from niels_cache_assets.corpus.layout import documents_file, duplicates_file
+from niels_cache_assets.documents import Document
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.meta import Meta
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNKNOWN = -1  # among splits: token budgets decide when the cache is built
+_SPLIT_OF: tuple[Split | None, ...] = (*SPLITS, None)  # UNKNOWN is the last
+_COLUMNS = ["text", "source_id", "file", "row", "title"]  # of a Document, in its order
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedCorpus:
+    """A corpus and what goes of it; opening it reads two small files, `splits` and `gone` are made when they are asked for.
+
+    `duplicates`: meta.json of the drop lists; None where duplicates are not looked for (or not left out).
+    """
+
+    name: str
+    directory: Path
+    meta: Meta
+    source: PretrainSource
+    seed: int
+    duplicates: Meta | None
+    duplicates_directory: Path
+
+    @property
+    def drops(self) -> dict[str, Any] | None:
+        """What the meta.json of the drop lists says of this data set."""
+        return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
+
+    @property
+    def kept(self) -> int:
+        """Documents that stay."""
+        return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many went for each reason, of the source, of cleaning and of the drop list."""
+        drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
+        return +Counter({**self.meta["dropped"], **drops})
+
+    @property
+    def drop_sha256(self) -> str | None:
+        """Over the ordinals of the drop list; None without one."""
+        return self.drops["drop_sha256"] if self.drops else None
+
+    @cached_property
+    def splits(self) -> np.ndarray:
+        """(documents,) int8, index into SPLITS or UNKNOWN, of every document of the corpus."""
+        return document_splits(self.meta, self.directory, self.source, self.seed)
+
+    @cached_property
+    def gone(self) -> np.ndarray:
+        """(documents,) bool: on the drop list. Raises NielsCacheError where that is another one than when it was opened."""
+        gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
+        if self.duplicates is not None:
+            path = self.duplicates_directory / duplicates_file(self.name)
+            with _of_meta(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
+                ordinals = parquet.read(columns=["ordinal"])["ordinal"].to_numpy()
+            if ordinals_sha256(ordinals) != self.drop_sha256:
+                raise NielsCacheError(f"{path}: was replaced while it was read; run this again")
+            gone[ordinals] = True
+        return gone
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the documents and their splits, for the fingerprint of a cache that is made of them."""
+        return {
+            "content_sha256": self.meta["content_sha256"],
+            "drop_sha256": self.drop_sha256,
+            "splits": split_identity(self.source, self.seed),
+        }
+
+    def stream(self, context: StreamContext) -> Iterator[list[Document]]:
+        """`documents`, reporting as a source does what was dropped and found before: of all the corpus, however much of it is read.
+
+        It reports places and starts at them: their `row` is the ordinal of a document, of which row group and file follow.
+        """
+        if context.start is None:
+            context.report.dropped.update(self.dropped)
+            context.report.facts.update(self.meta["facts"])
+        for end, batch in self._batches(context.start["row"] if context.start else 0):
+            context.report.place = {"file": self.name, "row": end}
+            yield batch
+
+    def documents(self) -> Iterator[list[Document]]:
+        """The documents that stay, in the order of the corpus, in batches of about 2 MB of text.
+
+        Raises NielsCacheError for files that cannot be read, and before a file that is of another corpus meanwhile. A file is held open:
+        what was begun is read to its end whatever takes its place.
+        """
+        for _, batch in self._batches(0):
+            yield batch
+
+    def _batches(self, start: int) -> Iterator[tuple[int, list[Document]]]:
+        """(ordinal after its row group, documents of it that stay) from the row group that begins at `start`."""
+        for first, table in self._groups(start=start):
+            end = first + len(table)
+            stays = ~self.gone[first:end]
+            batch = [document for document, stay in zip(self._as_documents(first, table), stays.tolist(), strict=True) if stay]
+            if batch:
+                yield end, batch
+
+    def select(self, ordinals: np.ndarray) -> list[Document]:
+        """The documents of ascending ordinals, whether they are on the drop list or not."""
+        selected: list[Document] = []
+        for first, table in self._groups(ordinals):
+            inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
+            documents = self._as_documents(first, table)
+            selected += [documents[ordinal - first] for ordinal in inside.tolist()]
+        return selected
+
+    def _as_documents(self, first: int, table: pa.Table) -> list[Document]:
+        splits = [_SPLIT_OF[split] for split in self.splits[first : first + len(table)].tolist()]
+        return [Document(*row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), splits, strict=True)]
+
+    def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0) -> Iterator[tuple[int, pa.Table]]:
+        """(ordinal of the first row, columns of a document) of every row group in order from ordinal `start` on; of those alone that hold
+        ascending `wanted`.
+        """
+        first = 0
+        for path in document_files(self.directory, self.meta):
+            with _open_part(path, self.meta) as parquet:
+                for group in range(parquet.num_row_groups):
+                    end = first + parquet.metadata.row_group(group).num_rows
+                    if first < start < end:
+                        raise NielsCacheError(f"{path}: no row group begins at document {start}; build the data set again with force")
+                    if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
+                        yield first, parquet.read_row_group(group, columns=_COLUMNS)
+                    first = end
+        documents = self.meta["documents"]["kept"]
+        if first != documents:
+            raise NielsCacheError(f"{self.directory}: the corpus holds {first} documents, its meta.json says {documents}; prepare it again")
+
+
+class PreparedMember(PretrainSource):
+    """A source that streams a prepared data set. Opens it when it is first asked for something, and stays with what it found then.
+
+    So what it says of itself and what it streams, however often, are of one corpus and one drop list, or an error.
+    """
+
+    source: Literal["prepared"] = "prepared"
+    _open: Callable[[], PreparedCorpus] = PrivateAttr()
+    _opened: PreparedCorpus | None = PrivateAttr(None)
+
+    @classmethod
+    def of(cls, opener: Callable[[], PreparedCorpus]) -> PreparedMember:
+        member = cls()
+        member._open = opener
+        return member
+
+    @property
+    def has_own_splits(self) -> bool:
+        """The corpus is read with its split: no val_frac is left to apply."""
+        return True
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return f"sha256:{fingerprint_of(self.identity())}"
+
+    def identity(self) -> dict[str, Any]:
+        return {"prepared": self.prepared.identity()}
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        return self.prepared.stream(context)
+
+    @property
+    def prepared(self) -> PreparedCorpus:
+        """What it streams."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+
+def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
+    """(documents,) int8, index into SPLITS or UNKNOWN: upstream's own, else a seeded share (splits.val_mask) of the others, in order."""
+    splits = np.full(meta["documents"]["kept"], UNKNOWN, dtype=np.int8)
+    if set(meta["splits"]) - {"unknown"}:
+        first = 0
+        for path in document_files(directory, meta):
+            with _open_part(path, meta) as parquet:
+                own = parquet.read(columns=["split"])["split"].to_pylist()
+            splits[first : first + len(own)] = [UNKNOWN if split is None else SPLITS.index(split) for split in own]
+            first += len(own)
+    if source.seeded_val_frac is not None:
+        free = np.flatnonzero(splits == UNKNOWN)
+        is_val = val_mask(len(free), val_frac=source.seeded_val_frac, seed=seed)
+        splits[free] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))
+    return splits
+
+
+def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
+    """`characters` and `bytes` of every document, (documents,) int64 each."""
+    parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
+    for path in document_files(directory, meta):
+        with _open_part(path, meta) as parquet:
+            table = parquet.read(columns=[*parts])
+            for name, columns in parts.items():
+                columns.append(table[name].to_numpy())
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def ordinals_sha256(ordinals: np.ndarray) -> str:
+    """What identifies a drop list: over its ordinals alone, as little-endian int64."""
+    return hashlib.sha256(ordinals.astype("<i8").tobytes()).hexdigest()
+
+
+def document_files(directory: Path, meta: Meta) -> list[Path]:
+    """The documents_*.parquet of a corpus, in order."""
+    count = sum(name.startswith("documents_") for name in meta["files"])
+    return [directory / documents_file(index) for index in range(count)]
+
+
+@contextmanager
+def open_documents(path: Path) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile; what cannot be read becomes one line that names the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as parquet:
+            yield parquet
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
+
+
+@contextmanager
+def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
+    """A file of the corpus that has this meta.json. What is open stays: it is enough to look once that the folder is still the same."""
+    with _of_meta(path.parent, meta), open_documents(path) as parquet:
+        require_unchanged(path.parent, meta)
+        yield parquet
+
+
+@contextmanager
+def _of_meta(directory: Path, meta: Meta) -> Iterator[None]:
+    """A file of the folder that cannot be read, because the folder was replaced, is an error that says so."""
+    try:
+        yield
+    except NielsCacheError:
+        require_unchanged(directory, meta)
+        raise

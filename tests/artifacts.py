@@ -1,0 +1,32 @@
+"""A kind of artifact that is one class: a folder with a line of text. Tests of the protocol build it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Artifact):
+    """`folder` with meta.json, which has the text. `before`: called when it is written."""
+
+    folder: Path
+    text: str = "text"
+    before: Callable[[], object] = lambda: None
+
+    @property
+    def key(self) -> str:
+        return f"line/{self.folder.name}"
+
+    @property
+    def directory(self) -> Path:
+        return self.folder
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {"text": self.text}
+
+    def write(self, work: Work) -> Written:
+        self.before()
+        return Written(meta={"kind": "line", "text": self.text, "fingerprint": work.fingerprint, "files": {}})
