@@ -38,12 +38,12 @@ import pyarrow.parquet
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.sources import PRETRAIN_SOURCES
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.streaming.journal import Journal
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.reading import available_threads
 
 SHUFFLE_BUFFER = 10_000

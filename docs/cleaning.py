@@ -12,9 +12,9 @@ import numpy as np
 
 from niels_cache_assets.cleaning.filters import FILTERS, STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.dedup import DedupSettings
 from niels_cache_assets.dedup.bands import choose_bands, s_curve
-from niels_cache_assets.dedup.settings import DedupSettings
 
 TARGET = Path(__file__).with_suffix(".md")
 

@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from niels_cache_assets.blends.settings import BlendSettings
-from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.dagster_settings import DagsterSettings
-from niels_cache_assets.dedup.settings import DedupSettings
-from niels_cache_assets.registry import BuildSettings, TokenizerSettings
-from niels_cache_assets.reports.settings import ReportsSettings
+from niels_cache_assets.config.blend import BlendSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.dagster import DagsterSettings
+from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.registry import BuildSettings, TokenizerSettings
+from niels_cache_assets.config.reports import ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.base import PretrainSource, SftSource
+from niels_cache_assets.sources.types import PretrainSource, SftSource
 
 TARGET = Path(__file__).with_suffix(".md")
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niels_cache_assets.hf import to_hf_dataset
+    from niels_cache_assets.exchange.hf import to_hf_dataset
 
 __all__ = ["to_hf_dataset"]
 
@@ -11,6 +11,6 @@ __all__ = ["to_hf_dataset"]
 def __getattr__(name: str) -> Any:
     if name != "to_hf_dataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from niels_cache_assets.hf import to_hf_dataset  # loads datasets and pyarrow, seconds that a command line need not wait
+    from niels_cache_assets.exchange.hf import to_hf_dataset  # loads datasets and pyarrow, seconds that a command line need not wait
 
     return to_hf_dataset

@@ -1,4 +1,4 @@
-"""Training a tokenizer on a sample of the configured data sets (tokenizer_sample.py), and what a tokenizer must not lose.
+"""Training a tokenizer on a sample of the configured data sets (tokenizer/sample.py), and what a tokenizer must not lose.
 
 SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer_training SPEC`) that is
 killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_sample import MAX_LINE_BYTES, spool_sample
+from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.sample import MAX_LINE_BYTES, spool_sample
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from tests import depth  # noqa: F401  (it sets the profile of Hypothesis)
 from tests.hub_repositories import hub_repositories
 from tests.loopback_hub import LoopbackHub

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Document
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SourceUnavailable, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 

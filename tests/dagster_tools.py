@@ -16,11 +16,11 @@ import dagster as dg
 from dagster._core.definitions.data_version import CachingStaleStatusResolver  # what the UI's "unsynced" is made of
 from dagster._core.loader import LoadingContextForTest
 
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import Family, dataset_dir
 from tests.tiny import sentences
 

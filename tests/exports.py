@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from niels_cache_assets.export.formats import ExportSettings, plan_export
-from niels_cache_assets.export.writing import ExportPlan, write_export
+from niels_cache_assets.exchange.formats import ExportSettings, plan_export
+from niels_cache_assets.exchange.writing import ExportPlan, write_export
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, TOKEN_BYTES, Split, doc_ends_name
 from tests.hand_made import EOT, VOCAB_SIZE, write_meta_of, write_shards
 

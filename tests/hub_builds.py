@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from tests import programs
 from tests.loopback_hub import LoopbackHub
 
@@ -41,9 +41,9 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dic
     from huggingface_hub import HfFileSystem
 
     from niels_cache_assets.artifacts.builds import build_dataset
-    from niels_cache_assets.registry import load_registry
+    from niels_cache_assets.config.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
-    from niels_cache_assets.sources.base import SourceUnavailable
+    from niels_cache_assets.sources.types import SourceUnavailable
     from niels_cache_runtime.errors import NielsCacheError
 
     HfFileSystem.clear_instance_cache()  # what an earlier build listed is asked for again
@@ -67,7 +67,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dic
 
 
 def _main() -> None:
-    from niels_cache_assets.sources import network, transport
+    from niels_cache_assets.sources.net import network, transport
 
     asked = json.load(sys.stdin)
     for constant, value in asked["set"].items():

@@ -7,7 +7,7 @@ import pytest
 
 from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
-from niels_cache_assets.progress import HowFar
+from niels_cache_assets.show.progress import HowFar
 from tests.dagster_tools import Project
 
 
@@ -47,5 +47,5 @@ def launch_in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> dg.Da
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: nullcontext(project.instance))
-    monkeypatch.setattr("niels_cache_assets.corpus.plots.draw", lambda report: dict.fromkeys(plot_names(report), b""))
+    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
     return project.instance

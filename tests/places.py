@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from niels_cache_assets.documents import Place, SourceReport
-from niels_cache_assets.sources.base import SftSource, Source, StreamContext
+from niels_cache_assets.sources.types import SftSource, Source, StreamContext
 
 
 def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:

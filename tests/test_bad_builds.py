@@ -13,7 +13,7 @@ import pytest
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.directories import atomic_directory
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
 from tests.programs import Program
@@ -188,7 +188,7 @@ def test_a_full_disk_is_one_line_and_no_harm(good: Path, tokenizer: SentencePiec
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device", "shard_00000.bin")
 
-    monkeypatch.setattr("niels_cache_assets.streaming.writers.os.fsync", no_space)
+    monkeypatch.setattr("niels_cache_assets.disk.writers.os.fsync", no_space)
     with pytest.raises(NielsCacheError, match=r"No space left.*last good cache"):
         build(good, sentences(5), tokenizer)
 
@@ -230,7 +230,7 @@ def test_a_reader_keeps_the_build_it_opened_while_another_takes_its_place(tmp_pa
 def test_an_interrupt_is_not_lost_in_what_arrow_imports_at_its_first_array(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "from niels_cache_assets.streaming.lineage_files import RowSpool\n"
+        "from niels_cache_assets.disk.lineage_files import RowSpool\n"
         "def interrupt(frame, event, argument):\n"
         "    if frame.f_code.co_name == 'cb' and 'importlib' in frame.f_code.co_filename and 'pandas' in sys.modules:\n"
         "        sys.settrace(None)\n"
@@ -257,7 +257,7 @@ def test_a_killed_build_never_looks_finished_and_the_next_one_clears_up(
     before = digests(folder)
     script = (
         "import itertools\nfrom niels_cache_assets.build_cache import build_pretrain_cache\n"
-        "from niels_cache_assets.tokenization import SentencePieceTokenizer\n"
+        "from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer\n"
         "from tests.tiny import sentences\n"
         f"build_pretrain_cache(itertools.cycle(sentences(500)), {str(folder)!r}, tokenizer=SentencePieceTokenizer({str(tiny_model)!r}),\n"
         "    max_train_tokens=10**12, max_val_tokens=0, shard_bytes=1 << 20, seed=1, shuffle_buffer=None)"

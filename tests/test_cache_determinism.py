@@ -12,7 +12,7 @@ import pytest
 
 from niels_cache_assets.build_cache import Message, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from tests.tiny import sentences
 
@@ -91,7 +91,7 @@ def test_neither_do_the_documents_that_a_source_drops_after_the_budget_is_met(tm
 def test_neither_do_hash_seed_and_locale_of_the_process(tmp_path: Path, tiny_model: Path, reference: dict[str, str]) -> None:
     script = (
         "import json, sys\nfrom niels_cache_assets.build_cache import build_pretrain_cache\n"
-        "from niels_cache_assets.tokenization import SentencePieceTokenizer\n"
+        "from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer\n"
         f"texts, settings = json.load(sys.stdin)\ntokenizer = SentencePieceTokenizer({str(tiny_model)!r})\n"
         "build_pretrain_cache(texts, sys.argv[1], tokenizer=tokenizer, **settings)"
     )

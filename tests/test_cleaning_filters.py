@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from niels_cache_assets.cleaning.chain import Cleaner, Rejected
 from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejection
 from niels_cache_assets.cleaning.language import identify
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
 from tests import naive_cleaning
 from tests.messages import missing
@@ -208,7 +208,7 @@ def test_reasons_are_those_of_the_filters_and_can_all_but_one_be_skipped() -> No
 def test_settings_and_reasons_load_nothing_heavy() -> None:
     script = """
 import json, sys
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.chain import Cleaner
 CleaningSettings(skip=("not_english",))

@@ -24,7 +24,7 @@ from niels_cache_assets.cli.commands.duplicates import mark_differences, print_p
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.cli.reasons import spread
 from niels_cache_assets.cli.seeds import seeded_choice
-from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests import programs
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl
@@ -235,7 +235,7 @@ def test_an_interrupted_clean_leaves_at_once_with_one_line(own_folder: Path) -> 
     code = """
 import itertools, sys
 from niels_cache_assets.cli import main
-from niels_cache_assets.sources import rows
+from niels_cache_assets.sources.reading import rows
 
 def endless(*_, **__):
     print("reading", flush=True)

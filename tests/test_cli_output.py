@@ -18,8 +18,8 @@ from niels_cache_assets.cli.commands.completion import SHELLS
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import build_listener
-from niels_cache_assets.export.megatron import Link
-from niels_cache_assets.shipped import PROFILES
+from niels_cache_assets.config.shipped import PROFILES
+from niels_cache_assets.exchange.megatron import Link
 from niels_cache_runtime.format.layout import SPLITS
 from tests import programs
 from tests.messages import missing

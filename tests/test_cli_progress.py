@@ -12,7 +12,7 @@ from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import progress
 from niels_cache_assets.cli.progress import BarListener, memory_now
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.progress import HowFar, Pace, describe
+from niels_cache_assets.show.progress import HowFar, Pace, describe
 
 
 def test_what_the_first_report_brings_is_not_counted_as_done_in_the_time_since() -> None:

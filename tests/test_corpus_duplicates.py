@@ -11,6 +11,7 @@ import pytest
 from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import drop_lists, store
 from niels_cache_assets.corpus.drop_lists import dedup_order
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
@@ -18,7 +19,6 @@ from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup.bands import band_hashes
 from niels_cache_assets.dedup.jaccard import jaccard
 from niels_cache_assets.dedup.signatures import Signer
-from niels_cache_assets.registry import Registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta

@@ -12,10 +12,10 @@ from niels_cache_assets.artifacts import pretrain
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.corpus.sampling import sample_corpus
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.show.corpus_samples import sample_corpus
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache

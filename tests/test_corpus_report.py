@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus, write_report
-from niels_cache_assets.corpus.plots import draw
 from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.dedup.bands import choose_bands
+from niels_cache_assets.show.plots.corpora import draw
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 from tests.prepared_project import LETTERS, prepare_project

@@ -11,12 +11,12 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.defs.excerpt import fenced
-from niels_cache_assets.defs.metadata import state_in, state_of
+from niels_cache_assets.defs.metadata.builds import state_in, state_of
+from niels_cache_assets.defs.metadata.excerpt import fenced
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
-from niels_cache_assets.progress import HowFar
-from niels_cache_assets.sources.base import SourceUnavailable
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.built_project import Built

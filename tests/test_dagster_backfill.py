@@ -16,9 +16,9 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._daemon.backfill import execute_backfill_iteration
 
-from niels_cache_assets import progress
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import TRAIN_KEYS
+from niels_cache_assets.show import progress
 from niels_cache_runtime.verify import verify_cache
 from tests.dagster_tools import Project
 from tests.messages import missing

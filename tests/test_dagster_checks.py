@@ -7,9 +7,9 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.defs.cache_checks import BUDGETS_MET, CHECK_NAMES
-from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.defs.tokenizer_checks import ROUND_TRIP, SPECIAL_TOKENS
+from niels_cache_assets.defs.checks.cache import BUDGETS_MET, CHECK_NAMES
+from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.checks.tokenizer import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer_training import RoundTripLoss
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
@@ -117,7 +117,7 @@ def test_a_source_that_ended_before_its_budget_is_a_warning_that_blocks_nothing(
 
 
 def test_a_blocking_check_fails_the_run_that_built(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.defs.cache_checks.verify_dataset", broken_verify)
+    monkeypatch.setattr("niels_cache_assets.defs.checks.cache.verify_dataset", broken_verify)
     run = project.build("notes")
     assert not run.success
     assert len(run.asset_materializations_for_node("stream_pretrain_dataset")) == 3
@@ -223,7 +223,7 @@ LOST = [RoundTripLoss(text="a\tb", decoded="a b")]
 def test_lost_text_is_a_warning_for_an_imported_tokenizer_and_an_error_for_our_own(
     project: Project, monkeypatch: pytest.MonkeyPatch, settings: str | None, severity: dg.AssetCheckSeverity, success: bool
 ) -> None:
-    monkeypatch.setattr("niels_cache_assets.defs.tokenizer_checks.round_trip_losses", lambda tokenizer: LOST)
+    monkeypatch.setattr("niels_cache_assets.defs.checks.tokenizer.round_trip_losses", lambda tokenizer: LOST)
     project.configure(tokenizer=settings)
     run = project.build_tokenizer()
     assert run.success == success
@@ -237,7 +237,7 @@ def test_lost_text_is_a_warning_for_an_imported_tokenizer_and_an_error_for_our_o
 
 def test_special_tokens_that_are_not_one_id_each_are_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"sys": 3, "usr": 4, "asst": 5, "eot": 5}
-    monkeypatch.setattr("niels_cache_assets.tokenization.SentencePieceTokenizer.special_token_ids", lambda self: wrong)
+    monkeypatch.setattr("niels_cache_assets.tokenizer.kinds.SentencePieceTokenizer.special_token_ids", lambda self: wrong)
     check = execute_checks(project, [SPECIAL_TOKENS], asset=dg.AssetKey("tokenizer"), partition=None)[SPECIAL_TOKENS]
     assert (check.passed, check.severity) == (False, ERROR)
     assert "share an id" in (check.description or "")

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
 from tests.dagster_tools import Project

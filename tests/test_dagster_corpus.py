@@ -6,11 +6,11 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
-from niels_cache_assets.defs.corpus_checks import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
-from niels_cache_assets.defs.corpus_metadata import _example
-from niels_cache_assets.defs.disjoint_checks import SPLITS_DISJOINT
+from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
+from niels_cache_assets.defs.checks.disjoint import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
-from niels_cache_assets.defs.metadata import state_in
+from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.metadata.corpora import _example
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
 from tests.launches import launch, launch_in_memory, states

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.defs.home_refusals import home_refusals
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from tests.dagster_tools import Project
 from tests.messages import missing

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.keys import INDEX, INDEX_JOB
-from niels_cache_assets.defs.metadata import state_in
+from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from tests.built_project import Built
 from tests.dagster_tools import Project, failure, materializations, metadata, rows

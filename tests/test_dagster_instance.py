@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 from dagster._core.instance.ref import InstanceRef
 
-from niels_cache_assets.defs import instance as instance_module
-from niels_cache_assets.defs.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.home import instance as instance_module
+from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 
 REPOSITORY = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "niels_cache_assets.defs.instance"]
+COMMAND = [sys.executable, "-m", "niels_cache_assets.defs.home.instance"]
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_a_dagster_yaml_that_somebody_edited_stays(home: Path, edited: bytes) ->
 )
 def test_telemetry_is_off_unless_dagster_yaml_turns_it_on(home: Path, monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
     """Of this process, of what it hands its instance to, and of the UI's services."""
-    from niels_cache_assets.defs.services import Services
+    from niels_cache_assets.defs.ui.services import Services
 
     monkeypatch.delenv("DAGSTER_DISABLE_TELEMETRY", raising=False)
     home.mkdir(parents=True)
     (home / "dagster.yaml").write_text(text)
     started: list[list[str]] = []
     monkeypatch.setattr(Services, "_start", lambda self, name, module, arguments: started.append(arguments))
-    monkeypatch.setattr("niels_cache_assets.defs.services.wait_for_grpc_server", lambda *arguments, **settings: None)
+    monkeypatch.setattr("niels_cache_assets.defs.ui.services.wait_for_grpc_server", lambda *arguments, **settings: None)
     with ensure_instance() as instance:
         assert instance.telemetry_enabled is on
         assert ("DAGSTER_DISABLE_TELEMETRY" in os.environ) is not on

@@ -12,11 +12,11 @@ import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
-from niels_cache_assets.defs import abandoned
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home import abandoned
+from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_assets.sources.jsonl import Jsonl, Text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
@@ -323,7 +323,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from niels_cache_assets.defs import launcher
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.sources.jsonl import Jsonl
 from tests.dagster_tools import Project
 from tests.launches import Recorder
 

@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.config.registry import cache_root
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
-from niels_cache_assets.defs.metadata import MOST_ENTRIES, said_of_dropped
-from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.registry import cache_root
+from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.metadata.builds import MOST_ENTRIES, said_of_dropped
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import read_meta, sha256_file

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.documents import Message
-from niels_cache_assets.plots import measures as measuring
-from niels_cache_assets.plots.caches import cache_plots
-from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
-from niels_cache_assets.plots.tokenizers import tokenizer_plots
-from niels_cache_assets.samples import pick_samples
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import LONGEST_WORDS
+from niels_cache_assets.show.plots import measures as measuring
+from niels_cache_assets.show.plots.caches import cache_plots
+from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
+from niels_cache_assets.show.plots.tokenizers import tokenizer_plots
+from niels_cache_assets.show.samples import pick_samples
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.measures import LONGEST_WORDS
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import read_meta
 from tests.built_project import Built
@@ -155,7 +155,7 @@ def test_the_bar_of_long_conversations_says_that_it_holds_all_longer_ones(
     turns: dict[int, int], last: str, chats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr("niels_cache_assets.plots.caches.as_png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("niels_cache_assets.show.plots.caches.as_png", lambda figure: drawn.append(figure) or b"")
     found = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
     assert found.conversations is not None
     cache_plots(replace(found, conversations=replace(found.conversations, turns=Counter(turns))), "sft", dropped={})

@@ -10,16 +10,16 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.cli import main
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets import reports
 from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
-from niels_cache_assets.defs.history import history_at_home, history_of
-from niels_cache_assets.defs.instance import HOME_VARIABLE, ensure_instance
+from niels_cache_assets.defs.home.history import history_at_home, history_of
+from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, META_KEYS, MIXTURE, UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
-from niels_cache_assets.reports.drawings import NONE
+from niels_cache_assets.show.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.show.reports.drawings import NONE
 from niels_cache_runtime import read_meta
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, data_versions, materializations, metadata, rows

@@ -7,9 +7,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.config.registry import cache_root, load_registry
 from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from tests.dagster_tools import Project

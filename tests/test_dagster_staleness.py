@@ -8,10 +8,10 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver  #
 from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import built_versions, observe_revision, version_of
+from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import CORPUS_JOB, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata import state_in
-from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.sources.jsonl import Jsonl
 from tests.built_project import Built
 from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
 from tests.tiny import sentences

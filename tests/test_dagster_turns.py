@@ -12,7 +12,7 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs import turns
-from niels_cache_assets.defs.instance import ensure_instance
+from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.config.defaults import SPECIAL_TOKENS
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.dedup.canonical import canonical_text
-from niels_cache_assets.defaults import SPECIAL_TOKENS
 from niels_cache_assets.documents import Document
-from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.streaming.val_index import Match, ValIndex
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset

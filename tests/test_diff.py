@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.differences import documents as documents_module
-from niels_cache_assets.differences import tokens as tokens_module
-from niels_cache_assets.differences.documents import compare_documents
-from niels_cache_assets.differences.tokens import SplitTokens
+from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.lineage_files import LineageWriter
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.show.differences import documents as documents_module
+from niels_cache_assets.show.differences import tokens as tokens_module
+from niels_cache_assets.show.differences.documents import compare_documents
+from niels_cache_assets.show.differences.tokens import SplitTokens
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.format.meta import write_meta
 from tests.depth import cases

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
-from niels_cache_assets.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.documents import Document, Message
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.tiny import sentences
 

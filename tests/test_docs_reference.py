@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
-from niels_cache_assets.megatron_import import Vocabulary, import_megatron
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_form import form_problem

@@ -18,22 +18,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.report import corpus_report
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, chat, encodings, mediawiki, rows
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
-from niels_cache_assets.sources.encodings import DecodesText, decoding_warning
-from niels_cache_assets.sources.files import SourceFile
-from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub_text import Huggingface
+from niels_cache_assets.sources.hub.text import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.mediawiki import dump as mediawiki
 from niels_cache_assets.sources.oasst1 import Oasst1
-from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.reading import encodings, rows
+from niels_cache_assets.sources.reading.encodings import DecodesText, decoding_warning
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
-from niels_cache_assets.tokenization import load_tokenizer
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import json_of
 from tests.messages import missing
@@ -562,9 +565,9 @@ def test_a_corpus_of_which_nothing_is_text_names_file_and_key(nothing_configured
 
 
 def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path, project: Project) -> None:
-    from niels_cache_assets.defs.metadata import family_metadata
-    from niels_cache_assets.reports.cache import cache_report, find_items
-    from niels_cache_assets.reports.history import History
+    from niels_cache_assets.defs.metadata.builds import family_metadata
+    from niels_cache_assets.show.reports.cache import cache_report, find_items
+    from niels_cache_assets.show.reports.history import History
 
     registry = project(files=some_wrong(nothing_configured))
     root = nothing_configured / "cache"

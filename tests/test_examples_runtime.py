@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.sources import stdlib_docs
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.sources.reading import stdlib_docs
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from tests import programs
 from tests.test_cache_determinism import conversations
 from tests.tiny import sentences

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.export import megatron
-from niels_cache_assets.export.datatrove import human_tokens
-from niels_cache_assets.export.formats import FORMATS
+from niels_cache_assets.exchange import megatron
+from niels_cache_assets.exchange.datatrove import human_tokens
+from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_BYTES, Split
 from niels_cache_runtime.megatron import indexed_writer

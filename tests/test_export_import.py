@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, doc_ends_name, list_shards
 from niels_cache_runtime.format.meta import Meta, sha256_file
@@ -69,8 +69,8 @@ def test_blocks_of_tokens_and_documents_do_not_show(tmp_path: Path, monkeypatch:
     documents = random_documents(200, seed=3)
     prefix = write_indexed(tmp_path / "x", documents, dtype=np.int32)
     whole = imported(tmp_path / "whole" / "a", vocabulary=KNOWN, train=prefix)
-    monkeypatch.setattr("niels_cache_assets.megatron_import._TOKENS", 7)
-    monkeypatch.setattr("niels_cache_assets.megatron_import._DOCUMENTS", 3)
+    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._TOKENS", 7)
+    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._DOCUMENTS", 3)
     assert imported(tmp_path / "blocks" / "a", vocabulary=KNOWN, train=prefix) == whole
     assert whole["documents"] == {"train": 200, "val": 0}
     hint = imported(tmp_path / "hint" / "a", train=prefix)["facts"]

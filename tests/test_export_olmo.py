@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.export import olmo
-from niels_cache_assets.export.writing import ExportPlan
+from niels_cache_assets.exchange import olmo
+from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from tests import olmo_core

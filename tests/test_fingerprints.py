@@ -10,15 +10,15 @@ from niels_cache_assets.artifacts import tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cache_identity import cache_fingerprint
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.drop_lists import dedup_identity
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
-from niels_cache_assets.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.row_files import Text
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.jsonl import Text
+from niels_cache_assets.sources.types import Source
 
 KINDS: dict[str, type[Source]] = {**PRETRAIN_SOURCES, **SFT_SOURCES}
 
@@ -185,8 +185,8 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
     }
     assert {file for file, _ in dumps} == {
         "fingerprint.py",
-        "registry.py",  # one table made of another
-        "cleaning/settings.py",  # the same
+        "config/registry.py",  # one table made of another
+        "config/cleaning.py",  # the same
         "blends/prebuild.py",  # arguments of a plan
         "defs/config.py",  # settings of a run
         "defs/assets/index.py",  # shown

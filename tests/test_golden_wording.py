@@ -24,7 +24,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.cli.commands.ui import SIGNALS
 from niels_cache_assets.cli.parser import COMMANDS
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime import TokenLoader
 from tests import transcripts
 from tests.small_project import small_project
@@ -77,7 +77,7 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """$TAKEN, where somebody listens; and a UI that ends as soon as it would serve."""
-    web = ModuleType("niels_cache_assets.defs.web")
+    web = ModuleType("niels_cache_assets.defs.ui.server")
     web.serve = lambda listener, *, read_only, ready: ready()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, web.__name__, web)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}

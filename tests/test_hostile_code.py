@@ -64,7 +64,7 @@ def test_checkpoints_are_read_without_running_their_code() -> None:
     assert all(given.get("weights_only") == "True" for _, given in loads)
 
 
-HASHED_FLAGS = "niels_cache_assets/blends/megatron_core_tokenizer.py"  # hashes a flag of Megatron's that has this name; opens no tokenizer
+HASHED_FLAGS = "niels_cache_assets/indices/megatron_core_tokenizer.py"  # hashes a flag of Megatron's that has this name; opens no tokenizer
 
 
 def test_no_code_of_a_data_set_is_trusted() -> None:

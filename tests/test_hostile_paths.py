@@ -9,7 +9,7 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import WRONG_USE
-from niels_cache_assets.export.placing import Place
+from niels_cache_assets.exchange.placing import Place
 from niels_cache_assets.streaming.directories import atomic_directory, finished_meta
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import read_meta

@@ -15,14 +15,14 @@ import pytest
 import zstandard
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
-from niels_cache_assets.sources.files import find_files
-from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.limits import LimitsDocuments
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
 from niels_cache_assets.sources.oasst1 import Oasst1
-from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.reading.files import find_files
+from niels_cache_assets.sources.reading.limits import LimitsDocuments
+from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError

@@ -15,16 +15,17 @@ from pydantic import TypeAdapter
 
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.build_cache.resuming import open_journal
+from niels_cache_assets.disk import journal as journal_module
+from niels_cache_assets.disk import lineage_files
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
-from niels_cache_assets.sources import chat
-from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.streaming import encode, lineage_files
-from niels_cache_assets.streaming import journal as journal_module
+from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed, Mark, ValShare
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
-from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
-from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE
 from tests.messages import missing

@@ -17,7 +17,10 @@ FILES = {name: path for package in ("niels_cache_runtime", "niels_cache_assets")
 LEFT: dict[str, Any] = tomllib.loads(Path(__file__).with_name("layout.toml").read_text(encoding="utf-8"))
 
 MOST_MODULES = 16
-ONE_FILE_EACH = {"niels_cache_assets/cli/commands"}  # folders of many things of one kind: as many files as there are things
+ONE_FILE_EACH = {
+    "niels_cache_assets/sources",
+    "niels_cache_assets/cli/commands",
+}  # folders of many things of one kind: as many files as there are things
 MOST_LINES = 400
 
 ROOMS = {  # of the runtime: what each may import besides itself and `errors`

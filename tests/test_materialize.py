@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.sources.base import SourceUnavailable
+from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock
 from niels_cache_runtime.format.meta import read_meta
@@ -115,7 +115,7 @@ import sys, time
 from pathlib import Path
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.sources.jsonl import Jsonl
 from tests.dagster_tools import Project
 from tests.launches import Recorder
 

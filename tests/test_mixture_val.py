@@ -9,18 +9,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets import held_out
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.defaults import SPECIAL_TOKENS
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.identity import held_out_identity
-from niels_cache_assets.defaults import SPECIAL_TOKENS
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.sources.row_files import Jsonl
-from niels_cache_assets.streaming import encode
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.streaming import encode, held_out
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
 from tests.corpora import nearly, write_jsonl

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from niels_cache_assets.sources import network
+from niels_cache_assets.sources.net import network
 from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, dolly_rows, json_lines, parquet
 from tests.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, ByName, Faults
@@ -228,7 +228,7 @@ def test_no_token_and_no_signature_is_in_anything_that_is_written_or_said(sessio
 def test_an_interrupt_ends_waiting_threads_of_the_libraries_too(tmp_path: Path) -> None:
     with _parquet_hub(tmp_path) as hub:
         hub.faults = Faults(itertools.chain([None] * 2, itertools.repeat("503")), matching=files_only)
-        endless_waits = "from niels_cache_assets.sources import network\nnetwork.FIRST_WAIT = network.LONGEST_WAIT = 600.0\n"
+        endless_waits = "from niels_cache_assets.sources.net import network\nnetwork.FIRST_WAIT = network.LONGEST_WAIT = 600.0\n"
         with _reader(hub, endless_waits) as reader:
             assert "HTTP 503" in reader.output.readline()
             reader.program.send_signal(signal.SIGINT)
@@ -277,9 +277,9 @@ def _parquet_hub(folder: Path) -> Iterator[LoopbackHub]:
 def _reader(hub: LoopbackHub, before: str) -> AbstractContextManager[Watched]:
     """A plain process that streams the hub's data set through the library's threads."""
     script = """
-        from niels_cache_assets.sources import network
-        from niels_cache_assets.sources.base import StreamContext
-        from niels_cache_assets.sources.hub_text import Huggingface
+        from niels_cache_assets.sources.net import network
+        from niels_cache_assets.sources.types import StreamContext
+        from niels_cache_assets.sources.hub.text import Huggingface
         source = Huggingface(dataset="down/parquet", shuffle_buffer=20)
         with network.patience(600, lambda message: print(message, flush=True)):
             for batch in source.documents(StreamContext(seed=1, revision=source.revision({}))):

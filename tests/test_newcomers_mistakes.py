@@ -10,11 +10,11 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.inputs import input_problems
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.sources.files import find_files
-from niels_cache_assets.sources.rows import json_rows
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.sources.inputs import input_problems
+from niels_cache_assets.sources.reading.files import find_files
+from niels_cache_assets.sources.reading.rows import json_rows
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hand_made import write_cache

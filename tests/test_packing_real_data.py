@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 
 pytestmark = [

@@ -13,15 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.sources import hub_tables, parquet_files
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
-from niels_cache_assets.sources.folders import Roam
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub_text import Huggingface
+from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.hub.text import Huggingface
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet
+from niels_cache_assets.sources.markdown_folder import Roam
 from niels_cache_assets.sources.oasst1 import Oasst1
-from niels_cache_assets.sources.parquet_files import ParquetTable
-from niels_cache_assets.sources.row_files import Jsonl, Parquet
+from niels_cache_assets.sources.reading import parquet_files
+from niels_cache_assets.sources.reading.parquet_files import ParquetTable
+from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_assets.streaming import in_flight
@@ -39,7 +40,7 @@ def peak():  # getrusage would count what the parent had before this program was
 BUILD = """
 import sys
 from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.artifacts.builds import build_tokenizer
 folder = Path(sys.argv[1])
 registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
@@ -49,7 +50,7 @@ print(outcome.meta["train_tokens"], peak())
 """
 ENCODE = """
 import sys
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 SentencePieceTokenizer(sys.argv[1]).encode_unchecked(["word " * (int(sys.argv[2]) // 5)])
 print(peak())
 """
@@ -57,9 +58,10 @@ MEMORY = """
 import json, sys
 from pathlib import Path
 from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.sources import hub_tables, parquet_files
-from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.reading import parquet_files
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import in_flight
 from niels_cache_assets.artifacts.builds import build_tokenizer
 

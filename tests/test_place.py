@@ -12,12 +12,12 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.blends.prebuild import plan_of
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.hf import to_hf_dataset
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.reports.cache import cache_report, find_items
-from niels_cache_assets.reports.history import History
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import by_source
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.exchange.hf import to_hf_dataset
+from niels_cache_assets.show.reports.cache import cache_report, find_items
+from niels_cache_assets.show.reports.history import History
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main as runtime_verify

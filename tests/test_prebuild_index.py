@@ -14,7 +14,7 @@ from niels_cache_assets.blends import prebuild as prebuilding
 from niels_cache_assets.blends.prebuild import BlendPlan, build_here, plan_of, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.prebuild_index import array_progress
-from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
 from tests import megatron_core
@@ -339,7 +339,7 @@ def test_a_blend_stands_in_status_list_and_show_as_its_indices_are(folder: Path,
 def test_an_index_that_was_built_ahead_is_marked_in_the_dagster_home_if_there_is_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from niels_cache_assets.defs.instance import ensure_instance
+    from niels_cache_assets.defs.home.instance import ensure_instance
     from niels_cache_assets.defs.keys import INDEX
 
     home = folder / "home"

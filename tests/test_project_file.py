@@ -10,12 +10,12 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems, require_inputs
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.shipped import ABOUT, catalog, profile_tables
 from niels_cache_assets.own_data.new_config import catalog_table
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.shipped import ABOUT, catalog, profile_tables
-from niels_cache_assets.sources.base import SourceUnavailable
-from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
+from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from tests import programs

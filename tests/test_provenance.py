@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
-from niels_cache_assets.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.hub import HubData
+from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles
 from tests.read_sources import read

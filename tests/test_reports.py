@@ -19,21 +19,21 @@ import pytest
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
-from niels_cache_assets.blends.settings import BlendSettings
-from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.cli import main
-from niels_cache_assets.megatron_import import Vocabulary, import_megatron
-from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.mixtures import MAX_SOURCES, _epochs, mixture_plot
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.reports import words
-from niels_cache_assets.reports.cache import CacheReport, Item, cache_report, find_items
-from niels_cache_assets.reports.drawings import NONE, Drawings, draw_report
-from niels_cache_assets.reports.history import Check, History, Recorded, Upstream
-from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.mixture import ALL, MixedSource, Mixture, all_mixtures
-from niels_cache_assets.reports.page import render_page, write_page
-from niels_cache_assets.reports.settings import ReportsSettings
+from niels_cache_assets.config.blend import BlendSettings
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.reports import ReportsSettings
+from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.show.budgets import budget_rule
+from niels_cache_assets.show.plots.measures import measure_cache
+from niels_cache_assets.show.plots.mixtures import MAX_SOURCES, _epochs, mixture_plot
+from niels_cache_assets.show.reports import words
+from niels_cache_assets.show.reports.cache import CacheReport, Item, cache_report, find_items
+from niels_cache_assets.show.reports.drawings import NONE, Drawings, draw_report
+from niels_cache_assets.show.reports.history import Check, History, Recorded, Upstream
+from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
+from niels_cache_assets.show.reports.mixture import ALL, MixedSource, Mixture, all_mixtures
+from niels_cache_assets.show.reports.page import render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
@@ -579,7 +579,7 @@ def test_the_command_writes_the_page_and_changes_no_cache(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: drawings)
+    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: drawings)
     before = contents(project.root)
     assert main([*command, "--open"]) == 0
     path = project.root / "reports/cache.html"
@@ -599,7 +599,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or NONE)
+    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or NONE)
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")

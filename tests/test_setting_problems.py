@@ -8,15 +8,15 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from niels_cache_assets.blends.settings import BlendSettings
-from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.dagster_settings import DagsterSettings
-from niels_cache_assets.dedup.settings import DedupSettings
-from niels_cache_assets.registry import BuildSettings, TokenizerSettings, load_registry
-from niels_cache_assets.reports.settings import ReportsSettings
-from niels_cache_assets.setting_problems import explain_problems
+from niels_cache_assets.config.blend import BlendSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.dagster import DagsterSettings
+from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.problems import explain_problems
+from niels_cache_assets.config.registry import BuildSettings, TokenizerSettings, load_registry
+from niels_cache_assets.config.reports import ReportsSettings
+from niels_cache_assets.config.toml import parse_toml
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 

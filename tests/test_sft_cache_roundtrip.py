@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from niels_cache_assets.build_cache import build_sft_cache
-from niels_cache_assets.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
+from niels_cache_assets.config.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, read_meta

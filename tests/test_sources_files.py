@@ -19,11 +19,11 @@ import pytest
 import zstandard
 
 from niels_cache_assets.own_data.by_name import sources_of
-from niels_cache_assets.sources.base import PretrainSource, SourceUnavailable
-from niels_cache_assets.sources.compressed import DamagedFile
-from niels_cache_assets.sources.files import files_digest, find_files, walk_folder
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.reading.compressed import DamagedFile
+from niels_cache_assets.sources.reading.files import files_digest, find_files, walk_folder
+from niels_cache_assets.sources.types import PretrainSource, SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
 from tests.read_sources import read
@@ -222,7 +222,7 @@ def test_an_empty_text_file_is_counted(tmp_path: Path) -> None:
 
 def test_large_documents_do_not_pile_up_in_a_batch(tmp_path: Path) -> None:
     files = one_file(tmp_path, "a.txt", b"\n".join([b"x" * 400_000] * 7))
-    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_assets.sources.types import StreamContext
 
     batches = Text(files=files, sample_by="line").documents(StreamContext(seed=1))
     assert [len(batch) for batch in batches] == [3, 3, 1]

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.sources.base import StreamContext
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub_errors import hub_errors
-from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.hub.errors import hub_errors
+from niels_cache_assets.sources.hub.text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
@@ -244,8 +244,8 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     script = f"""
         import json, time
         from datasets import load_dataset
-        from niels_cache_assets.sources.base import StreamContext
-        from niels_cache_assets.sources.hub_text import FinewebEdu
+        from niels_cache_assets.sources.types import StreamContext
+        from niels_cache_assets.sources.hub.text import FinewebEdu
         from tests.read_sources import read
         ours, _ = read(FinewebEdu(shuffle_buffer=20))
         plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
@@ -280,8 +280,8 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
     write_mirror(tmp_path)
     script = f"""
         import signal
-        from niels_cache_assets.sources.base import StreamContext
-        from niels_cache_assets.sources.hub_text import FinewebEdu
+        from niels_cache_assets.sources.types import StreamContext
+        from niels_cache_assets.sources.hub.text import FinewebEdu
         source = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7)
         for batch in source.documents(StreamContext(seed=42)):
             print("reading", flush=True)

@@ -12,10 +12,10 @@ import pytest
 from pydantic import PrivateAttr, ValidationError
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.sources.hub_text import FinewebEdu
+from niels_cache_assets.sources.hub.text import FinewebEdu
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_assets.sources.jsonl import Jsonl, Text
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines, parquet

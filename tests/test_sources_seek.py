@@ -19,14 +19,17 @@ from hypothesis import strategies as st
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.reading import with_prepared
-from niels_cache_assets.sources import chat, hub_tables, mediawiki, rows
-from niels_cache_assets.sources.base import Source, StreamContext
-from niels_cache_assets.sources.chat import ChatJsonl
-from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub_text import Huggingface
+from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.hub.text import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.mediawiki import dump as mediawiki
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
@@ -281,7 +284,7 @@ def test_what_lies_before_a_place_is_not_looked_at(tmp_path: Path, name: str) ->
 
 
 def test_markup_before_a_place_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_assets.sources import wikipedia_markup
+    from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 
     (tmp_path / "a.xml.bz2").write_bytes(bz2.compress(wiki_dump(17)))
     source = Wikipedia(files=[str(tmp_path / "a.xml.bz2")])
@@ -345,7 +348,9 @@ def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
         | {f"{split}/{part}.parquet": parquet(lines[part * 40 :][:40]) for split in ("train", "val") for part in range(2)},
     }
     code = """
-from niels_cache_assets.sources import PRETRAIN_SOURCES, hub_tables, rows
+from niels_cache_assets.sources import PRETRAIN_SOURCES
+from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.reading import rows
 from tests.places import require_every_place_is_exact
 hub_tables.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
 pages = {"dataset": "owner/pages", "config": "default"}

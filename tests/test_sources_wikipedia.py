@@ -23,14 +23,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.sources import wikipedia_markup
-from niels_cache_assets.sources.base import StreamContext
-from niels_cache_assets.sources.compressed import DamagedFile
-from niels_cache_assets.sources.row_files import Jsonl, Text
+from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.sources.jsonl import Jsonl, Text
+from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
+from niels_cache_assets.sources.mediawiki.markup import plain_text
+from niels_cache_assets.sources.mediawiki.templates import template_text
+from niels_cache_assets.sources.reading.compressed import DamagedFile
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from niels_cache_assets.sources.wikipedia_markup import plain_text
-from niels_cache_assets.sources.wikipedia_templates import template_text
 from niels_cache_runtime.errors import NielsCacheError
 from tests.depth import cases
 from tests.hub_repositories import json_lines, parquet

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
+from niels_cache_assets.config.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.sources.chat import ChatJsonl
-from niels_cache_assets.sources.folders import Roam
-from niels_cache_assets.sources.row_files import Jsonl
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import Roam
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta

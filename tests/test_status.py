@@ -12,17 +12,18 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets.disk import journal
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal
+from niels_cache_assets.show.budgets import budget_rule
 from niels_cache_assets.show.corpora import corpus_names
-from niels_cache_assets.sources.row_files import Jsonl
-from niels_cache_assets.streaming import directories, journal
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.streaming import directories
 from niels_cache_assets.streaming.directories import partial_directory
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME

@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import DIGESTS_NAME
-from niels_cache_assets.defs.instance import HOME_VARIABLE, ensure_instance
+from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CORPUS_JOB
 from niels_cache_runtime import read_meta
 from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta

@@ -16,9 +16,9 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from niels_cache_assets import web_guard
-from niels_cache_assets.web_guard import WebGuard, refuse_unknown_routes
-from niels_cache_assets.web_self_test import Answer, Request, ask, check_guard
+from niels_cache_assets.defs.ui import guard as web_guard
+from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.self_test import Answer, Request, ask, check_guard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 

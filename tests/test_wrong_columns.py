@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
-from niels_cache_assets.registry import load_registry
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 from tests.messages import missing

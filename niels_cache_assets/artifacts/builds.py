@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import OnProgress
-from niels_cache_assets.registry import Registry
+from niels_cache_assets.config.registry import Registry
 
 
 def _silent(message: str) -> None: ...

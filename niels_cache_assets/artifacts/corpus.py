@@ -19,6 +19,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache.resuming import Reached
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.chunks import ChunkWork
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
@@ -33,15 +34,14 @@ from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.corpus.workers import map_in_processes
+from niels_cache_assets.disk.space import Need, corpus_need, file_bytes
 from niels_cache_assets.documents import SourceReport
-from niels_cache_assets.held_out import HeldOut
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.sources.encodings import decoding_warning, nothing_is_text
+from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
-from niels_cache_assets.streaming.space import Need, corpus_need, file_bytes
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.streaming.held_out import HeldOut
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import check_place

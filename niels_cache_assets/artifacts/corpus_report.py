@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.corpus.report import CODE_VERSION, corpus_report, plot_names
-from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -60,7 +60,7 @@ class CorpusReport(Artifact):
         return name == REPORT_NAME or name.endswith(_SUFFIX)
 
     def write(self, work: Work) -> Written:
-        from niels_cache_assets.corpus.plots import draw  # takes a second: matplotlib
+        from niels_cache_assets.show.plots.corpora import draw  # takes a second: matplotlib
 
         report = dict(work.made_of)
         for plot, image in draw(report).items():

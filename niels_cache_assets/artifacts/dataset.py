@@ -19,16 +19,16 @@ from niels_cache_assets.build_cache.alone import CacheBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt
 from niels_cache_assets.cache_identity import cache_identity, is_prepared
+from niels_cache_assets.config.registry import BuildSettings, Registry
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
+from niels_cache_assets.disk.space import file_bytes
 from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.held_out import HeldOut
-from niels_cache_assets.registry import BuildSettings, Registry
-from niels_cache_assets.sources.base import PretrainSource, Source, StreamContext
-from niels_cache_assets.sources.encodings import decoding_warning
+from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.directories import finished_meta
-from niels_cache_assets.streaming.space import file_bytes
-from niels_cache_assets.tokenization import SentencePieceTokenizer, load_tokenizer
+from niels_cache_assets.streaming.held_out import HeldOut
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir

@@ -20,6 +20,7 @@ import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import drop_lists
 from niels_cache_assets.corpus.drop_lists import dedup_order, drop_lists_identity, what_is_otherwise
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
@@ -27,13 +28,12 @@ from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.space import Need
+from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.writers import Files
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.directories import finished_meta, work_on
-from niels_cache_assets.streaming.journal import SCRATCH_NAME
-from niels_cache_assets.streaming.space import Need
-from niels_cache_assets.streaming.table_file import TableFile, closing_table
-from niels_cache_assets.streaming.writers import Files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.budgets import budget_rule
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.cache_identity import val_may_come_late
+from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.show.budgets import budget_rule
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed, ValShare
-from niels_cache_assets.streaming.space import Need, pretrain_need
 from niels_cache_assets.streaming.splits import UNLIMITED
 
 

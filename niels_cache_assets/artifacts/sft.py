@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.sft import SftBuild
-from niels_cache_assets.sources.base import SftSource, StreamContext
+from niels_cache_assets.disk.space import Need, sft_need
+from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.space import Need, sft_need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from niels_cache_assets.blends.given_files import read_text
-from niels_cache_assets.blends.settings import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
+from niels_cache_assets.config.blend import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
+from niels_cache_assets.config.registry import Registry, refuse_choice
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.processes import end_with_parent
-from niels_cache_assets.registry import Registry, refuse_choice
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta
@@ -29,7 +29,7 @@ from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.place import check_place
 
 if TYPE_CHECKING:
-    from niels_cache_assets.blends.megatron_core_cache import CoreNames
+    from niels_cache_assets.indices.megatron_core_cache import CoreNames
     from niels_cache_runtime.megatron.index_cache import IndexCache
 
 _LONG = 1_000_000  # samples: with fewer, starting a child takes longer than it saves
@@ -218,7 +218,7 @@ def _cache_of(plan: BlendPlan, root: Path) -> "IndexCache":
         from niels_cache_runtime.megatron.index_cache import IndexCache
 
         return IndexCache(index_folder(root))
-    from niels_cache_assets.blends.megatron_core_cache import MegatronCoreCache
+    from niels_cache_assets.indices.megatron_core_cache import MegatronCoreCache
 
     read_whole = plan.weights is None and len(plan.paths) > 1
     return MegatronCoreCache(plan.core, part=plan.part, asked_for_none=plan.num_samples == 0 and not read_whole)

@@ -6,8 +6,8 @@ from typing import Any
 
 from niels_cache_assets.build_cache.resuming import Counts
 from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.sources.encodings import nothing_is_text
-from niels_cache_assets.tokenization import BuildTokenizer
+from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.format.layout import TOKEN_DTYPE_NAME
 from niels_cache_runtime.format.meta import Meta
 

@@ -11,6 +11,7 @@ from niels_cache_assets.build_cache.alone import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
 from niels_cache_assets.build_cache.resuming import Counts, Resume, open_journal
+from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_documents
@@ -18,8 +19,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import require_whole_numbers
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
 from niels_cache_assets.streaming.splits import BudgetSplitter
-from niels_cache_assets.streaming.writers import require_shard_bytes
-from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.made_of import MadeOf, recordable
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.feed import Mark
-from niels_cache_assets.streaming.journal import Journal
-from niels_cache_assets.streaming.made_of import MadeOf, recordable
 from niels_cache_runtime.errors import NielsCacheError
 
 Item = TypeVar("Item")

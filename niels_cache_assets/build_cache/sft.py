@@ -17,15 +17,15 @@ import numpy as np
 from niels_cache_assets.build_cache.alone import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
-from niels_cache_assets.conversations import conversation_problem
-from niels_cache_assets.defaults import ROLE_KEYS, ROLE_TO_KEY
+from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
+from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, map_in_order, require_ids_fit
 from niels_cache_assets.streaming.feed import Feed, Mark, Position
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
-from niels_cache_assets.streaming.journal import Journal
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
-from niels_cache_assets.tokenization import BuildTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, content_sha256

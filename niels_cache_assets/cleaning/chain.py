@@ -9,7 +9,7 @@ from typing import NamedTuple
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import FILTERS, Facts
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
 
 

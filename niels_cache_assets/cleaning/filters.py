@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import compress, pairwise
 from operator import and_
 
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))  # Gopher's

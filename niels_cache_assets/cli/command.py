@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
 
 WHERE = "command line"
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -52,7 +52,7 @@ def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
     """Make a function that offers names of the configuration, and nothing where the configuration is wrong."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
-        from niels_cache_assets.registry import load_registry
+        from niels_cache_assets.config.registry import load_registry
 
         return list(names_of(load_registry(profile=getattr(arguments, "profile", None), config=getattr(arguments, "config", None))))
 
@@ -66,14 +66,14 @@ CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
     """Offer the data sets that ship with the package."""
-    from niels_cache_assets.shipped import catalog
+    from niels_cache_assets.config.shipped import catalog
 
     return catalog()
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise NielsCacheError for a value that is not among the valid ones, with the nearest. `option` is empty for an argument."""
-    from niels_cache_assets.registry import refuse_choice
+    from niels_cache_assets.config.registry import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 

@@ -117,7 +117,7 @@ def title_of(title: str | None, file: str, row: int) -> str:
 
 def excerpt(text: str, characters: int) -> str:
     """The beginning of a text, on its own lines, cut at `characters`; runs of blank lines become one."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     shown = re.sub(r"\n\s*\n", "\n\n", spell_controls(text[: characters + 1]).strip())
     return shown if len(text) <= characters else shown[:characters].rstrip() + f" {ELLIPSIS}"

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain
-from niels_cache_assets.registry import Registry, cache_root, load_registry
+from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_assets.streaming.directories import work_on
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe

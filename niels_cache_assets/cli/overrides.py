@@ -16,14 +16,14 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets import defaults
 from niels_cache_assets.cli.command import WHERE, fraction, whole_number
-from niels_cache_assets.defaults import ROLE_KEYS
-from niels_cache_assets.toml import parse_toml
+from niels_cache_assets.config import defaults
+from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.config.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
 
 _OF_NEW_TABLES = ("source", "weights")  # the keys that every data set, or blend, needs
 
@@ -195,7 +195,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
 
     A path may lead into a key that is a table itself (`pretrain.notes.cleaning.min_words`): the other entries of that table stay.
     """
-    from niels_cache_assets.registry import refuse_choice
+    from niels_cache_assets.config.registry import refuse_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, Task
 from rich.text import Text
 
 from niels_cache_assets.cli.console import is_quiet, warnings
-from niels_cache_assets.progress import HowFar, Pace, Throttle, describe
-from niels_cache_assets.wording import file_size
+from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
+from niels_cache_assets.show.wording import file_size
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchListener, LaunchResult

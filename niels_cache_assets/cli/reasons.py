@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import refuse
 from niels_cache_assets.cli.console import excerpt, new_table, title_of
-from niels_cache_assets.wording import share_of
+from niels_cache_assets.show.wording import share_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def spread(rows: Sequence[Example], count: int) -> list[Example]:
 
 def _heading(row: Example) -> str:
     """`list_page 0.734: Title (articles.jsonl, row 12)`."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     title = spell_controls(row["title"]) if row["title"] else None
     value = "" if row["value"] is None else f" {row['value']:.4g}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from niels_cache_assets.cli.console import diagnostics
-from niels_cache_assets.progress import Throttle
-from niels_cache_assets.wording import file_size
+from niels_cache_assets.show.progress import Throttle
+from niels_cache_assets.show.wording import file_size
 
 OnProgress = Callable[[int, int], None]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import PretrainSource
-from niels_cache_assets.sources.files import writable
+from niels_cache_assets.sources.reading.files import writable
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir
 from niels_cache_assets.corpus.prepared import document_splits
 from niels_cache_assets.corpus.rows import ArrayRows
-from niels_cache_assets.registry import Registry
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 

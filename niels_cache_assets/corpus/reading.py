@@ -11,10 +11,10 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.config.registry import BuildSettings, Registry
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.documents import Document
-from niels_cache_assets.registry import BuildSettings, Registry
-from niels_cache_assets.sources.base import PretrainSource
+from niels_cache_assets.sources.types import PretrainSource
 
 
 def open_prepared(

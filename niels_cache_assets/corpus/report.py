@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import UNKNOWN, PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.encodings import NOT_TEXT, REPLACED
+from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 

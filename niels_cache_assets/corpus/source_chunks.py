@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from niels_cache_assets.build_cache.resuming import Reached, take_up
 from niels_cache_assets.corpus.chunks import Chunk
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.streaming.feed import Feed, Mark
 

@@ -26,9 +26,9 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
-from niels_cache_assets.streaming.journal import SCRATCH_NAME
-from niels_cache_assets.streaming.table_file import TableFile, closing_table
-from niels_cache_assets.streaming.writers import Files, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes
 from niels_cache_runtime.format.layout import META_NAME
 
 TEXT_BYTES_PER_GROUP = 2_000_000  # a reader of one document decompresses its row group

@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from niels_cache_assets import defaults
+from niels_cache_assets.config import defaults
 
 AS_CONFIGURED = -1  # a default that the launchpad shows; one of None it leaves out
 _BUDGETS = ("train_tokens", "val_tokens")

@@ -13,7 +13,7 @@ from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.retries import RetryMode
 from dagster._core.executor.multiprocess import MultiprocessExecutor  # Dagster's own; no public name
 
-from niels_cache_assets.defs.abandoned import ending_abandoned_runs, record_run
+from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, record_run
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side

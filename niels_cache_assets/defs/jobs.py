@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from niels_cache_assets.broken_source import in_one_line, log_traceback
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import observe_revision
+from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import (
     CACHE_REPORT,
     CORPUS_JOB,
@@ -28,9 +29,8 @@ from niels_cache_assets.defs.keys import (
     family_keys,
 )
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.network import briefly
+from niels_cache_assets.sources.broken import in_one_line, log_traceback
+from niels_cache_assets.sources.net.network import briefly
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 if TYPE_CHECKING:  # what define_asset_job returns has no public name

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from dagster import AssetDep, AssetKey, StaticPartitionMapping, StaticPartitionsDefinition
 
-from niels_cache_assets.registry import Registry
+from niels_cache_assets.config.registry import Registry
 from niels_cache_runtime.format.layout import Family
 
 LOCATION = "niels_cache_assets"

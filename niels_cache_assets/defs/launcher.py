@@ -20,10 +20,12 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.defs.abandoned import ending_abandoned_runs, recorded_run
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.home_refusals import ending_refused_runs, home_refusals, recorded_refusal
-from niels_cache_assets.defs.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
+from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.keys import (
     CORPUS_JOB,
     DOCUMENTS,
@@ -41,14 +43,12 @@ from niels_cache_assets.defs.keys import (
     TOKENIZER,
     TOKENIZER_JOB,
 )
-from niels_cache_assets.defs.metadata import state_in
+from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.sync_checks import IN_SYNC
-from niels_cache_assets.inputs import require_inputs
-from niels_cache_assets.progress import HowFar
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.reports.page import page_path
+from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.show.reports.page import page_path
+from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.broken_source import DEBUG
-from niels_cache_assets.progress import Estimate, HowFar, Pace, Throttle, describe
+from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, describe
+from niels_cache_assets.sources.broken import DEBUG
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
 

@@ -8,8 +8,8 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # how Dagster's own sensors ask for a backfill
 from dagster._core.definitions.events import AssetKeyPartitionKey
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, family_keys
-from niels_cache_assets.registry import Registry
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_TAG = "niels_cache/upstream"  # of a run or backfill: the version of upstream that it was asked for

@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 from dagster._core.definitions.definition_config_schema import DefinitionConfigSchema  # no public name
 
-from niels_cache_assets.defs.abandoned import begin_step
+from niels_cache_assets.defs.home.abandoned import begin_step
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import dagster as dg
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import OBSERVE_JOB, VERIFY_JOB
-from niels_cache_assets.registry import Registry
 
 _NIGHTLY = {
     "nightly_upstream": (OBSERVE_JOB, 0, "Look at what every data set is made of, so that what has changed shows as unsynced."),

@@ -14,17 +14,17 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.broken_source import in_one_line, log_traceback
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.requests import build_request, requestable
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.sources.base import Source
-from niels_cache_assets.sources.folders import MarkdownFolder, Roam
-from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.network import briefly
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.wording import counted
+from niels_cache_assets.sources.broken import in_one_line, log_traceback
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"

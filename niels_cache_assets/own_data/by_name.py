@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES
-from niels_cache_assets.sources.base import PretrainSource
-from niels_cache_assets.sources.compressed import COMPRESSIONS
-from niels_cache_assets.sources.files import near_path, walk_folder
+from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
+from niels_cache_assets.sources.reading.files import near_path, walk_folder
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 
 KINDS = {

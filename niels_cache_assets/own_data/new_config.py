@@ -11,14 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets import defaults
+from niels_cache_assets.config import defaults
+from niels_cache_assets.config.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice
+from niels_cache_assets.config.shipped import ABOUT, catalog
+from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.by_name import files_in
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, recognize
-from niels_cache_assets.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice
-from niels_cache_assets.shipped import ABOUT, catalog
+from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.toml import as_toml
-from niels_cache_assets.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from niels_cache_assets.conversations import conversation_problem
 from niels_cache_assets.own_data.by_name import files_in, kind_of, sources_of
-from niels_cache_assets.sources.chat import ChatJsonl
-from niels_cache_assets.sources.compressed import COMPRESSIONS
-from niels_cache_assets.sources.files import SourceFile, reading
-from niels_cache_assets.sources.rows import file_rows, first_rows
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.conversations import conversation_problem
+from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
+from niels_cache_assets.sources.reading.files import SourceFile, reading
+from niels_cache_assets.sources.reading.rows import file_rows, first_rows
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family

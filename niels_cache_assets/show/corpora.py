@@ -9,10 +9,10 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import unlisted_corpus_state
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import documents_given
-from niels_cache_assets.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_assets.samples import pick_samples
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.samples import pick_samples
+from niels_cache_assets.show.wording import counted
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.sft import assistant_target_mask
 from niels_cache_runtime.errors import NielsCacheError

@@ -15,9 +15,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.decoding import as_text, open_tokenizer
-from niels_cache_assets.lineage import Lineage, read_lineage
-from niels_cache_assets.tokenization import SentencePieceTokenizer
+from niels_cache_assets.show.lineage import Lineage, read_lineage
+from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
 from niels_cache_runtime.format.layout import (
     META_NAME,

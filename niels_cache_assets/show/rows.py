@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.corpus.prepared import open_documents
-from niels_cache_assets.lineage import rows_of
+from niels_cache_assets.show.lineage import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 
 

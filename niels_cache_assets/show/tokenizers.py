@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.tokenization import SentencePieceTokenizer
-from niels_cache_assets.tokenizer_measures import characters_per_token
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.measures import characters_per_token
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.format.layout import Family, list_shards, tokens_name

@@ -1,14 +1,14 @@
 """Kinds of sources by the name that `source = "..."` has in a table. Importing this opens nothing and loads no large library."""
 
-from niels_cache_assets.sources.base import PretrainSource, SftSource
-from niels_cache_assets.sources.chat import ChatJsonl, Dolly15k
-from niels_cache_assets.sources.folders import MarkdownFolder, Roam
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub_text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.hub.text import FinewebEdu, Huggingface
 from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
-from niels_cache_assets.sources.row_files import Jsonl, Parquet, Text
+from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 

@@ -12,12 +12,12 @@ from typing import Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.encodings import Decoding, read_text
-from niels_cache_assets.sources.files import SourceFile, files_digest, files_of_folder
-from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.places import FilePass, RowsPass
-from niels_cache_assets.sources.rows import HeldText, batched, choose_text_field
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading.encodings import Decoding, read_text
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
+from niels_cache_assets.sources.reading.places import FilePass, RowsPass
+from niels_cache_assets.sources.reading.rows import HeldText, batched, choose_text_field
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"

@@ -16,9 +16,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.base import PretrainSource, StreamContext
-from niels_cache_assets.sources.hub_errors import nearest
-from niels_cache_assets.sources.rows import batched
+from niels_cache_assets.sources.hub.errors import nearest
+from niels_cache_assets.sources.reading.rows import batched
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.splits import split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 

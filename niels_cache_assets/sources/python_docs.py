@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Conversation, Document
-from niels_cache_assets.sources.base import PretrainSource, SftSource, StreamContext
-from niels_cache_assets.sources.rows import batched
-from niels_cache_assets.sources.stdlib_docs import DocumentedObject, documented_objects, stdlib_revision
+from niels_cache_assets.sources.reading.rows import batched
+from niels_cache_assets.sources.reading.stdlib_docs import DocumentedObject, documented_objects, stdlib_revision
+from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 
 _BATCH_CONVERSATIONS = 256
 

@@ -16,14 +16,14 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.base import ConfigPath, PretrainSource, StreamContext
-from niels_cache_assets.sources.damage import KeepsDamaged
-from niels_cache_assets.sources.encodings import Damage, Decoding
-from niels_cache_assets.sources.files import SourceFile, find_files, writable
-from niels_cache_assets.sources.hub import HubData
-from niels_cache_assets.sources.mediawiki import read_pages
-from niels_cache_assets.sources.places import FilePass, RowsPass
-from niels_cache_assets.sources.rows import HeldText, batched, file_rows, row_id, text_problem
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.mediawiki.dump import read_pages
+from niels_cache_assets.sources.reading.damage import KeepsDamaged
+from niels_cache_assets.sources.reading.encodings import Damage, Decoding
+from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
+from niels_cache_assets.sources.reading.places import FilePass, RowsPass
+from niels_cache_assets.sources.reading.rows import HeldText, batched, file_rows, row_id, text_problem
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
@@ -68,7 +68,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
         """Wikitext to text, for the articles of a dump. One that shows no text of its own is dropped as `empty`."""
-        from niels_cache_assets.sources.wikipedia_markup import plain_text
+        from niels_cache_assets.sources.mediawiki.markup import plain_text
 
         converted = []
         dropped: Counter[str] = Counter()

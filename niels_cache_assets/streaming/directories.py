@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal
-from niels_cache_assets.streaming.space import bytes_below, naming, refusal
-from niels_cache_assets.wording import file_size
+from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal
+from niels_cache_assets.disk.space import bytes_below, naming, refusal
+from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit

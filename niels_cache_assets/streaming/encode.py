@@ -17,7 +17,7 @@ import numpy as np
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.in_flight import no_size, results_in_order
-from niels_cache_assets.tokenization import BuildTokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from niels_cache_assets.documents import Place, SourceReport
-from niels_cache_assets.sources.base import StreamContext
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.splits import FractionSplitter
 
 Item = TypeVar("Item")

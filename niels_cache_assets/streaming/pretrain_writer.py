@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.streaming.journal import SCRATCH_NAME
-from niels_cache_assets.streaming.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.streaming.splits import SplitPart
-from niels_cache_assets.streaming.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}

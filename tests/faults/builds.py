@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.cli.interrupts import stop_on_signals
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
 from tests.faults.disk import Disk
 from tests.tiny import sentences

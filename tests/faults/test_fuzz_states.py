@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.streaming.journal import JOURNAL_NAME, Journal
+from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal
 from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset

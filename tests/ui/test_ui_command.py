@@ -16,8 +16,9 @@ from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from starlette.routing import Route
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.defs import services, web
-from niels_cache_assets.web_guard import App, WebGuard
+from niels_cache_assets.defs.ui import server as web
+from niels_cache_assets.defs.ui import services
+from niels_cache_assets.defs.ui.guard import App, WebGuard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 from tests.ui.running import is_alive, wait_until
@@ -71,7 +72,7 @@ def other_signature(context: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "replacement", "what"),
     [
-        ("niels_cache_assets.defs.web.WebGuard", open_guard, "mutation by GET"),
+        ("niels_cache_assets.defs.ui.server.WebGuard", open_guard, "mutation by GET"),
         ("dagster_webserver.app.create_app_from_workspace_process_context", other_signature, "takes 1 positional argument"),
         ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "not know: ANY /run;"),
         ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object"),
@@ -118,7 +119,7 @@ def serve(listener, *, read_only, ready):
         await uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="critical")).serve(sockets=[listener])
     asyncio.run(run())
 
-sys.modules["niels_cache_assets.defs.web"] = types.SimpleNamespace(serve=serve)
+sys.modules["niels_cache_assets.defs.ui.server"] = types.SimpleNamespace(serve=serve)
 ui.load_registry = lambda **_: None
 ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, read_only=False))
 """

@@ -19,7 +19,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from niels_cache_assets.web_guard import App, WebGuard
+from niels_cache_assets.defs.ui.guard import App, WebGuard
 from tests.ui.browser import IN_A_BROWSER, browser_page
 from tests.ui.running import wait_until
 

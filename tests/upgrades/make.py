@@ -46,16 +46,18 @@ from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.tokenizer import CODE_VERSION as TOKENIZER_CODE_VERSION
 from niels_cache_assets.build_cache.outcome import CODE_VERSIONS
 from niels_cache_assets.build_cache.resuming import _LIBRARIES
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import drop_lists, layout, store
 from niels_cache_assets.corpus.identity import HELD_OUT_VERSION, held_out_identity
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
 from niels_cache_assets.documents import Conversation, Document, Message
-from niels_cache_assets.registry import Registry, load_registry
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, chat, rows
-from niels_cache_assets.sources.base import PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_assets.streaming import decontaminate, encode
 from niels_cache_assets.streaming.directories import partial_directory
-from niels_cache_assets.streaming.journal import BYTES_VARIABLE, read_journal
 from niels_cache_runtime import DatasetLoader, TokenLoader
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.batch import Batch
@@ -385,7 +387,7 @@ def facts(project: Path, stopped: list[str]) -> dict[str, Any]:
     """made.json: the versions, what is there, on what each depends, and what Dagster has recorded."""
     import dagster as dg
 
-    from niels_cache_assets.defs.instance import ensure_instance
+    from niels_cache_assets.defs.home.instance import ensure_instance
 
     registry, cache = read_registry(project), project / "cache"
     names = [name for family in ("pretrain", "sft") for name in registry.datasets(family) if name != STOPPED_BY_KILL]

@@ -20,15 +20,15 @@ from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_t
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, collect_overrides
-from niels_cache_assets.wording import SHORT_SHA256, UNKNOWN, file_size, listed
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.defs.launcher import LaunchResult
-    from niels_cache_assets.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build, print the table, and return 1 if any data set failed."""
     from niels_cache_assets.cli.context import open_registry, tell_advice
     from niels_cache_assets.cli.progress import build_listener
-    from niels_cache_assets.registry import cache_root, load_registry
+    from niels_cache_assets.config.registry import cache_root, load_registry
 
     configured, _ = open_registry(arguments)
     said = collect_overrides(arguments, configured)
@@ -146,8 +146,8 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     """The table, then one line for each thing to say, with the data sets that it is said of."""
     from rich.text import Text
 
-    from niels_cache_assets.budgets import shares_met
-    from niels_cache_assets.contents import all_counts, contents
+    from niels_cache_assets.show.budgets import shares_met
+    from niels_cache_assets.show.contents import all_counts, contents
 
     table = new_table(
         "data set",
@@ -184,14 +184,14 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 def _sha256(meta: Meta) -> str | None:
     """None of a report, which has that of its corpus in it."""
-    from niels_cache_assets.contents import content_hash
+    from niels_cache_assets.show.contents import content_hash
 
     return content_hash(meta) if "files" in meta else None
 
 
 def _bytes(result: LaunchResult) -> int | None:
     """Of all files that meta.json lists; of a report, which lists none, of those on disk."""
-    from niels_cache_assets.contents import total_bytes
+    from niels_cache_assets.show.contents import total_bytes
 
     if not result.meta or not result.meta.get("built", True):
         return None
@@ -202,8 +202,8 @@ def _bytes(result: LaunchResult) -> int | None:
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
     """The same for programs: counts are as in meta.json."""
-    from niels_cache_assets.budgets import shortfall
-    from niels_cache_assets.contents import all_counts
+    from niels_cache_assets.show.budgets import shortfall
+    from niels_cache_assets.show.contents import all_counts
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
     return {
@@ -222,7 +222,7 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
 
 def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
     """How to look, check and train, with the real paths. Nothing where nothing was built, or with --quiet."""
-    from niels_cache_assets.training_code import training_code
+    from niels_cache_assets.show.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
 
     built = [result for result in results if result.state == "built" and result.family in FAMILIES and result.meta and result.directory]
@@ -259,7 +259,7 @@ def _options(arguments: argparse.Namespace) -> str:
 
 def _ui_command(arguments: argparse.Namespace) -> str:
     """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
-    from niels_cache_assets.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+    from niels_cache_assets.config.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ

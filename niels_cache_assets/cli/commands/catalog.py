@@ -32,8 +32,8 @@ profile = "default". With names, print their tables as a file has them.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.config.shipped import catalog
     from niels_cache_assets.own_data.new_config import catalog_table
-    from niels_cache_assets.shipped import catalog
 
     tables = {name: catalog_table(name) for name in arguments.names or catalog()}
     if arguments.json:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    from niels_cache_assets.shipped import ABOUT, catalog
+    from niels_cache_assets.config.shipped import ABOUT, catalog
     from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 
     family, table = catalog()[name]

@@ -19,7 +19,7 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.workers import map_in_processes
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from niels_cache_assets.cleaning.settings import CleaningSettings
+    from niels_cache_assets.config.cleaning import CleaningSettings
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.corpus.chunks import Chunk
     from niels_cache_assets.corpus.counts import CorpusCounts
     from niels_cache_assets.documents import Document
-    from niels_cache_assets.registry import Registry
-    from niels_cache_assets.sources.base import PretrainSource
+    from niels_cache_assets.sources.types import PretrainSource
 
 EXAMPLES = 3  # of a reason that is asked for
 _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
     """[cleaning], with the keys of --like's data set and those of --set in it."""
-    from niels_cache_assets.registry import load_registry
+    from niels_cache_assets.config.registry import load_registry
 
     changes: dict[str, Any] = {}
     for setting in arguments.settings:
@@ -137,7 +137,7 @@ def _clean(
 ) -> Iterator[None]:
     """Count the sources' documents, the first `limit` of all, in `outcome`, chunk by chunk."""
     from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
-    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.streaming.encode import in_chunks
 
     given = 0

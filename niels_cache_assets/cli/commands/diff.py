@@ -12,18 +12,18 @@ from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.wording import UNKNOWN, counted
+from niels_cache_assets.show.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.differences.documents import DocumentDifferences, Listed
-    from niels_cache_assets.differences.folders import DatasetDifferences, Pair
-    from niels_cache_assets.differences.settings import Differing
-    from niels_cache_assets.differences.tokens import TokenDifference, TokenPlace
-    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_assets.show.differences.documents import DocumentDifferences, Listed
+    from niels_cache_assets.show.differences.folders import DatasetDifferences, Pair
+    from niels_cache_assets.show.differences.settings import Differing
+    from niels_cache_assets.show.differences.tokens import TokenDifference, TokenPlace
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
     from niels_cache_runtime.format.layout import Split
 
 SHOWN = 5
@@ -66,8 +66,8 @@ tokenizers make of the same text.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.differences.documents import SIDES
-    from niels_cache_assets.differences.folders import compare_pair, find_pairs
+    from niels_cache_assets.show.differences.documents import SIDES
+    from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 
     a, b = Path(arguments.a), Path(arguments.b)
     if arguments.count < 0:
@@ -151,7 +151,7 @@ def _shown(value: Any) -> str:
 
 
 def _print_documents(console: Console, found: DocumentDifferences, noun: str) -> None:
-    from niels_cache_assets.differences.documents import SIDES
+    from niels_cache_assets.show.differences.documents import SIDES
     from niels_cache_runtime.format.layout import SPLITS
 
     console.print()
@@ -199,7 +199,7 @@ def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_t
     """The token marked in what is around it; ids where their tokenizer is not known."""
     from rich.text import Text
 
-    from niels_cache_assets.decoding import as_text
+    from niels_cache_assets.tokenizer.decoding import as_text
 
     parts = [place.before, [place.token], place.after]
     if tokenizer is None:
@@ -212,7 +212,7 @@ def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_t
 
 def _tokenizer_of(folder: Path) -> SentencePieceTokenizer | None:
     """That of the cache root, if the data set was built with it."""
-    from niels_cache_assets.decoding import open_tokenizer
+    from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import read_meta
 

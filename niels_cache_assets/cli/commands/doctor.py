@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Literal
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.wording import counted, file_size
+from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
 if TYPE_CHECKING:
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
@@ -93,7 +93,7 @@ class Finding:
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Everything in the order in which it matters; without a configuration that can be read, what depends on it is left out."""
-    from niels_cache_assets.registry import cache_root, load_registry
+    from niels_cache_assets.config.registry import cache_root, load_registry
 
     yield _system()
     yield _versions()
@@ -176,8 +176,8 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
 
     Of those on other machines only with the network; they get ten seconds each.
     """
-    from niels_cache_assets.inputs import input_problems, is_remote
-    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_assets.sources.inputs import input_problems, is_remote
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
     from niels_cache_runtime.format.layout import FAMILIES
 
     problems = False
@@ -262,8 +262,8 @@ def _dagster_home() -> Finding:
 
 def _hub(registry: Registry) -> Iterator[Finding]:
     """Whether each data set that comes from the hub can be read with the token that is there; the first failed connection ends it."""
-    from niels_cache_assets.sources.base import SourceUnavailable
-    from niels_cache_assets.sources.hub import HubData
+    from niels_cache_assets.sources.hub.data import HubData
+    from niels_cache_assets.sources.types import SourceUnavailable
     from niels_cache_runtime.format.layout import FAMILIES
 
     wanted: dict[str, str | None] = {}
@@ -294,7 +294,7 @@ def _hub(registry: Registry) -> Iterator[Finding]:
 def _ask_hub(dataset: str, revision: str | None) -> None:
     from huggingface_hub import HfApi
 
-    from niels_cache_assets.sources.hub_errors import hub_errors
+    from niels_cache_assets.sources.hub.errors import hub_errors
 
     with hub_errors(dataset, revision):
         HfApi().dataset_info(dataset, revision=revision, timeout=REQUEST_SECONDS)

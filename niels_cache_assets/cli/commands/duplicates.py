@@ -21,14 +21,14 @@ from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.seeds import draw_seed, seeded_choice
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
-from niels_cache_assets.wording import counted, share_of
+from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
@@ -184,7 +184,7 @@ def _similarity(pair: Pair) -> str:
 
 def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[str, str]:
     """`goes: wiki train 12, Title (a.jsonl, row 3)`, and the same of the one that stays."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     sides = (
         ("goes", name, pair["ordinal"], pair["split"]),
@@ -218,7 +218,7 @@ def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str]
 
 def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
     """Both texts, white space collapsed, from shortly before their first difference on; words that the other lacks there are marked."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))

@@ -1,4 +1,4 @@
-"""`export FORMAT NAME`: a pretrain cache as other projects' files. What they are is the business of niels_cache_assets.export."""
+"""`export FORMAT NAME`: a pretrain cache as other projects' files. What they are is the business of niels_cache_assets.exchange."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from niels_cache_assets.cli.console import new_table, output, print_error, print
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.wording import counted, file_size
+from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from niels_cache_assets.export.formats import ExportSettings
-    from niels_cache_assets.export.writing import ExportPlan
+    from niels_cache_assets.exchange.formats import ExportSettings
+    from niels_cache_assets.exchange.writing import ExportPlan
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from niels_cache_assets.export.formats import FORMATS
+    from niels_cache_assets.exchange.formats import FORMATS
 
     return FORMATS
 
@@ -83,8 +83,8 @@ code needs are printed.""",
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and unless that is all, write. Returns 1 where the plan was good and writing failed."""
     from niels_cache_assets.cli.context import find_place, open_registry
-    from niels_cache_assets.export.formats import plan_export
-    from niels_cache_assets.export.writing import write_export
+    from niels_cache_assets.exchange.formats import plan_export
+    from niels_cache_assets.exchange.writing import write_export
 
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
-    from niels_cache_assets.export.formats import FORMATS, ExportSettings, split_choice
-    from niels_cache_assets.export.megatron import Link
+    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, split_choice
+    from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
     if arguments.format not in FORMATS:

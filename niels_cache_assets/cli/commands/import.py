@@ -13,13 +13,13 @@ from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
-from niels_cache_assets.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.wording import SHORT_SHA256, counted
+from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.show.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.megatron_import import Vocabulary
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import Split
     from niels_cache_runtime.format.meta import Meta
 
@@ -60,7 +60,7 @@ and --eot; else the cache says that it is unknown, and shows ids instead of text
 def run(arguments: argparse.Namespace) -> int:
     """Returns 1 where the command line was good and the import failed."""
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.megatron_import import as_prefix, import_megatron, require_prefixes
+    from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
     from niels_cache_runtime.format.layout import dataset_dir
 
     if arguments.format not in FORMATS:
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.cli.context import TOKENIZER, find_places
-    from niels_cache_assets.registry import is_valid_name
+    from niels_cache_assets.config.registry import is_valid_name
 
     name = arguments.name
     if not is_valid_name(name):
@@ -118,7 +118,7 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
 
 def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     """What the options say, and what follows from them. Raises NielsCacheError where they contradict each other or the cache root."""
-    from niels_cache_assets.megatron_import import Vocabulary
+    from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
     from niels_cache_runtime.format.meta import read_meta, sha256_file
 
@@ -150,7 +150,7 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
 
 def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
     """Pieces of a SentencePiece model, and the ids of those special tokens that it has under our names."""
-    from niels_cache_assets.tokenization import load_model
+    from niels_cache_assets.tokenizer.kinds import load_model
 
     processor, _ = load_model(path)
     ids = {role: int(processor.piece_to_id(SPECIAL_TOKENS[role])) for role in ROLE_KEYS}

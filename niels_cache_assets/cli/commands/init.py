@@ -16,9 +16,9 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.own_data.new_config import Wishes
-    from niels_cache_assets.registry import Registry
-    from niels_cache_assets.sources.base import Source
+    from niels_cache_assets.sources.types import Source
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +84,8 @@ checked as `doctor` would: what could not be read is refused, and then no file i
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask where nothing was said and somebody is there, then write."""
+    from niels_cache_assets.config.registry import CONFIG_NAME
     from niels_cache_assets.own_data.new_config import Wishes, render
-    from niels_cache_assets.registry import CONFIG_NAME
     from niels_cache_runtime.format.layout import FAMILIES
 
     target = Path(arguments.out)
@@ -160,7 +160,7 @@ def _asked(folder: str) -> Wishes:
 
 def _names(question: str) -> list[str]:
     """Asked again until the catalog has all of them."""
-    from niels_cache_assets.shipped import ABOUT, catalog
+    from niels_cache_assets.config.shipped import ABOUT, catalog
 
     while True:
         names = input(f"{question}: ").split()
@@ -201,9 +201,9 @@ def _paths(question: str) -> list[str]:
 
 def _write(target: Path, text: str) -> Registry:
     """In one step, once the text is a configuration that loads, and is returned: beside its place, since paths are relative to it."""
-    from niels_cache_assets.inputs import BadInputs
-    from niels_cache_assets.registry import load_registry
-    from niels_cache_assets.streaming.journal import write_whole
+    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.disk.journal import write_whole
+    from niels_cache_assets.sources.inputs import BadInputs
 
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
@@ -224,9 +224,9 @@ def _write(target: Path, text: str) -> Registry:
 
 def _require_inputs(registry: Registry) -> None:
     """Refuse what `doctor` would. A hub that is away is no reason."""
-    from niels_cache_assets.inputs import BadInputs, hub_problems, input_problems
-    from niels_cache_assets.shipped import catalog
-    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_assets.config.shipped import catalog
+    from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
     from niels_cache_runtime.format.layout import FAMILIES
 
     if registry.tokenizer.model is not None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import ALL_HELP, Command
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.wording import UNKNOWN
+from niels_cache_assets.show.wording import UNKNOWN
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.cli.context import Place
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"in sync": "green", "built": "green", "disabled": "dim", "missing": "dim"}
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.budgets import shares_met, shortfall
     from niels_cache_assets.cli.context import find_places, is_listed, left_out_words, open_registry, tell_advice
-    from niels_cache_assets.contents import contents, counts_of
+    from niels_cache_assets.show.budgets import shares_met, shortfall
+    from niels_cache_assets.show.contents import contents, counts_of
     from niels_cache_assets.show.corpora import corpus_names, corpus_summary
 
     registry, root = open_registry(arguments)
@@ -99,8 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
-    from niels_cache_assets.budgets import shortfall
-    from niels_cache_assets.contents import content_hash, counts_of
+    from niels_cache_assets.show.budgets import shortfall
+    from niels_cache_assets.show.contents import content_hash, counts_of
     from niels_cache_assets.show.corpora import corpus_summary
 
     meta = _meta(place, judged)

@@ -10,7 +10,7 @@ from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
-from niels_cache_assets.wording import counted, share_of
+from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
 
 

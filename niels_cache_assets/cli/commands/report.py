@@ -1,4 +1,4 @@
-"""`report`: everything that is built as one HTML page, or as JSON. What is in it is decided in niels_cache_assets.reports."""
+"""`report`: everything that is built as one HTML page, or as JSON. What is in it is decided in niels_cache_assets.show.reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from niels_cache_assets.cli.console import diagnostics, output, print_json, warn
 from niels_cache_assets.cli.exit_codes import DONE
 
 if TYPE_CHECKING:
-    from niels_cache_assets.registry import Registry
-    from niels_cache_assets.reports.cache import CacheReport
+    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.show.reports.cache import CacheReport
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,9 @@ With --json the same as data, without plots; the page is then written only where
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.defs.history import history_at_home
-    from niels_cache_assets.reports.cache import cache_report, find_items
-    from niels_cache_assets.reports.page import page_path
+    from niels_cache_assets.defs.home.history import history_at_home
+    from niels_cache_assets.show.reports.cache import cache_report, find_items
+    from niels_cache_assets.show.reports.page import page_path
 
     registry, root = open_registry(arguments)
     items = find_items(registry, root=root)
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(registry: Registry, report: CacheReport, path: Path) -> None:
-    from niels_cache_assets.reports.drawings import draw_report
-    from niels_cache_assets.reports.page import render_page, write_page
+    from niels_cache_assets.show.reports.drawings import draw_report
+    from niels_cache_assets.show.reports.page import render_page, write_page
 
     console = diagnostics()
     if console.is_terminal:

@@ -15,7 +15,7 @@ from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, refuse, wh
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.seeds import draw_seed
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.documents import Document
-    from niels_cache_assets.registry import Registry
     from niels_cache_assets.show.draws import Drawn
-    from niels_cache_assets.tokenization import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from niels_cache_assets.cli.context import find_place, open_registry
-    from niels_cache_assets.decoding import open_tokenizer
     from niels_cache_assets.show.draws import examples, notable, windows
+    from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
 
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
-    from niels_cache_assets.decoding import as_text
+    from niels_cache_assets.tokenizer.decoding import as_text
 
     return {
         "title": sample.title,
@@ -136,7 +136,7 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
     """Tokens as text, targets marked in the way that the console allows."""
     from rich.text import Text
 
-    from niels_cache_assets.decoding import as_text
+    from niels_cache_assets.tokenizer.decoding import as_text
 
     rendered = Text()
     for targeted, run in groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1]):
@@ -150,8 +150,8 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """What `sample` prints for --stage corpus."""
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.corpus.sampling import sample_corpus
     from niels_cache_assets.show.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.show.corpus_samples import sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)
@@ -177,7 +177,7 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
 
 def _title(ordinal: int, document: Document) -> str:
     """`train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`; the split only where it is known yet."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     split = f"{document.split} " if document.split else ""
     name = title_of(document.title, document.file, document.row)

@@ -19,14 +19,14 @@ from niels_cache_assets.cli.command import CACHES, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import corpus_dir
-from niels_cache_assets.wording import counted, file_size
+from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
@@ -122,7 +122,7 @@ def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> 
     """Its settings, and the indices that are built of it."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
-    from niels_cache_assets.contents import total_bytes
+    from niels_cache_assets.show.contents import total_bytes
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
 
@@ -159,7 +159,7 @@ def _print_title(console: Console, title: str) -> None:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.budgets import shortfall
+    from niels_cache_assets.show.budgets import shortfall
     from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
@@ -243,7 +243,7 @@ def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> No
 
 
 def _print_files(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.contents import total_bytes
+    from niels_cache_assets.show.contents import total_bytes
 
     files: dict[str, dict[str, Any]] = meta.get("files", {})
     if not files:

@@ -16,12 +16,12 @@ from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.transfers import transfer_progress
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.wording import counted
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import Unfinished
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.streaming.directories import Work
     from niels_cache_runtime.verify import Finding
 

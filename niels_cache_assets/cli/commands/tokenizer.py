@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.wording import SHORT_SHA256
+from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     import sentencepiece
 
-    from niels_cache_assets.registry import Registry
+    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.show.tokenizers import Compared
 
 ACTIONS = ("compare",)
@@ -99,7 +99,7 @@ def _model_path(given: str, root: Path) -> Path:
 
 def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
     """Any SentencePiece model: it needs none of our special tokens."""
-    from niels_cache_assets.tokenization import load_model
+    from niels_cache_assets.tokenizer.kinds import load_model
 
     return load_model(path)[0]
 
@@ -107,10 +107,10 @@ def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Sources by name, each with the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
-    from niels_cache_assets.decoding import open_tokenizer
     from niels_cache_assets.own_data.by_name import sources_of
     from niels_cache_assets.show.tokenizers import beginning, spelled_texts
-    from niels_cache_assets.sources.base import StreamContext
+    from niels_cache_assets.sources.types import StreamContext
+    from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.only is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.wording import counted
+from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from niels_cache_assets.lineage import Lineage
+    from niels_cache_assets.show.lineage import Lineage
     from niels_cache_assets.show.origins import Cache, Row, Segment
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import BatchTrace
@@ -274,6 +274,6 @@ def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
 
 def _line(text: str) -> str:
     """On one line, and harmless to a terminal."""
-    from niels_cache_assets.decoding import spell_controls
+    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     return spell_controls(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -1,4 +1,4 @@
-"""`ui`: the web UI on this machine, until Ctrl-C. What is served, and what is refused, is decided in defs/web.py and web_guard.py.
+"""`ui`: the web UI on this machine, until Ctrl-C. What is served, and what is refused, is decided in defs/ui/server.py and ui/guard.py.
 
 The address is taken before anything else is loaded: that a port is in use is known at once.
 """
@@ -58,7 +58,7 @@ class _Stopped(BaseException):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
+    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
 
     with _listen(arguments.host, arguments.port) as listener:
         load_registry(profile=arguments.profile, config=arguments.config)  # what is wrong in it, before anything starts
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         for number in SIGNALS:
             signal.signal(number, _hang_up if number == signal.SIGHUP else _stop)
         try:
-            from niels_cache_assets.defs.web import serve  # takes seconds: dagster
+            from niels_cache_assets.defs.ui.server import serve  # takes seconds: dagster
 
             watching = " (read-only)" if arguments.read_only else ""
             said = f"{address}{watching}; the graph: {address}/asset-groups; Ctrl-C stops it"

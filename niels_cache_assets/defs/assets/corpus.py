@@ -8,6 +8,7 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
 from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
 from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
@@ -16,7 +17,6 @@ from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig
-from niels_cache_assets.defs.corpus_metadata import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.keys import (
     DOCUMENTS,
     DUPLICATES,
@@ -28,11 +28,11 @@ from niels_cache_assets.defs.keys import (
     corpus_partitions,
     on_same_name,
 )
+from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, told
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.registry import Registry
 
 _GROUP = "corpus"
 

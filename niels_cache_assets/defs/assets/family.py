@@ -14,15 +14,15 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.config.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
 from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS
-from niels_cache_assets.defs.metadata import family_metadata, split_schema, split_version
+from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
-from niels_cache_assets.registry import BuildSettings, Registry, apply_run_settings, refuse_choice
-from niels_cache_assets.tokenization import load_tokenizer
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 from niels_cache_runtime.format.meta import Meta, build_id

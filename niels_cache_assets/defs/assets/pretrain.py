@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
 from niels_cache_assets.defs.config import PretrainConfig
 from niels_cache_assets.defs.keys import (
@@ -17,8 +18,7 @@ from niels_cache_assets.defs.keys import (
 )
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.training_code import loader_code
+from niels_cache_assets.show.training_code import loader_code
 from niels_cache_runtime.format.layout import Split
 
 _SHARDS = """The {split} split of a data set: headerless uint16 tokens in shards, every document followed by one EOT.

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.failure import readable_failures
-from niels_cache_assets.defs.history import history_of
+from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
-from niels_cache_assets.defs.metadata import Metadata
-from niels_cache_assets.defs.pictures import picture
+from niels_cache_assets.defs.metadata.builds import Metadata
+from niels_cache_assets.defs.metadata.pictures import picture
+from niels_cache_assets.defs.metadata.tables import table, without_empty
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.tables import table, without_empty
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.reports.drawings import NONE, draw_report
-from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
-from niels_cache_assets.reports.mixture import Mixture, all_mixtures
-from niels_cache_assets.reports.page import page_path, render_page, write_page
-from niels_cache_assets.wording import counted, file_size, share_of
+from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
+from niels_cache_assets.show.reports.drawings import NONE, draw_report
+from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
+from niels_cache_assets.show.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
+from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
+from niels_cache_assets.show.reports.page import page_path, render_page, write_page
+from niels_cache_assets.show.wording import counted, file_size, share_of
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
@@ -99,7 +99,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
-        from niels_cache_assets.plots.mixtures import mixture_plot  # a second or more: matplotlib
+        from niels_cache_assets.show.plots.mixtures import mixture_plot  # a second or more: matplotlib
 
         shown = [
             f"{text}\n\n{picture('shares and epochs', mixture_plot(each))}" if each.sources else text

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.family import family_specs, stream_dataset
 from niels_cache_assets.defs.config import SftConfig
 from niels_cache_assets.defs.keys import STREAM_OPS, TOKENIZER, UPSTREAM_KEYS, partitions
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.registry import Registry
-from niels_cache_assets.training_code import loader_code
+from niels_cache_assets.show.training_code import loader_code
 from niels_cache_runtime.format.layout import Split
 
 _PAIR = """The {split} split of a data set of conversations: tokens and the start of each example.

@@ -4,8 +4,8 @@ import sys
 from unittest.mock import patch
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.defs import services
-from niels_cache_assets.defs.services import Services
+from niels_cache_assets.defs.ui import services
+from niels_cache_assets.defs.ui.services import Services
 
 _start = Services._start
 

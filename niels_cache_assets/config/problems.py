@@ -1,0 +1,299 @@
+"""What is wrong with the values of a table of settings, in words, with the text to type: for every kind of error that pydantic finds.
+
+The one place of these sentences, for niels_cache.toml, --set, flags and run configurations. What a validator of ours says stays as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from niels_cache_assets.config.toml import parse_toml
+
+_LONGEST_VALUE = 200
+_CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
+_BOUNDS = {
+    "greater_than": ("gt", "more than {}"),
+    "greater_than_equal": ("ge", "at least {}"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "multiple_of": ("multiple_of", "a multiple of {}"),
+}
+_YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+Spell = Callable[[str, str], str]
+
+
+def in_a_file(key: str, value: str) -> str:
+    return f"{key} = {value}"
+
+
+def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
+    """A clause for each problem of `table`, which begins with a blank; keys that do not exist hide the others, as they explain them.
+
+    `spell`: how a key and its value, as TOML, are typed where the table came from.
+    """
+    problems = error.errors()
+    problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
+    told: dict[str, str] = {}  # of a union pydantic says what each of its types takes
+    for each in problems:
+        path = _path(each, model)
+        told.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))
+    return list(told.values())
+
+
+def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
+    """Keys and numbers of items alone: a union adds the names of its types."""
+    if not problem["loc"]:
+        return ()
+    first, *rest = problem["loc"]
+    field = model.model_fields.get(str(first))
+    if field is None or len(_members(field.annotation)) > 1:
+        return (first,)
+    return (first, *rest)
+
+
+def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel], table: Mapping[str, Any], spell: Spell) -> str:
+    key = ".".join(map(str, path))
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, list(model.model_fields), n=1)
+        return f" has an unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}")
+    field = model.model_fields.get(str(path[0])) if path else None
+    if problem["type"] == "missing" and field is not None:
+        example = _example(field, model)
+        return f" needs the key {key!r}" + (f"; add {spell(key, example)}" if example else "")
+    message = problem["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
+    if field is None:
+        return f": {message}"
+    value = table.get(str(path[0]), problem["input"])
+    shown = f" {key} = {_shown(problem['input'])}"
+    if problem["type"] == "value_error":
+        return f"{shown}: {message}"
+    wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message
+    meant = _meant_value(path, value, problem["input"], field, model)
+    if meant is not None:
+        return f"{shown}: {wanted}; write {spell(str(path[0]), meant)}"
+    example = _example(field, model)
+    return f"{shown}: {wanted}" + (f"; write, for example, {spell(str(path[0]), example)}" if example else "")
+
+
+def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
+    """`must be a list of texts`; None for a kind of error that no field of ours has."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"must be {_range(annotation, field) or words.format(_number(context[name]))}"
+    if kind == "string_pattern_mismatch" and (choices := _CHOICES.fullmatch(context["pattern"])):
+        return f"must be {_either(choices[1].split('|'))}"
+    if kind in ("too_short", "string_too_short"):
+        return "must not be empty"
+    if kind == "finite_number":
+        return "must be a finite number"
+    if kind == "int_from_float" or kind.rpartition("_")[2] in ("type", "parsing", "size", "error") or kind == "none_required":
+        plain = isinstance(problem["input"], str) and {*_members(annotation)} <= {int, float, bool}
+        return f"must be {_described(annotation)}{', without quotation marks' if plain else ''}"
+    return None
+
+
+def _described(annotation: Any) -> str:
+    """What a value of this type is called, one of it."""
+    said = [_described_one(member) for member in _members(annotation)]
+    return " or ".join(dict.fromkeys(said)) or "left out"
+
+
+def _described_one(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _either(arguments)
+    if origin in (list, tuple, set, frozenset) or annotation in (list, tuple):
+        return f"a list of {_plural(arguments[0])}" if arguments else "a list"
+    if origin is dict or annotation is dict:
+        return f"a table of {_plural(arguments[1])} by name" if arguments and arguments[1] is not Any else "a table"
+    return {
+        str: "text in quotation marks",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+    }.get(annotation, f"of type {getattr(annotation, '__name__', annotation)}")
+
+
+def _plural(annotation: Any) -> str:
+    member = next(iter(_members(annotation)), Any)
+    if get_origin(member) is Literal:
+        return f"texts, each {_either(get_args(member))}"
+    return {str: "texts", int: "whole numbers", float: "numbers", bool: "true and false"}.get(member, "values")
+
+
+def _either(choices: Sequence[object]) -> str:
+    quoted = [_toml(choice) for choice in choices]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def _range(annotation: Any, field: FieldInfo) -> str:
+    """All bounds of the value at once: `at least 0 and less than 1`."""
+    metadata = [*_metadata(annotation), *_metadata(field.annotation), *field.metadata]
+    said = []
+    for kind, name, words in (
+        (annotated_types.Gt, "gt", "more than {}"),
+        (annotated_types.Ge, "ge", "at least {}"),
+        (annotated_types.Lt, "lt", "less than {}"),
+        (annotated_types.Le, "le", "at most {}"),
+        (annotated_types.MultipleOf, "multiple_of", "a multiple of {}"),
+    ):
+        said += [words.format(_number(getattr(each, name))) for each in metadata if isinstance(each, kind)]
+    return " and ".join(dict.fromkeys(said))
+
+
+def _number(value: Any) -> str:
+    return f"{value:_}" if isinstance(value, int) else f"{value:g}"
+
+
+def _metadata(annotation: Any) -> Sequence[Any]:
+    """Of an annotated type, or of the one that may be None."""
+    if get_origin(annotation) is Annotated:
+        return annotation.__metadata__
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [each for member in get_args(annotation) for each in _metadata(member)]
+    return ()
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types that it allows, without None and without what is annotated."""
+    if get_origin(annotation) is Annotated:
+        return _members(annotation.__origin__)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for each in get_args(annotation) for member in _members(each)]
+    return [] if annotation in (None, type(None)) else [annotation]
+
+
+def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
+    """The type of an item, or of a value of a table."""
+    for _ in path:
+        member = next(iter(_members(annotation)), Any)
+        arguments = get_args(member)
+        annotation = Any if not arguments else arguments[1] if get_origin(member) is dict and len(arguments) > 1 else arguments[0]
+    return annotation
+
+
+def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
+    """The whole value of the key as it was meant, as TOML; None where that cannot be told."""
+    takes = _taking(field, model)
+    for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
+        replaced = _replaced(value, path[1:], candidate)
+        if takes(replaced):
+            typed = _toml(replaced)
+            return typed if len(typed) <= _LONGEST_VALUE else None
+    return None
+
+
+def _meant(given: Any) -> Iterator[Any]:
+    """The same in another type."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            yield parse_toml(f"value = {given.strip()}")["value"]
+        if given.strip().lower() in _YES:
+            yield _YES[given.strip().lower()]
+        if "," in given:
+            yield [part.strip() for part in given.split(",") if part.strip()]
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        if given in (0, 1):
+            yield bool(given)
+        if given == given and abs(given) < 1 << 62 and given == int(given):
+            yield int(given)
+        yield float(given)
+    if isinstance(given, list | tuple) and len(given) == 1:
+        yield given[0]
+    if not isinstance(given, str | list | dict):
+        yield _toml(given)
+    yield [given]
+
+
+def _allowed_near(given: Any, annotation: Any) -> list[Any]:
+    """The nearest of the texts that are allowed."""
+    choices = _choices(annotation)
+    near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
+    return [near[0], [near[0]]] if near else []
+
+
+def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
+    """`value` with the candidate at `path` in it."""
+    if not path:
+        return candidate
+    first, *rest = path
+    if isinstance(value, Mapping):
+        return {**value, first: _replaced(value.get(str(first)), rest, candidate)}
+    if isinstance(value, list | tuple) and isinstance(first, int) and first < len(value):
+        return [*value[:first], _replaced(value[first], rest, candidate), *value[first + 1 :]]
+    return candidate
+
+
+def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
+    adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
+
+    def takes(value: Any) -> bool:
+        try:
+            adapter.validate_python(value)
+        except (ValidationError, ValueError, TypeError):
+            return False
+        return True
+
+    return takes
+
+
+def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
+    """The default, or the first of a few values that it takes."""
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    takes = _taking(field, model)
+    metadata = [*_metadata(field.annotation), *field.metadata]
+    least = [each.ge for each in metadata if isinstance(each, annotated_types.Ge)]
+    items = [get_args(member)[0] for member in _members(field.annotation) if get_args(member)]
+    choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
+    if isinstance(default, tuple | list):
+        default = list(default) or None
+    for value in (default, *choices, *_of_pattern(metadata), True, *least, 1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}):
+        if value is not None and takes(value):
+            return _toml(value)
+    return None
+
+
+def _choices(annotation: Any) -> list[Any]:
+    return [choice for member in _members(annotation) if get_origin(member) is Literal for choice in get_args(member)]
+
+
+def _of_pattern(metadata: Sequence[Any]) -> list[str]:
+    found = next((_CHOICES.fullmatch(each.pattern) for each in metadata if getattr(each, "pattern", None)), None)
+    return found[1].split("|") if found else []
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _toml(value)  # as it was written
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _toml(value: Any) -> str:
+    """A value as it is written in niels_cache.toml. JSON's strings are TOML's."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(str(name))} = {_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:_}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

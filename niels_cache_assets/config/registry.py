@@ -1,0 +1,490 @@
+"""Data sets are configuration: the user's niels_cache.toml, over a shipped profile if one is chosen, makes one typed registry.
+
+A project is what its file names. Layers, later wins by key: the chosen profile, the user's file, `--set` and flags. Without a file the
+default profile stands in. A table that names a shipped data set without `source` is one of the catalog with other keys; one with `source`
+and no profile below it inherits nothing. Partition keys are the names of the tables, in order. A table that lacks a required setting (roam
+without a path), or is switched off, stays in the registry but is no partition. Nothing here opens a source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from niels_cache_assets.config import defaults
+from niels_cache_assets.config.blend import BlendSettings
+from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.dagster import DagsterSettings
+from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.problems import explain_problems, in_a_file
+from niels_cache_assets.config.reports import ReportsSettings
+from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables, shipped_table
+from niels_cache_assets.config.toml import as_toml, parse_toml
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.types import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+CONFIG_NAME = "niels_cache.toml"
+CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
+PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
+ROOT_VARIABLE = "NIELS_CACHE_ROOT"
+FALLBACK_PROFILE = PROFILES[0]
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
+_ON_THE_COMMAND_LINE = "command line: "
+_MOST_PROBLEMS = 3  # of a table, told at once
+_SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
+_ONE_KEY = frozenset({"files", "path"})  # each stands for the other in a kind that has one of them
+_NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
+
+Tables = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class BuildSettings(BaseModel):
+    """[build]: what every data set shares."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    cache_dir: ConfigPath = Field("cache", description="Root of all caches")
+    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
+    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
+    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; None uses every core. Never changes the bytes")
+    network_patience: float = Field(
+        defaults.NETWORK_PATIENCE,
+        ge=0,
+        allow_inf_nan=False,
+        strict=False,
+        description="Seconds for which a request that fails is repeated before the build fails",
+    )
+
+
+class TokenizerSettings(BaseModel):
+    """[tokenizer]: import `model`, or train one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
+    model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
+    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
+    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
+    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
+        if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
+            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}, each a string of its own")
+        return {key: value[key] for key in defaults.ROLE_KEYS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """Whence tables come, for messages, and where their relative paths start. `options`: what on the command line said a key instead."""
+
+    where: str
+    base_dir: str = "."
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, label: str, key: str) -> str:
+        """What to blame for a key; without one, for keys of that table that do not go together."""
+        keys = _ONE_KEY if key in _ONE_KEY else (key,)
+        for said, option in self.options.items():
+            if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
+                return option
+        return self.where
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """Everything configured.
+
+    origin: names the file (or profile) that messages should point at. profile: what lies below the file; None if nothing does.
+    is_fallback: neither a file nor a profile was named, so that the default profile stands in.
+    advice: a line for each table that would be clearer otherwise.
+    """
+
+    build: BuildSettings
+    tokenizer: TokenizerSettings
+    cleaning: CleaningSettings
+    dedup: DedupSettings
+    pretrain: Mapping[str, PretrainSource]
+    sft: Mapping[str, SftSource]
+    blend: Mapping[str, BlendSettings]
+    reports: ReportsSettings
+    dagster: DagsterSettings
+    origin: str
+    profile: str | None
+    is_fallback: bool = False
+    advice: tuple[str, ...] = ()
+
+    @property
+    def settings_origin(self) -> str:
+        """`profile quickstart`, `niels_cache.toml`, `niels_cache.toml on profile default`."""
+        below = f"profile {self.profile}"
+        return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
+
+    @property
+    def without_file(self) -> str:
+        """What to say where `is_fallback`."""
+        names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
+        above = _file_above()
+        mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
+        return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {mend}: niels-cache init"
+
+    @property
+    def elsewhere(self) -> str:
+        """What to add to the message for an unknown name where `is_fallback`: the file that has it may lie in another folder."""
+        if not self.is_fallback:
+            return ""
+        named = f"--config {_file_above() or 'FILE'}"
+        return f"; there is no {CONFIG_NAME} here: work in the folder that has yours, or name it with {named}"
+
+    def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
+        return self.pretrain if family == "pretrain" else self.sft
+
+    def partition_keys(self, family: Family) -> list[str]:
+        """Names that can be built, in order: nothing is missing, and they are not switched off."""
+        return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
+
+    def switched_off(self) -> list[str]:
+        """Names with enabled = false, in order."""
+        return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
+
+    def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
+        """Pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those with that step of it."""
+        return [
+            name
+            for name in self.partition_keys("pretrain")
+            if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)
+        ]
+
+    def blend_keys(self) -> list[str]:
+        """Blends whose members all can be built, in order."""
+        buildable = set(self.partition_keys("pretrain"))
+        return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
+
+    def cleaning_of(self, name: str) -> CleaningSettings:
+        """The thresholds for a pretrain data set: [cleaning], with its own `cleaning` in them."""
+        return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
+
+    def unconfigured(self) -> dict[str, str]:
+        """Names that cannot be built yet, with what to set. One that is switched off is not among them."""
+        every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
+        missing = {name: source.missing_setting() for name, source in every if source.enabled}
+        return {name: reason for name, reason in missing.items() if reason is not None}
+
+    def family_of(self, name: str) -> Family:
+        """The family of a configured data set; an unknown name is an error with the nearest choice."""
+        for family in FAMILIES:
+            if name in self.datasets(family):
+                return family
+        self.refuse_data_set(self.origin, "no data set", name)
+
+    def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
+        """Raise the message for a name that is not configured: what to add if the catalog has it, else the nearest of `choices`."""
+        names = [*self.pretrain, *self.sft]
+        choices = names if choices is None else choices
+        _refuse_data_set(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
+
+    def source(self, name: str) -> PretrainSource | SftSource:
+        return self.datasets(self.family_of(name))[name]
+
+
+def load_registry(
+    *,
+    profile: str | None = None,
+    config: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Registry:
+    """Read the user's file and the profile, apply `overrides` (nested tables; paths in them are relative to the working directory).
+
+    `config`: the argument, else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it
+    is named by one of these. `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key; else none if
+    there is a file, and "default" if there is not.
+    Raises NielsCacheError naming file, table, key and the nearest valid choice; of keys of `options` ("build.seed"), what said them.
+    """
+    chosen = profile or os.environ.get(PROFILE_VARIABLE)
+    named = config or os.environ.get(CONFIG_VARIABLE)
+    file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
+    remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
+    user = _read_toml(Path(file), remedy) if file else {}
+    said = chosen if chosen else user.get("profile")
+    wanted = None if file and said is None else str(said or FALLBACK_PROFILE)
+    user.pop("profile", None)
+    if wanted is not None and wanted not in PROFILES:
+        refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
+    base_dir = str(Path(file).parent) if file else "."
+    origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
+    shipped = profile_tables(wanted or FALLBACK_PROFILE)
+    if wanted is None:
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # where caches lie
+    advice: list[str] = []
+    configured = _merge(shipped, _with_catalog(user, shipped, origin.where, advice), origin.where)
+    tables = _merge(configured, _absolute_paths(dict(overrides or {})), "command line")
+    return _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
+
+
+def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
+    """A copy of a table with the given keys replaced and checked again; None means the registry's value."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if not given:
+        return table
+    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
+
+
+def cache_root(registry: Registry, flag: str | None = None) -> Path:
+    """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
+    variable = os.environ.get(ROOT_VARIABLE)
+    if variable and registry.profile == "quickstart":
+        variable = os.path.join(variable, "quickstart")  # it must never share a tokenizer with the real caches
+    return Path(flag or variable or registry.build.cache_dir).expanduser()
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether a data set may be called that: its name is a folder's, and part of asset keys and addresses."""
+    return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
+
+
+def _file_above() -> str | None:
+    """The nearest configuration file in a folder above the working directory, as a shell takes it."""
+    found = (folder / CONFIG_NAME for folder in Path.cwd().parents if (folder / CONFIG_NAME).is_file())
+    return next((shlex.quote(str(path)) for path in found), None)
+
+
+def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
+    """Raise the message for a name that is not among the valid ones, with the nearest. `elsewhere`: what to add where none is near."""
+    choices = list(choices)
+    near = difflib.get_close_matches(given, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
+
+
+def _refuse_data_set(
+    where: str,
+    problem: str,
+    given: str,
+    choices: Iterable[str],
+    *,
+    names: Iterable[str],
+    origin: str,
+    elsewhere: str = "",
+    families: Iterable[Family] = FAMILIES,
+) -> NoReturn:
+    """`names`: all that are configured. `families`: those that would do."""
+    choices, names = list(choices), set(names)
+    addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
+    near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
+    if given in names or not near or difflib.get_close_matches(given, choices, n=1):
+        refuse_choice(where, problem, given, choices, elsewhere)
+    shown = "it" if near[0] == given else repr(near[0])
+    add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
+
+
+def _with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
+    """The user's tables; those that name a shipped data set without `source`, and have no such table below them, with the catalog's keys.
+
+    `advice`: gets a line for each of these.
+    """
+    found = dict(user)
+    for family in FAMILIES:
+        tables = user.get(family)
+        if not isinstance(tables, Mapping):
+            continue
+        found[family] = dict(tables)
+        for name, table in tables.items():
+            from_catalog = shipped_table(family, name)
+            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
+                continue
+            found[family][name] = {**from_catalog, **table}
+            keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
+            advice.append(
+                f"{where}: [{family}.{name}] has no source, so the rest of it is the catalog's; to say it in the file, add {keys}"
+            )
+    return found
+
+
+def _read_toml(path: Path, remedy: str) -> Tables:
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
+    except ValueError as error:
+        raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
+
+
+def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
+    """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
+    merged = dict(below)
+    for section, tables in above.items():
+        if section not in _SECTIONS:
+            if isinstance(tables, Mapping):
+                for family in FAMILIES:
+                    if tables.get("source") in _SOURCES[family]:
+                        raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
+            refuse_choice(where, "unknown table", section, _SECTIONS)
+        if not isinstance(tables, Mapping):
+            raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
+        merged[section] = dict(merged.get(section, {}))
+        for key, value in tables.items():
+            old = merged[section].get(key)
+            same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
+            merged[section][key] = _changed(old, value) if section in _NAMED and same_kind else value
+    return merged
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
+    """A table with other keys. Where its data lies has two names, and the later one wins."""
+    gone = _ONE_KEY - new.keys() if new.keys() & _ONE_KEY else set()
+    return {**{key: value for key, value in old.items() if key not in gone}, **new}
+
+
+def _absolute_paths(tables: Tables) -> Tables:
+    """What is typed at a prompt is relative to where it is typed, not to the configuration file."""
+
+    def resolve(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {inner: resolve(inner, item) for inner, item in value.items()}
+        if key in PATH_KEYS | {"model", "cache_dir"}:
+            paths = value if isinstance(value, list) else [value]
+            resolved = [
+                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
+            ]
+            return resolved if isinstance(value, list) else resolved[0]
+        return value
+
+    return {section: resolve(section, table) for section, table in tables.items()}
+
+
+def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
+    where = origin.where
+    typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
+    for family in FAMILIES:
+        for name, table in tables.get(family, {}).items():
+            label = f"{family}.{name}"
+            if not is_valid_name(name):
+                shown = label if label.isprintable() else ascii(label)[1:-1]
+                raise NielsCacheError(
+                    f"{where}: [{shown:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two in a row"
+                )
+            if name == "tokenizer":
+                raise NielsCacheError(f"{where}: [{label}] cannot be called that: it is the tokenizer's name; choose another")
+            if not isinstance(table, dict):
+                raise NielsCacheError(
+                    f"{where}: [{family}] {name} = {as_toml(table)}: is no data set; each has a table with its own name: [{family}.NAME]"
+                )
+            if not isinstance(table.get("source"), str):
+                raise NielsCacheError(
+                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}{_catalog_hint(name)}"
+                )
+            if table["source"] not in _SOURCES[family]:
+                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], _SOURCES[family])
+            typed[family][name] = _validate(_SOURCES[family][table["source"]], table, origin, label)
+    twice = set(typed["pretrain"]) & set(typed["sft"])
+    if twice:
+        raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
+    registry = Registry(
+        build=_validate(BuildSettings, tables.get("build", {}), origin, "build"),
+        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), origin, "tokenizer"),
+        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), origin, "cleaning"),
+        dedup=_validate(DedupSettings, tables.get("dedup", {}), origin, "dedup"),
+        pretrain=typed["pretrain"],
+        sft=typed["sft"],
+        blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
+        reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
+        dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
+        origin=where,
+        profile=profile,
+        is_fallback=is_fallback,
+        advice=advice,
+    )
+    for name in registry.tokenizer.train_on or ():
+        if name not in registry.pretrain and name not in registry.sft:
+            registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
+    for name in registry.dedup.priority:
+        if name not in registry.pretrain:
+            where = origin.of("dedup", "priority")
+            registry.refuse_data_set(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
+    for name, source in registry.pretrain.items():
+        changes = source.cleaning or {}
+        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
+        _refuse_dedup_twice(registry, name)
+        for member in getattr(source, "members", {}) if source.enabled else ():
+            if member not in registry.pretrain and member in catalog():
+                registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
+    return registry
+
+
+def _catalog_hint(name: str) -> str:
+    """What to type if a table without `source` was to be one of the catalog."""
+    near = difflib.get_close_matches(name, catalog(), n=1)
+    return f"; of the catalog the nearest is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
+
+
+def _refuse_dedup_twice(registry: Registry, name: str) -> None:
+    """An interleave holds what its members hold: if both lost their duplicates, each would lose what is in the other."""
+    source = registry.pretrain[name]
+    if not isinstance(source, Interleave) or "dedup" not in source.prepare:
+        return
+    for member in source.members:
+        if member in registry.pretrain and "dedup" in registry.pretrain[member].prepare:
+            raise NielsCacheError(
+                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both ask for dedup; remove it from prepare of one"
+            )
+
+
+def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[str, BlendSettings]:
+    blends = {}
+    for name, table in tables.items():
+        if not is_valid_name(name) or not isinstance(table, dict):
+            raise NielsCacheError(f"{origin.where}: [blend.{ascii(name)[1:-1]:.80}] must be a table, its name of letters, digits, _ - .")
+        blends[name] = _validate(BlendSettings, table, origin, f"blend.{name}")
+        for member in blends[name].weights:
+            if member not in members:
+                problem = f"[blend.{name}] has a weight for an unknown pretrain data set"
+                _refuse_data_set(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
+    return blends
+
+
+def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, label: str) -> Model:
+    try:
+        return model.model_validate(table, context={"base_dir": origin.base_dir})
+    except ValidationError as error:
+        raise NielsCacheError(_explain(error, model, table, origin, label)) from error
+
+
+def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
+    """The problems in one line: file, table, keys, what is wrong, what to type."""
+    first = error.errors()[0]["loc"]
+    where = origin.of(label, str(first[0]) if first else "")
+    option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None
+
+    def spell(key: str, value: str) -> str:
+        if option is None:
+            return in_a_file(key, value)
+        if option.endswith("--set"):  # of `clean` it takes keys of one table
+            return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
+        return f"{option} {value}"
+
+    problems = explain_problems(error, model, table, spell=spell)
+    told = problems[:_MOST_PROBLEMS]
+    more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
+    return f"{where}: [{label}]{';'.join(told)}{more}"

@@ -1,0 +1,65 @@
+"""The data sets that ship with the package: profiles, which are whole configurations, and the catalog, which has their data sets.
+
+A profile is profiles/NAME.toml. The catalog has every data set of every profile, switched on: to name one is to want it. What `catalog`
+says of a data set beside its table stands here. Nothing here reads a user's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from niels_cache_assets.config.toml import parse_toml
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+PROFILES = ("default", "quickstart")
+
+
+class About(NamedTuple):
+    """What a shipped data set is, in words: `size` of what is downloaded, about; `licence` as upstream states it."""
+
+    what: str
+    size: str
+    licence: str
+
+
+ABOUT: Mapping[str, About] = {
+    "fineweb_edu": About("web pages of educational value: one crawl of FineWeb-Edu", "205 M tokens of it: 1 GB", "ODC-By 1.0"),
+    "roam": About("your own notes, exported from Roam; needs a path", "your files", ""),
+    "wikitext": About("good and featured articles of Wikipedia: WikiText-103", "0.3 GB", "CC BY-SA 3.0, GFDL"),
+    "gutenberg": About("books of Project Gutenberg without its headers", "many GB", "public domain (USA)"),
+    "wikipedia": About("English Wikipedia of November 2023, cleaned and deduplicated", "12 GB", "CC BY-SA 3.0, GFDL"),
+    "dolly15k": About("15,000 instructions and answers, written by people", "13 MB", "CC BY-SA 3.0"),
+    "oasst1": About("conversations of OpenAssistant, the English ones", "40 MB", "Apache 2.0"),
+    "python_docs": About("the documentation of the Python that runs this", "no network", "PSF"),
+    "python_help": About("questions and answers about Python, made of its documentation", "no network", "PSF"),
+}
+
+
+def profile_tables(profile: str) -> dict[str, Any]:
+    """The tables of a profile, fresh, to be changed at will."""
+    return parse_toml(resources.files("niels_cache_assets").joinpath(f"config/profiles/{profile}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def catalog() -> Mapping[str, tuple[Family, Mapping[str, Any]]]:
+    """By name: the family and the table of every shipped data set. None of them is switched off."""
+    found: dict[str, tuple[Family, Mapping[str, Any]]] = {}
+    for profile in PROFILES:
+        tables = profile_tables(profile)
+        for family in FAMILIES:
+            for name, table in tables.get(family, {}).items():
+                found.setdefault(name, (family, {key: value for key, value in table.items() if key != "enabled"}))
+    return found
+
+
+def catalog_names() -> list[str]:
+    return list(catalog())
+
+
+def shipped_table(family: str, name: str) -> Mapping[str, Any] | None:
+    """The table of a shipped data set of that family, or None."""
+    its_family, table = catalog().get(name, (None, None))
+    return table if its_family == family else None

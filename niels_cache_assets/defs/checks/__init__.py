@@ -1,0 +1,16 @@
+"""All asset checks, in one list for the definitions. What a tokenizer or a cache must hold is checked one module further down."""
+
+import dagster as dg
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs.checks.cache import cache_checks
+from niels_cache_assets.defs.checks.corpus import corpus_checks
+from niels_cache_assets.defs.checks.sync import in_sync_check
+from niels_cache_assets.defs.checks.tokenizer import tokenizer_checks
+from niels_cache_runtime.format.layout import FAMILIES
+
+
+def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
+    verifying = [cache_checks(registry, family) for family in FAMILIES]
+    in_sync = [in_sync_check(registry, family) for family in FAMILIES]
+    return [tokenizer_checks(registry), *corpus_checks(registry), *verifying, *in_sync]

@@ -1,0 +1,103 @@
+"""Checks of a corpus: whether anything is left (an error that blocks), and whether what was dropped is plausible (warnings).
+
+They read meta.json, rejected documents are not looked at again. The limits are max_reason_share and min_language_share of [cleaning].
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.corpus.report import language_share, reasons
+from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
+from niels_cache_assets.defs.metadata.corpora import reasons_table
+from niels_cache_assets.defs.metadata.tables import without_empty
+from niels_cache_assets.defs.resources import CacheRoot
+
+REASONS_PLAUSIBLE = "no_reason_takes_too_much"
+LANGUAGE_PLAUSIBLE = "language_is_plausible"
+NOT_EMPTY = "corpus_is_not_empty"
+
+_WARN, _ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
+
+
+def corpus_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
+    """None where no data set is prepared."""
+    if not registry.prepared():
+        return []
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview in Dagster 1.13, chosen knowingly: nothing the user could do about it.
+        warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
+        return [_plausible(registry), _not_empty(registry)]
+
+
+def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
+    each = corpus_partitions(registry)
+    descriptions = {
+        REASONS_PLAUSIBLE: "No reason takes more of the documents than max_reason_share of [cleaning].",
+        LANGUAGE_PLAUSIBLE: "Of the documents whose language was asked for, at least min_language_share of [cleaning] are in `languages`.",
+    }
+    specs = [dg.AssetCheckSpec(name, asset=DOCUMENTS, description=text, partitions_def=each) for name, text in descriptions.items()]
+
+    @dg.multi_asset_check(name="check_corpus", specs=specs, can_subset=True)
+    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
+        name = context.partition_key
+        with readable_failures():
+            meta = graph(registry, cache_root.path).corpus(name).current()
+        settings = registry.cleaning_of(name)
+        rows = reasons(meta, meta["dropped"])
+        high = [row for row in rows if row["share"] > settings.max_reason_share]
+        share = language_share(meta["languages"], settings.languages)
+        low = share is not None and share < settings.min_language_share
+        results = {
+            REASONS_PLAUSIBLE: dg.AssetCheckResult(
+                check_name=REASONS_PLAUSIBLE,
+                asset_key=DOCUMENTS,
+                passed=not high,
+                severity=_WARN,
+                description="; ".join(f"{row['reason']} takes {row['share']:.1%} of the documents" for row in high) or None,
+                metadata=without_empty({"reasons": reasons_table(rows), "max_reason_share": settings.max_reason_share}),
+            ),
+            LANGUAGE_PLAUSIBLE: dg.AssetCheckResult(
+                check_name=LANGUAGE_PLAUSIBLE,
+                asset_key=DOCUMENTS,
+                passed=not low,
+                severity=_WARN,
+                description=f"only {share:.1%} of the documents are in {', '.join(settings.languages)}" if low else None,
+                metadata={
+                    "languages": dg.MetadataValue.json(meta["languages"]),
+                    "min_language_share": settings.min_language_share,
+                    **({"language_share": share} if share is not None else {}),
+                },
+            ),
+        }
+        for key in sorted(context.selected_asset_check_keys):
+            yield results[key.name]
+
+    return check_corpus
+
+
+def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=KEPT,
+        name=NOT_EMPTY,
+        blocking=True,
+        description="Documents are left after cleaning and without duplicates.",
+        partitions_def=corpus_partitions(registry),
+    )
+    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
+        with readable_failures():
+            prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
+        told = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))
+        return dg.AssetCheckResult(
+            passed=prepared.kept > 0,
+            severity=_ERROR,
+            description=None if prepared.kept else f"no document is left (dropped: {told})",
+            metadata={"documents": prepared.kept},
+        )
+
+    return corpus_is_not_empty

@@ -1,0 +1,118 @@
+"""`caches_in_sync`: what the graph cannot show of a partitioned asset, as one check per family.
+
+Unpartitioned on purpose: it looks at every data set of the family. With a data set's materialization it reads meta.json only; executed
+alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of checks/cache.py alone.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import CacheState
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
+from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
+from niels_cache_assets.defs.metadata.tables import without_empty
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.show.budgets import shares_met
+from niels_cache_assets.show.contents import contents, counts_of, total_bytes
+from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.verify import Finding, verify_dataset
+
+IN_SYNC = "caches_in_sync"
+
+
+def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=META_KEYS[family],
+        name=IN_SYNC,
+        description="Every data set of the family is built with the current settings and tokenizer, of the revision that upstream had when "
+        "it was last observed (it is not asked now). The table says what is unsynced and why. "
+        "Execute it by its button, and every file of every data set is read and verified as well.",
+    )
+    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
+        names = [name for name, source in registry.datasets(family).items() if source.enabled]
+        judged = [graph(registry, cache_root.path).dataset_state(name) for name in names]
+        moved = _moved(context.instance, registry, judged, root=cache_root.path)
+        states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
+        behind = [state.name for state in states if state.needs_build]
+        missing = [state.name for state in states if state.condition == "missing"]
+        changed = [name for name in behind if name not in set(missing)]
+        alone = PARTITION_TAG not in context.run.tags
+        there = {name for name in names if (dataset_dir(cache_root.path, family, name) / META_NAME).exists()}
+        readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
+        findings = {
+            # another tokenizer is a state already, and no damage
+            name: [
+                finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name), name=name) if finding.kind != "tokenizer"
+            ]
+            for name in readable
+        }
+        damaged = [name for name, found in findings.items() if found]
+        needing = {*damaged, *behind}
+        in_order = sorted(states, key=lambda state: state.name not in needing)  # of hundreds nobody looks for the one
+        rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
+        columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
+        kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
+        said = [f"{what}: {listed(names)}" for what, names in kinds if names]
+        read = f"every file of {counted(len(findings), 'data set')}" if alone else "no file in a build; the button Execute reads every one"
+        return dg.AssetCheckResult(
+            passed=not said,
+            severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
+            description="; ".join(said) or None,
+            metadata=without_empty(
+                {
+                    "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+                    "contents": f"{len(states) - len(behind)} of {counted(len(states), 'data set')} in sync",
+                    "verified": read,
+                    "not_in_sync": len(behind),
+                    "damaged": len(damaged),
+                }
+            ),
+        )
+
+    return caches_in_sync
+
+
+def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
+    """A line of the table. `findings`: of its files, None if they were not read."""
+    meta: Meta = {}
+    if state.condition in ("complete", "stale"):
+        with suppress(NielsCacheError):  # replaced meanwhile
+            meta = read_meta(str(state.directory / META_NAME))
+    train, val = contents(counts_of(meta), shares_met(meta))
+    row = {
+        "data_set": state.name,
+        "state": state.state,
+        "advice": state.advice,
+        "train": train,
+        "val": val,
+        "size": file_size(total_bytes(meta["files"])) if meta.get("files") else UNKNOWN,
+    }
+    if verified:
+        row["files"] = UNKNOWN if findings is None else f"{findings[0].path}: {findings[0].problem}" if findings else "sound"
+    return row
+
+
+def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
+    """Data sets in sync with their settings whose upstream was last observed at another revision than they are of, and what to do."""
+    found = {}
+    for state in states:
+        if state.state != "in sync":
+            continue
+        observation = last_observation(instance, registry, state.name)
+        revision = observation.metadata.get(REVISION) if observation else None
+        if state.name in registry.prepared():  # of a newer revision with the same documents no cache is made again
+            meta = graph(registry, root).corpus(state.name).current()
+        else:
+            meta = read_meta(str(state.directory / META_NAME))
+        if revision is not None and revision.value != meta["dataset_revision"]:
+            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache is of {meta['dataset_revision']}"
+    return found

@@ -1,0 +1,150 @@
+"""What Dagster recorded of the folders of a cache, for reports: when they were built, what their checks said, how old their upstream is.
+
+Of one home that may serve several cache roots, only what was recorded of these folders, and of what lies in them now, counts. Cost: a few
+small queries to a folder. Materializations hold plots: where none of the newest 40 is of what lies here, older ones are not asked for, else
+those that are of it are followed back to the one that built it, 1,000 at most.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.event_api import PartitionKeyFilter  # how the storage is asked for the checks of a partition: nothing public does
+from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs.assets.upstream import REVISION
+from niels_cache_assets.defs.checks import build_checks
+from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
+from niels_cache_assets.defs.home.recorded import asset_of, metadata_of
+from niels_cache_assets.defs.keys import KEPT, META_KEYS, UPSTREAM_KEYS
+from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.show.reports.cache import Item
+from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded, Upstream
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Family
+
+_RECORDS = 1000  # of one asset and partition, the newest
+_PAGE = 20
+_FOREIGN = 40  # records of other roots and builds, before none is taken to be of this folder
+_RESULTS = 20  # of one check, the newest
+
+
+def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) -> History:
+    """Of the Dagster home that DAGSTER_HOME names, else .dagster here; where there is none, a history that says so."""
+    home = dagster_home()
+    if not (home / CONFIG_NAME).exists():
+        return History(source=f"none: {home} is no Dagster home; {HOME_VARIABLE} names the one that the cache was built with")
+    try:
+        with ensure_instance(home) as instance:
+            return history_of(instance, registry, items, root=root)
+    except NielsCacheError as error:
+        return History(source=f"none: {error}")
+    except Exception as error:  # a damaged database, a Dagster of another version: the report is worth having without a history
+        reason = str(error).partition("\n")[0]
+        return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
+
+
+def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[Item], *, root: Path) -> History:
+    reader = _Reader(instance, registry, root)
+    return History(
+        source=f"recorded by Dagster in {instance.root_directory}",
+        folders={item.state.directory.absolute(): reader.recorded(item) for item in items},
+        checks=tuple(reader.family_checks()),
+    )
+
+
+class _Reader:
+    def __init__(self, instance: dg.DagsterInstance, registry: Registry, root: Path) -> None:
+        self._instance, self._root = instance, root
+        specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
+        self._keys = [spec.key for spec in specs]
+        self._partitioned = {spec.key for spec in specs if spec.partitions_def is not None}
+
+    def recorded(self, item: Item) -> Recorded:
+        folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
+        key, partition = asset_of(self._root, folder)
+        if key is None or meta_sha256 is None:
+            return Recorded()
+        built = self._built(key, partition, folder, meta_sha256)
+        assets = [key, KEPT] if item.state.kind == "corpus" else [key]
+        own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
+        checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
+        return Recorded(
+            built=built,
+            upstream=self._upstream(item, partition, built),
+            checks=tuple(check for check in checks if check is not None),
+        )
+
+    def family_checks(self) -> Iterator[Check]:
+        """Those of a whole family, such as caches_in_sync."""
+        for key in self._keys:
+            if key not in self._partitioned and key.asset_key in META_KEYS.values():
+                found = self._newest(key, None, self._root, None)
+                if found is not None:
+                    yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
+
+    def _built(self, key: dg.AssetKey, partition: str | None, folder: Path, meta_sha256: str) -> float | None:
+        """When what lies here was built, or first found as a cache hit. Records hold plots, so they are read a few at a time."""
+        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
+        oldest = cursor = None
+        for first in range(0, _RECORDS, _PAGE):
+            if oldest is None and first >= _FOREIGN:
+                break
+            page = self._instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
+            for record in page.records:
+                if _is_of(record, folder, meta_sha256):
+                    oldest = record.timestamp
+                    if state_in(metadata_of(record)) == "built":
+                        return oldest
+            if not page.has_more:
+                break
+            cursor = page.cursor
+        return oldest
+
+    def _upstream(self, item: Item, partition: str | None, built: float | None) -> Upstream:
+        family: Family = "sft" if item.state.kind == "sft" else "pretrain"
+        if item.revision is None or partition is None:
+            return Upstream()
+        wanted = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[family], asset_partitions=[partition])
+        seen = [
+            (str(record.asset_observation.metadata[REVISION].value), record.timestamp)
+            for record in self._instance.fetch_observations(wanted, limit=_RECORDS).records
+            if record.asset_observation is not None and REVISION in record.asset_observation.metadata
+        ]
+        newest, looked_at = seen[0] if seen else (None, None)
+        met = [*(when for revision, when in seen if revision == item.revision), *([] if built is None else [built])]
+        return Upstream(first_seen=min(met, default=None), newest=newest, looked_at=looked_at)
+
+    def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> Check | None:
+        """The newest result of a check that looked at what lies in this folder now."""
+        partition = partition if key in self._partitioned else None
+        results = self._instance.event_log_storage.get_asset_check_execution_history(
+            key, limit=_RESULTS, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, partition_filter=PartitionKeyFilter(key=partition)
+        )
+        return next((_check(result) for result in results if self._is_here(result, folder, meta_sha256)), None)
+
+    def _is_here(self, result: AssetCheckExecutionRecord, folder: Path, meta_sha256: str | None) -> bool:
+        evaluation = result.evaluation
+        target = evaluation.target_materialization_data if evaluation is not None else None
+        if target is None:
+            return False
+        wanted = dg.AssetRecordsFilter(asset_key=result.key.asset_key, storage_ids=[target.storage_id])
+        return any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(wanted, limit=1).records)
+
+
+def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
+    """Whether what was recorded lies, or lay, below this folder, and is that of this meta.json, where both say."""
+    metadata = metadata_of(record)
+    uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
+    recorded = metadata.get("meta_sha256")
+    return (uri == here or uri.startswith(f"{here}/")) and (None in (recorded, meta_sha256) or recorded == meta_sha256)
+
+
+def _check(result: AssetCheckExecutionRecord) -> Check:
+    evaluation = result.evaluation
+    assert evaluation is not None  # `_is_here` has asked it
+    assert result.event is not None
+    outcome: Outcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+    return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)

@@ -1,0 +1,247 @@
+"""From a build's outcome to what the UI shows: plots, excerpts, figures in words, and the data version of each asset.
+
+A number is here only if it means something when the UI draws it over partitions or over time; every other figure is text with its unit.
+
+From meta.json, the seconds of this run, and a pass over what was built (samples and plots). Of the files only meta.json is hashed here.
+What is called `sha256` is that of a file, as `sha256sum` prints it: of meta.json, of the tokenizer's model, of each file in a table. Any
+other hash has a name of its own (`content_sha256`, `meta_sha256`), and data versions are such hashes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.defs.metadata.excerpt import NARROW, behind_a_click, fenced, samples
+from niels_cache_assets.defs.metadata.pictures import measured, tokenizer_measured
+from niels_cache_assets.defs.metadata.tables import MAX_TABLE_ROWS, table, without_empty
+from niels_cache_assets.show.budgets import shortfall
+from niels_cache_assets.show.contents import total_bytes
+from niels_cache_assets.show.training_code import training_code
+from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.measures import of_cache
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
+from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
+
+STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
+MOST_ENTRIES = 12  # of what is made once, before a warning: more than a person reads
+
+Metadata = dict[str, Any]
+FileEntries = Mapping[str, Mapping[str, Any]]
+
+
+_ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
+_WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
+_STATES = {"hit": "cache_hit"}  # what was recorded before 23 November 2026 says it as `outcome.state` does
+
+
+def split_version(meta: Meta, split: Split) -> dg.DataVersion:
+    """The content hash of one split's own token and offset files."""
+    return dg.DataVersion(content_sha256(split_files(meta, split)))
+
+
+def split_files(meta: Meta, split: Split) -> dict[str, Any]:
+    return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
+
+
+def family_metadata(
+    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
+) -> dict[Split | None, Metadata]:
+    """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
+
+    `settings` are those of the registry with this run's in them; `draw`: plots too. `tokenizer` decodes the samples; a data set that is
+    switched off has none.
+    """
+    meta = outcome.meta
+    state = state_of(outcome)
+    if is_foreign(meta):  # kept where the data set is switched off
+        place = {"dagster/uri": outcome.directory.absolute().as_uri()}
+        return {None: {**_file(outcome), **state, **place}, **{split: {**state, **_place(outcome, split)} for split in SPLITS}}
+    if tokenizer is None or not meta["built"]:
+        state["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
+        return {
+            None: {**_file(outcome), **state, **_record(outcome, settings)},
+            **{split: {**state, **_place(outcome, split)} for split in SPLITS},
+        }
+    seen = measured(outcome, tokenizer, draw=draw)
+    look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
+    shown = {split: samples(outcome.directory, outcome.family, split, meta, tokenizer) for split in SPLITS}
+    code = _code(training_code(outcome.directory.absolute(), outcome.family, meta))
+    shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
+    whole: Metadata = {
+        **_file(outcome),
+        **look,
+        **_samples(shown["train"] or shown["val"]),
+        "open_it": code,
+        **state,
+        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *seen.said, *_short(meta)]),
+        "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
+        "tokens": _tokens(meta, SPLITS),
+        **_characters_per_token(outcome, seen.characters_per_token),
+        **_record(outcome, settings),
+    }
+    return {
+        None: whole,
+        **{split: {**look, **_samples(shown[split]), "open_it": code, **state, **_split(outcome, split)} for split in SPLITS},
+    }
+
+
+def _split(outcome: Outcome, split: Split) -> Metadata:
+    meta, files = outcome.meta, split_files(outcome.meta, split)
+    tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
+    said = [counted(tokens, "token"), counted(items, _ITEMS[outcome.family]), counted(len(files), "file")]
+    return {
+        "contents": f"{file_size(total_bytes(files))}: {', '.join(said)}",
+        "tokens": tokens,
+        "dagster/row_count": tokens if outcome.family == "pretrain" else items,
+        "files": files_list(files),
+        **_place(outcome, split),
+    }
+
+
+def _place(outcome: Outcome, split: Split) -> Metadata:
+    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
+    return {"content_sha256": split_version(outcome.meta, split).value, "dagster/uri": folder.absolute().as_uri()}
+
+
+def _file(outcome: Outcome) -> Metadata:
+    return {"sha256": sha256_file(str(outcome.directory / META_NAME))}
+
+
+def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
+    """What the data set was made from, as one entry, and what it is known by."""
+    meta = outcome.meta
+    keys = (
+        "dataset_revision",
+        "source",
+        "split_rule",
+        "facts",
+        "dropped",
+        "tokenizer_sha256",
+        "vocab_size",
+        "fingerprint",
+        "content_sha256",
+    )
+    made_from = {"settings": dict(settings), **{key: meta[key] for key in keys if key in meta}}
+    return {
+        "made_from": json_entry(made_from),
+        "meta_sha256": meta["meta_sha256"],
+        "dagster/uri": outcome.directory.absolute().as_uri(),
+    }
+
+
+def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
+    """Settings and the like, in a window of their own."""
+    return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
+
+
+def _code(text: str) -> dg.MarkdownMetadataValue:
+    block = fenced(text, "python")
+    is_narrow = max(map(len, text.splitlines())) <= NARROW
+    return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
+
+
+def _samples(shown: str | None) -> Metadata:
+    return {"samples": dg.MetadataValue.md(shown)} if shown else {}
+
+
+def _short(meta: Meta) -> list[str]:
+    short = shortfall(meta)
+    return [] if short is None else [short]
+
+
+def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
+    """`15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
+    meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
+    gone = sum(dropped.values())
+    given = sum(_items(meta, outcome.family).values()) + gone
+    if not gone:
+        return f"none of {counted(given, noun)}"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda row: (-row[1], row[0])))
+    duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
+    noted = f" ({share_of(duplicates, given)} as duplicates)" if deduplicated else ""
+    return f"{share_of(gone, given)} of {counted(given, noun)}: {reasons}{noted}"
+
+
+def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
+    """`draw`: plots too."""
+    meta = outcome.meta
+    ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
+    trained_on = meta.get("trained_on", {})
+    read_as, skipped = trained_on.get("read_as", {}), trained_on.get("skipped") or {}
+    sources = [
+        {"data_set": name, "text": file_size(size), "read_as": read_as.get(name, "raw")}
+        for name, size in trained_on.get("sources", {}).items()
+    ]
+    left_out = [{"data_set": name, "text": "left out", "read_as": str(why)} for name, why in skipped.items()]
+    return without_empty(
+        {
+            "sha256": meta["sha256"],
+            **tokenizer_measured(outcome, draw=draw),
+            **state_of(outcome),
+            "contents": f"{counted(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
+            "special_tokens": table(ids, role="string", piece="string", id="int"),
+            "trained_on": table([*sources, *left_out], data_set="string", text="string", read_as="string"),
+            **({"imported": meta["imported"]} if "imported" in meta else {}),
+            "meta_sha256": meta["meta_sha256"],
+            "dagster/uri": outcome.model.absolute().as_uri(),
+        }
+    )
+
+
+def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
+    """The sha256 and path of each file, as `sha256sum --check` takes them; a long list is cut, and meta.json has it whole."""
+    shown = sorted(files.items())[:MAX_TABLE_ROWS]
+    lines = "\n".join(f"{entry['sha256']}  {path}" for path, entry in shown)
+    more = f"\n\nand {len(files) - len(shown):,} more, in meta.json" if len(files) > len(shown) else ""
+    said = f"{file_size(total_bytes(files))} in {counted(len(files), 'file')}, each with its sha256:"
+    return dg.MetadataValue.md(behind_a_click(f"{said}\n\n{fenced(lines)}{more}"))
+
+
+def state_of(outcome: Outcome) -> Metadata:
+    """What every asset says of a run: what it did, how long that took, and what deserves attention."""
+    word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
+    said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
+    if outcome.state == "built" and outcome.kind in FAMILIES:
+        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # of this run, as its seconds are
+        said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
+    return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
+
+
+def state_in(metadata: Mapping[str, Any]) -> str:
+    """`built`, `cache_hit` or `disabled`, from the plain values that a materialization recorded; empty if it is of something else."""
+    word = str(metadata.get(STATE, "")).partition(" ")[0]
+    return _STATES.get(word, word)
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _items(meta: Meta, family: Family) -> dict[Split, int]:
+    if family == "pretrain":
+        return {split: meta["documents"][split] for split in SPLITS}
+    return {split: meta[f"{split}_examples"] for split in SPLITS}
+
+
+def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
+    return sum(meta[f"{split}_tokens"] for split in splits)
+
+
+def _characters_per_token(outcome: Outcome, ratio: float | None) -> Metadata:
+    ratio = of_cache(outcome.meta, SPLITS) if outcome.family == "pretrain" else ratio
+    return {} if ratio is None else {"chars_per_token": ratio}
+
+
+def split_schema(family: Family) -> dg.TableSchema:
+    """What a split's files hold, for the definition of its asset."""
+    below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
+    what = "One token id after another; EOT ends each document" if family == "pretrain" else "Token ids of all examples, back to back"
+    columns = [dg.TableColumn("token", TOKEN_DTYPE.name, description=f"{what}. Little-endian", constraints=below)]
+    if family == "sft":
+        columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
+    return dg.TableSchema(columns)

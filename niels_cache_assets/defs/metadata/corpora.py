@@ -1,0 +1,184 @@
+"""What the UI shows of corpora, duplicates and reports: numbers to plot, tables, examples of what was rejected, pictures.
+
+From meta.json and report.json, but for the examples: a small read of rejected.parquet, and of the first document.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
+from niels_cache_assets.corpus.report import estimated_tokens, kept_per_split, plot_names, reasons
+from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, json_entry, state_of
+from niels_cache_assets.defs.metadata.excerpt import COLUMNS, behind_a_click, fenced
+from niels_cache_assets.defs.metadata.pictures import pictures
+from niels_cache_assets.defs.metadata.tables import table, without_empty
+from niels_cache_assets.show.reports.markdown import plain
+from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
+
+EXAMPLES_PER_REASON = 5
+EXCERPT_CHARACTERS = 200
+FIRST_DOCUMENT_CHARACTERS = 1000
+
+
+def documents_metadata(outcome: Outcome) -> Metadata:
+    """Of corpus/documents. Raises NielsCacheError for files that cannot be read."""
+    meta = outcome.meta
+    documents, size = meta["documents"], meta["bytes"]["after"]
+    said = [f"{file_size(size)}: {counted(documents['kept'], 'document')} of {documents['read']:,}", counted(meta["words"], "word")]
+    tokens = estimated_tokens(meta["characters"]["after"])
+    keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
+    state = state_of(outcome)
+    if outcome.state == "built":
+        characters = meta["characters"]["before"] - outcome.resumed  # of this run, as its seconds are
+        state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
+    return without_empty(
+        {
+            **_first_document(outcome),
+            "rejected_examples": _rejected_examples(outcome.directory / REJECTED_NAME),
+            **state,
+            "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
+            "documents": documents["kept"],
+            "reasons": reasons_table(reasons(meta, meta["dropped"])),
+            "made_from": json_entry({key: meta[key] for key in keys}),
+            "files": files_list(meta["files"]),
+            "content_sha256": meta["content_sha256"],
+            "meta_sha256": meta["meta_sha256"],
+            "dagster/uri": outcome.directory.absolute().as_uri(),
+        }
+    )
+
+
+def duplicates_metadata(outcome: Outcome) -> Metadata:
+    """Of corpus/duplicates."""
+    meta = outcome.meta
+    if outcome.state == "disabled":
+        return {**state_of(outcome), "note": 'no data set has prepare = [..., "dedup"]'}
+    found = meta["datasets"]
+    rows = [
+        {
+            "data_set": name,
+            **{key: counts[key] for key in ("documents", "exact", "near")},
+            "drop_sha256": counts["drop_sha256"][:SHORT_SHA256],
+        }
+        for name, counts in found.items()
+    ]
+    pairs = [
+        {
+            "dropped": f"{name} {pair['split']}",
+            "because_of": f"{pair['because_dataset']} {pair['because_split']}",
+            "kind": pair["kind"],
+            "documents": pair["documents"],
+        }
+        for name, counts in found.items()
+        for pair in counts["pairs"]
+    ]
+    total = {key: sum(counts[key] for counts in found.values()) for key in ("documents", "exact", "near")}
+    gone = total["exact"] + total["near"]
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": f"{share_of(gone, total['documents'])} of {counted(total['documents'], 'document')} are duplicates: "
+            f"{total['exact']:,} exact, {total['near']:,} near",
+            "exact": total["exact"],
+            "near": total["near"],
+            "data_sets": table(rows, data_set="string", documents="int", exact="int", near="int", drop_sha256="string"),
+            "because_of": table(
+                sorted(pairs, key=lambda pair: -pair["documents"]),
+                dropped="string", because_of="string", kind="string", documents="int",
+            ),
+            "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
+            "files": files_list(meta["files"]),
+            "content_sha256": meta["content_sha256"],
+            "meta_sha256": meta["meta_sha256"],
+            "dagster/uri": outcome.directory.absolute().as_uri(),
+        }
+    )  # fmt: skip
+
+
+def kept_metadata(prepared: PreparedCorpus) -> Metadata:
+    """Of corpus/kept."""
+    splits = {split: count for split, count in kept_per_split(prepared).items() if split != "unknown" or count}
+    shares = ", ".join(f"{count:,} of {split}" for split, count in splits.items())
+    return {
+        "contents": f"{counted(prepared.kept, 'document')} ({shares}); {counted(int(prepared.gone.sum()), 'duplicate')} and "
+        f"{sum(prepared.dropped.values()):,} dropped in all",
+        "documents": prepared.kept,
+        "dagster/row_count": prepared.kept,
+        "content_sha256": prepared.meta["content_sha256"],
+        "drop_sha256": prepared.drop_sha256,
+        "dagster/uri": prepared.directory.absolute().as_uri(),
+    }
+
+
+def report_metadata(outcome: Outcome) -> Metadata:
+    """Of corpus/report: the tables of report.json and its plots. Raises OSError for a plot that was removed meanwhile."""
+    report = outcome.meta
+    kept, given = report["documents"]["kept"], report["documents"]["given"]
+    funnel = [
+        {
+            "stage": stage["stage"],
+            "documents": stage["documents"],
+            "text": file_size(stage["bytes"]),
+            "estimated_tokens": stage["estimated_tokens"],
+        }
+        for stage in report["funnel"]
+    ]
+    said = [f"{share_of(kept, given)} of {counted(given, 'document')} are kept"]
+    if report["language_share"] is not None:
+        said.append(f"{share_of(report['language_share'])} in a wanted language")
+    clusters: list[dict[str, int]] = []
+    if report["duplicates"]:
+        found = report["duplicates"]
+        said.append(f"{counted(found['exact'], 'exact duplicate')}, {counted(found['near'], 'near duplicate')}")
+        clusters = [
+            {"size": int(size), "clusters": count} for size, count in sorted(found["cluster_sizes"].items(), key=lambda item: int(item[0]))
+        ]
+    return without_empty(
+        {
+            "plots": pictures({Path(name).stem: (outcome.directory / name).read_bytes() for name in plot_names(report)}),
+            **state_of(outcome),
+            "contents": "; ".join(said),
+            "documents": kept,
+            "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
+            "reasons_table": reasons_table(report["reasons"]),
+            "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
+            "clusters_table": table(clusters, size="int", clusters="int"),
+            "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
+            "dagster/uri": outcome.directory.absolute().as_uri(),
+        }
+    )
+
+
+def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """`reasons` as report.json has them, the share in percent."""
+    rows = [{**row, "share": share_of(row["share"])} for row in reasons]
+    return table(rows, reason="string", stage="string", documents="int", share="string")
+
+
+def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:
+    """A few of each reason; None if nothing was rejected."""
+    with open_documents(path) as parquet:
+        rows = parquet.read().to_pylist()
+    shown = [row for _, same in groupby(rows, key=lambda row: row["reason"]) for row in list(same)[:EXAMPLES_PER_REASON]]
+    return dg.MetadataValue.md(behind_a_click("\n\n".join(map(_example, shown)))) if shown else None
+
+
+def _example(row: Mapping[str, Any]) -> str:
+    measured = "" if row["value"] is None else f" (measured: {row['value']:.4g})"
+    place = plain(f"{row['file']}:{row['row']} {row['title'] or ''}")  # of documents, which may hold Markdown
+    excerpt = " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split())
+    return f"**{row['reason']}**{measured}, {place}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
+
+
+def _first_document(outcome: Outcome) -> Metadata:
+    with open_documents(document_files(outcome.directory, outcome.meta)[0]) as parquet:
+        text: str = next(parquet.iter_batches(batch_size=1, columns=["text"]))["text"][0].as_py()  # a corpus is never empty
+    note = "" if len(text) <= FIRST_DOCUMENT_CHARACTERS else f"the first {FIRST_DOCUMENT_CHARACTERS:,} of {len(text):,} characters:\n\n"
+    return {"first_document": dg.MetadataValue.md(behind_a_click(note + fenced(text[:FIRST_DOCUMENT_CHARACTERS])))}

@@ -1,0 +1,121 @@
+"""The web UI: Dagster's own web server behind ui/guard.py, in this process, and the services behind it (services.py).
+
+Dagster offers no place for a layer in front of its server but the functions that its own command line is made of. Where an update changes
+them, or the guard no longer fits what they make, nothing is served: a NielsCacheError says so before the port answers.
+"""
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import uvicorn
+
+from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
+from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.home.refusals import home_refusals
+from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.self_test import check_guard
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
+
+if TYPE_CHECKING:
+    from niels_cache_assets.defs.ui.services import Services
+
+_NAME = "ui"  # of what the lock in the home is for
+_REFRESH_MILLISECONDS = 2_000  # how often the page asks for new states, as under `dagster dev`
+_DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow": 20}  # Dagster's own defaults; not for SQLite
+_CHECK_SECONDS = 1.0
+
+
+def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
+    """Serve the UI on a socket that is bound, until an exception (a signal's) ends it; call `ready` when it answers.
+
+    Read-only: it shows, and starts no daemon. Otherwise there is one UI per Dagster home. Raises NielsCacheError where there is another,
+    the home cannot be used, the guard does not fit the web server, or a service ends by itself; NotWrittenError if the disk or database of
+    the home refuses.
+    """
+    with _saying_what_does_not_fit():
+        from niels_cache_assets.defs.ui.services import Services
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if listener.family == socket.AF_INET6 else host
+    with (
+        home_refusals(dagster_home()),
+        ensure_instance() as instance,
+        tempfile.TemporaryDirectory(prefix="niels-cache-ui-") as folder,
+        _only_one(Path(instance.root_directory), shared=read_only),
+        Services(instance, Path(folder)) as services,
+        _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
+        ExitStack() as stack,
+    ):
+        if not read_only:
+            stack.enter_context(ending_abandoned_runs(instance))  # what is queued waits for their place
+            services.start_daemon()
+        asyncio.run(_serve(guard, listener, services, ready))
+
+
+@contextmanager
+def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
+    """Two daemons on one home would launch every queued run twice."""
+    with ExitStack() as stack:
+        if not shared:
+            try:
+                stack.enter_context(writer_lock(home / _NAME))
+            except Busy:
+                who = writer_of(home / _NAME) or "which has just ended"
+                raise NielsCacheError(f"{home}: a UI runs on it already: {who}; open that one, or start another --read-only") from None
+        yield
+
+
+@contextmanager
+def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
+    """The guard in front of the web server, tried."""
+    with _saying_what_does_not_fit():
+        from dagster._core.workspace.context import WorkspaceProcessContext
+        from dagster_webserver.app import create_app_from_workspace_process_context
+        from dagster_webserver.version import __version__
+
+        instance.optimize_for_webserver(**_DATABASE)
+        context = WorkspaceProcessContext(instance, version=__version__, read_only=read_only, workspace_load_target=services.target)
+    with context:
+        with _saying_what_does_not_fit():
+            app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
+            refuse_unknown_routes(app.routes)
+            guard = WebGuard(app, port=port, name=name, read_only=read_only)
+            asyncio.run(check_guard(guard, port=port, read_only=read_only))
+        yield guard
+
+
+@contextmanager
+def _saying_what_does_not_fit() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise NielsCacheError(
+            f"the UI does not start: its guard does not fit the installed Dagster {dg.__version__}: {error}; "
+            "install the tested version (constraints.txt)"
+        ) from error
+
+
+async def _serve(guard: WebGuard, listener: socket.socket, services: "Services", ready: Callable[[], None]) -> None:
+    config = uvicorn.Config(
+        guard, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, server_header=False
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if not serving.done():
+        ready()
+    try:
+        while not serving.done():
+            services.check()
+            await asyncio.wait([serving], timeout=_CHECK_SECONDS)
+    finally:
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving

@@ -1,0 +1,138 @@
+"""The processes behind the web UI, what `dagster dev` starts: a code server, and the daemon that launches queued runs and backfills.
+
+They run in sessions of their own, so that Ctrl-C in the terminal reaches only the process that holds them, which then ends runs first,
+services afterwards; and they end with it, however it ends (niels_cache_assets.attended).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef  # what a process reads of a home; no public name
+from dagster._core.storage.tags import GRPC_INFO_TAG  # where the default launcher says which code server holds a run
+from dagster._core.workspace.load_target import GrpcServerTarget
+from dagster._grpc.client import DagsterGrpcClient
+from dagster._grpc.server import wait_for_grpc_server
+
+from niels_cache_assets.defs.home.instance import dagster_home
+from niels_cache_runtime.errors import NielsCacheError
+
+MODULE = "niels_cache_assets.definitions"
+LOCATION = "niels_cache_assets"
+STARTUP_SECONDS = 180
+RUN_GRACE_SECONDS = 1.5  # for a run to record where it is; what it is late for, it does again
+SERVICE_GRACE_SECONDS = 0.3
+
+_IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+
+
+class Services:
+    """The code server, listening on a socket in `folder`, from the start of the block to its end; `start_daemon` adds the daemon.
+
+    At the end runs that the code server holds are canceled. What is queued stays so, until the next start.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
+        self._instance, self._folder = instance, folder
+        self._socket = str(folder / "code_server")
+        self._pipe = os.pipe()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def target(self) -> GrpcServerTarget:
+        return GrpcServerTarget(host="localhost", port=None, socket=self._socket, location_name=LOCATION)
+
+    def __enter__(self) -> "Services":
+        command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
+        command += self._on_the_instance()
+        try:
+            process = self._start("the code server", "dagster", command)
+            wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
+        except Exception as error:
+            self._stop()
+            raise NielsCacheError(f"the code server of the UI does not start: {error}") from error
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def start_daemon(self) -> None:
+        workspace = self._folder / "workspace.yaml"
+        server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
+        workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
+        self._start("the daemon", "dagster._daemon", ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
+
+    def _on_the_instance(self) -> list[str]:
+        """The instance with its settings as they are here, if dagster.yaml says nothing of telemetry.
+
+        Otherwise nothing: everybody on the machine sees a command line, and dagster.yaml may hold the password of a database.
+        """
+        if self._instance.is_ephemeral:
+            return []
+        here = self._instance.get_ref()
+        is_read_so = InstanceRef.from_dir(str(dagster_home())) == here
+        return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
+
+    def check(self) -> None:
+        """Raise NielsCacheError if one of them has ended."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); what it said stands above")
+
+    def _start(self, name: str, module: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+        read_end = self._pipe[0]
+        command = [sys.executable, "-m", "niels_cache_assets.attended", str(read_end), module, *arguments]
+        self._processes[name] = subprocess.Popen(
+            command,
+            pass_fds=[read_end],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(self._folder)},  # what a killed one leaves there goes with the folder
+        )
+        return self._processes[name]
+
+    def _stop(self) -> None:
+        """First who launches runs, then the runs, then the code server that they belong to. In about two seconds, whoever is slow."""
+        processes = [*reversed(self._processes.values())]  # the code server is the last; none where it could not be started
+        for process in processes[:-1]:
+            process.send_signal(signal.SIGINT)
+        with suppress(Exception):  # of the instance's storage: the processes are ended whatever it says
+            self._cancel_runs()
+        for process in processes[-1:]:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + SERVICE_GRACE_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # all of its session: nothing that it started stays
+            process.wait()
+        for run in self._runs():
+            self._instance.report_run_canceled(run, message="The UI that it ran in was stopped.")
+        for end in self._pipe:
+            os.close(end)
+
+    def _cancel_runs(self) -> None:
+        """Ask the runs of the code server to end, and wait as long as they may take."""
+        for run in self._runs():
+            with suppress(Exception):  # of gRPC and Dagster: where the code server cannot be asked, it is killed with its runs
+                self._instance.run_launcher.terminate(run.run_id)
+        deadline = time.monotonic() + RUN_GRACE_SECONDS
+        while time.monotonic() < deadline and self._runs():
+            time.sleep(0.05)
+
+    def _runs(self) -> list[dg.DagsterRun]:
+        """Those in progress that the code server holds."""
+        unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
+        return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]

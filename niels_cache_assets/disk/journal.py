@@ -1,0 +1,289 @@
+"""The journal of a build that can be taken up again: what is safely on the disk, and what the builder needs to go on from there.
+
+    Journal.open   what was recorded last, with every file cut back to what it was then; or an empty directory and `state` None
+    due, record    every 32 MiB that are written, behind a finished file, or every 60 s, after the builder has put its files on the disk
+
+A record is one small JSON file, written beside the old one and renamed over it, so a kill leaves the one or the other. It holds the
+fingerprint of everything that decides the bytes; a build with another one starts afresh. Cost of a record: an fsync of each unfinished
+file, of the journal and of the directories that have new files, and some microseconds for each finished file that it names; where that
+comes to more than a fiftieth of the time, records are made less often. What a state means is the builders' business; locks and the step
+in which a directory takes its place are directories.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from niels_cache_assets.disk.made_of import MadeOf, differences, recordable
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.meta_form import is_count
+from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
+
+JOURNAL_NAME = "journal.json"
+SCRATCH_NAME = "scratch"  # a folder of files that a build needs to end, or to be gone on with, and that are no part of what it builds
+BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
+
+_FORMAT = 3
+_NONE = "what an unfinished build left has no journal that can be read"
+_BLOCK_BYTES = 1 << 20
+_MAX_BYTES = 1 << 28  # a damaged file may claim any size
+
+
+class Recorded(NamedTuple):
+    """One record: the files on the disk by relative path, and how far the build was.
+
+    `finished`: {bytes, sha256} of those that nothing is added to, as meta.json will have them. `files`: the bytes of all others; `sums`: of
+    some of these, from which byte on, and the sha256 of the bytes from there. `share`: 0 to 1, `documents`: how many were taken in (or
+    conversations); None where it is not known. `made_of`: what the fingerprint is of, to say what differs; None in an older journal.
+    """
+
+    fingerprint: str
+    state: dict[str, Any]
+    finished: dict[str, dict[str, Any]]
+    files: dict[str, int]
+    sums: dict[str, tuple[int, str]]
+    share: float | None
+    documents: int | None
+    made_of: MadeOf | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every file."""
+        return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
+
+
+class Journal:
+    """What an unfinished build in a directory has done so far.
+
+    `state` and `share` are what was recorded last, None at the beginning; `finished` are the files that were finished then.
+    """
+
+    BYTES = 1 << 25  # of files, between records; NIELS_CACHE_JOURNAL_BYTES replaces it
+    SECONDS = 60.0
+    REST = 50  # times as long as a record took is built before the next, unless NIELS_CACHE_JOURNAL_BYTES is set
+
+    def __init__(self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None) -> None:
+        self._directory, self._fingerprint, self._made_of = directory, fingerprint, made_of
+        self.state = state
+        self.share = latest.share if latest else None
+        self.finished = latest.finished if latest else {}
+        self._named = set(latest.sizes) if latest else set()
+        interval = os.environ.get(BYTES_VARIABLE)
+        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
+        self._bytes = 0 if latest is None else None  # written at the last record; a build that goes on says with its first question
+        self._finished = 0 if latest is None else None  # as _bytes
+        self._time = self._asked = time.monotonic()
+        self._took = 0.0
+        self.recorded = latest is not None  # whether there is anything to go on from
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        fingerprint: str,
+        log: Callable[[str], None],
+        afresh: bool = False,
+        parse: Callable[[dict[str, Any]], Any] = dict,
+        made_of: Mapping[str, Any] | None = None,
+    ) -> Journal:
+        """Take up what lies in `directory`, or clear it; `log` is told why where there was something. `afresh`: clear it in any case.
+
+        `parse` makes `state` of the values that were recorded, or raises ValueError. Files are cut back to what was recorded of them, and
+        those that the record does not name are removed, so that the directory is as it was then. Directories stay. `made_of`: what the
+        fingerprint is of (made_of.py), which is recorded beside it.
+        """
+        recorded, now = _read(directory), None if made_of is None else recordable(made_of)
+        reason = "a fresh build was asked for" if afresh else _unusable(directory, recorded, fingerprint, now)
+        if reason is None and isinstance(recorded, Recorded):
+            try:
+                state = parse(recorded.state)
+                _restore(directory, recorded.sizes)
+                return cls(directory, fingerprint, recorded, state, now)
+            except ValueError:
+                reason = "the journal of the unfinished build is not of this kind of build"
+        if any(directory.iterdir()):
+            log(f"starting afresh: {reason}")
+        _clear(directory)
+        return cls(directory, fingerprint, None, None, now)
+
+    def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
+        """Whether it is time for a record: 32 MiB or a finished file more than at the last one, or 60 (`seconds`) later.
+
+        `bytes_written`: to all files since the build began, `finished`: files that are complete, what was there at `open` included.
+        """
+        if self._bytes is None or self._finished is None:
+            self._bytes, self._finished = bytes_written, finished
+        self._asked = time.monotonic()
+        passed, patience = self._asked - self._time, self.SECONDS if seconds is None else seconds
+        grown = bytes_written - self._bytes >= self._interval or finished > self._finished
+        return passed >= patience or (grown and passed >= self._rest * self._took)
+
+    def record(
+        self,
+        state: dict[str, Any],
+        *,
+        files: Mapping[str, int],
+        finished: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        sums: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+        bytes_written: int = 0,
+        share: float | None = None,
+        documents: int | None = None,
+    ) -> None:
+        """Replace the record. Before, the caller has put on the disk (flush, fsync) what `files` {relative path: bytes} promises.
+
+        `finished` (see Recorded) and `files` name every file that is to be there after the next `open`; a file may be longer than what is
+        promised. `sums` are compared then: bytes that changed meanwhile would otherwise become part of what is hashed as good. `state`
+        holds JSON values; `bytes_written` and the number of finished files are what `due` was last asked with.
+        """
+        named = files.keys() | finished.keys()
+        for folder in {(self._directory / name).parent for name in named - self._named}:
+            sync(folder)
+        content = {
+            "format": _FORMAT,
+            "fingerprint": self._fingerprint,
+            "state": state,
+            "finished": dict(finished),
+            "files": dict(files),
+            "sums": dict(sums),
+            "share": share,
+            "documents": documents,
+            "made_of": self._made_of,
+        }
+        write_whole(self._directory / JOURNAL_NAME, _encode(content))
+        self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
+        self._took = self._time - self._asked  # what the caller did between, to put its files on the disk, included
+        self.recorded = True
+
+
+def read_journal(directory: Path) -> Recorded | None:
+    """What was recorded last in a directory; None for nothing, or what cannot be gone on from. Raises OSError for one not readable."""
+    recorded = _read(directory)
+    return recorded if isinstance(recorded, Recorded) else None
+
+
+def _read(directory: Path) -> Recorded | str:
+    """As read_journal; why there is nothing to go on from, where there is not."""
+    try:
+        content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError, NielsCacheError):
+        return _NONE
+    return _decode(content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step, also over one that is there: after a kill or a power loss there is the old one or the new one."""
+    spare = path.with_name(f"{path.name}.new")
+    with open(spare, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(spare, path)
+    sync(path.parent)
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, sort_keys=True, allow_nan=False).encode()
+    return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
+
+
+def _decode(content: bytes) -> Recorded | str:
+    """The record in a journal's bytes: a line of sha256 and a line of JSON. Anything that we have not written so is refused."""
+    sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != sha256:
+        return _NONE
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return _NONE
+    if not isinstance(value, dict):
+        return _NONE
+    if value.get("format") != _FORMAT:
+        return "the journal of the unfinished build is in the form of another version of niels-cache"
+    fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
+    recorded = Recorded(**fields)
+    sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict)
+    sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
+    sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
+    sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
+    sound = (
+        sound
+        and isinstance(recorded.sums, dict)
+        and all(map(_is_sum, recorded.sums.values()))
+        and recorded.sums.keys() <= recorded.files.keys()
+    )
+    sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
+    sound = sound and (recorded.documents is None or is_count(recorded.documents))
+    sound = sound and (recorded.made_of is None or isinstance(recorded.made_of, dict))
+    return recorded if sound else _NONE
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
+
+
+def _is_sum(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and is_count(value[0]) and isinstance(value[1], str)
+
+
+def _sha256(path: Path, first: int, end: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        file.seek(first)
+        while (left := end - file.tell()) > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_of: MadeOf | None) -> str | None:
+    """Why a record cannot be gone on from."""
+    if isinstance(recorded, str):
+        return recorded
+    if recorded.fingerprint != fingerprint:
+        told = differences(recorded.made_of, made_of) if recorded.made_of is not None and made_of is not None else []
+        return f"the unfinished build was of other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
+    sizes = recorded.sizes
+    for name, size in sizes.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
+            return f"{name} of the unfinished build is missing or shorter than its journal says"
+    if leaves := link_problem(directory, sizes):
+        return f"{leaves[0]} of the unfinished build {leaves[1]}"
+    for name, (first, sha256) in recorded.sums.items():
+        if _sha256(directory / name, first, recorded.files[name]) != sha256:
+            return f"{name} of the unfinished build is damaged: its bytes are not those that its journal says"
+    return None
+
+
+def _restore(directory: Path, files: Mapping[str, int]) -> None:
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            relative = path.relative_to(directory).as_posix()
+            if relative in files:
+                if path.stat().st_size > files[relative]:
+                    os.truncate(path, files[relative])
+            elif relative != JOURNAL_NAME:
+                path.unlink()
+
+
+def _clear(directory: Path) -> None:
+    """Empty the directory, its journal first: what is half removed must not be taken for a build to go on with."""
+    journal = directory / JOURNAL_NAME
+    if journal.exists():
+        journal.unlink()
+        sync(directory)
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,110 @@
+"""Where documents and examples came from, as they are written: spooled row by row, and parquet when all of them are known.
+
+A parquet file cannot be gone on with, as its footer is in the writer's memory until the end. So rows are spooled as Arrow's IPC messages
+back to back, which may be cut after any of them, and become parquet at the end, in row groups of exactly 65,536: where the stream was cut
+into chunks does not show. Cost: each row is written twice and read once more. Memory: one row group. Reading them is lineage.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from niels_cache_assets.disk.table_file import TableFile, arrow_schema
+from niels_cache_assets.disk.writers import Files, GrowingFile, Sizes
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_PER_GROUP = 65_536
+
+
+class RowSpool:
+    """Rows with the columns of `schema` ({name: "string" or "int64"}), appended, and read again from the front. `resume_at`: in bytes."""
+
+    def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
+        self._growing = GrowingFile(root, relative, resume_at=resume_at)
+        self._schema = arrow_schema(schema)
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows, given by column (all of the schema, equally long)."""
+        import pyarrow as pa
+
+        self._growing.write(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's."""
+        self._growing.checkpoint(sizes)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """What was written so far, in the batches in which it came. Raises NielsCacheError for a file that was damaged meanwhile."""
+        import pyarrow as pa
+
+        self._growing.file.flush()
+        with pa.OSFile(str(self._growing.path)) as file:
+            try:
+                for message in pa.ipc.MessageReader.open_stream(file):
+                    yield pa.ipc.read_record_batch(message, self._schema)
+            except (pa.ArrowException, OSError) as error:
+                problem = str(error).partition("\n")[0]
+                raise NielsCacheError(
+                    f"{self._growing.path}: the disk gives back other rows than were written ({problem}); build afresh (--force)"
+                ) from error
+
+    def abandon(self) -> None:
+        self._growing.abandon()
+
+
+class LineageWriter:
+    """A parquet file of lineage: ordinal, then the columns of `schema`, in groups of 65,536 rows."""
+
+    def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
+        self._schema = arrow_schema(schema)
+        self._file = TableFile(root, relative, {"ordinal": "int64", **schema}, files)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self.rows = 0
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows, given by column (all of the schema, equally long)."""
+        import pyarrow as pa
+
+        self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of a batch that has the schema."""
+        self._waiting.append(batch)
+        self._waiting_rows += len(batch)
+        if self._waiting_rows >= _ROWS_PER_GROUP:
+            rows = self._table()
+            while len(rows) >= _ROWS_PER_GROUP:
+                self._write_group(rows.slice(0, _ROWS_PER_GROUP))
+                rows = rows.slice(_ROWS_PER_GROUP)
+            self._waiting, self._waiting_rows = rows.to_batches(), len(rows)
+
+    def seal(self) -> None:
+        if self._waiting_rows:
+            self._write_group(self._table())
+        self._file.seal()
+
+    def abandon(self) -> None:
+        self._file.abandon()
+
+    def _table(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self._waiting, self._schema)
+
+    def _write_group(self, rows: pa.Table) -> None:
+        import pyarrow as pa
+
+        ordinals = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
+        # In one piece, or the pages would tell where the batches ended.
+        self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
+        self.rows += len(rows)

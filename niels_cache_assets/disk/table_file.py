@@ -1,0 +1,90 @@
+"""Parquet files of a cache, written once from front to back, a row group at a time: lineage, corpora, drop lists.
+
+Python opens the file, so that what the disk refuses is an error that names it. Memory: one row group. What the columns mean is the
+caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
+from niels_cache_assets.signals import signals_afterwards
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """The Arrow schema of {name: "string", "int64" or "double"}."""
+    import pyarrow as pa
+
+    _finish_importing()
+    kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64()}
+    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+@cache
+def _finish_importing() -> None:
+    """Make Arrow import what it imports at its first array: pandas, for half a second, in the midst of a build.
+
+    Ctrl-C would be lost there: KeyboardInterrupt comes to nothing in importlib's weakref callbacks and where extension modules start.
+    """
+    import pyarrow as pa
+
+    with signals_afterwards():
+        pa.array([], pa.int64())
+
+
+class TableFile:
+    """One zstd parquet file with these columns."""
+
+    def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
+        import pyarrow.parquet
+
+        self._path, self._relative, self._files = root / relative, relative, files
+        self._schema = arrow_schema(columns)
+        self._file = open(self._path, "wb")  # noqa: SIM115  (closed by seal or abandon)
+        self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
+
+    def write_group(self, columns: Iterable[Sequence[Any] | np.ndarray]) -> None:
+        """Append one row group, given by column, in the order of the schema."""
+        import pyarrow as pa
+
+        arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
+        self.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def write_table(self, table: pa.Table) -> None:
+        """Append one row group that has the schema."""
+        with naming(self._path):
+            self._writer.write_table(table)
+
+    def seal(self) -> None:
+        with naming(self._path):
+            self._writer.close()
+        sync_and_close(self._file)
+        add_file(self._path, self._relative, self._files)
+
+    def abandon(self) -> None:
+        with suppress(OSError):  # a full disk has been told of already
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def closing_table(table: TableFile) -> Iterator[TableFile]:
+    """Seal the table at the end of the block, or close it where the block fails."""
+    try:
+        yield table
+    except BaseException:
+        table.abandon()
+        raise
+    table.seal()

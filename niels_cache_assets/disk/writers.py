@@ -1,0 +1,215 @@
+"""Files of a cache, written once from front to back and hashed on the way: token shards and .npy arrays (lineage: lineage_files.py).
+
+Every writer adds its finished files to one `files` mapping ({relative path: {bytes, sha256}}), which becomes meta.json's. Before that, a
+`checkpoint` puts what there is on the disk and tells the sizes that the journal has to keep; a writer that is then given how much it had
+(`resume_at`) goes on from there. Memory: one write buffer each.
+"""
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from niels_cache_assets.disk.space import naming
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TOKEN_BYTES, shard_name
+from niels_cache_runtime.format.meta import sha256_file
+
+Files = dict[str, dict[str, Any]]
+
+
+class Sizes(dict[str, int]):
+    """Bytes on the disk by relative path; `sums` of files that are not finished: from which byte, and the sha256 from there on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, tuple[int, str]] = {}
+
+
+_NPY_HEADER_BYTES = 128
+
+
+def require_shard_bytes(shard_bytes: int) -> None:
+    """A shard holds whole uint16 tokens."""
+    if shard_bytes < TOKEN_BYTES or shard_bytes % TOKEN_BYTES:
+        raise NielsCacheError(f"shard_bytes is {shard_bytes}; it must be an even number of bytes, at least {TOKEN_BYTES}")
+
+
+class GrowingFile:
+    """A file that grows at its end, from `resume_at` bytes on, which is where the journal has cut it. It is hashed on the way.
+
+    One that goes on is read again for that. The first `header` bytes are not hashed, as they are written over at the end.
+    """
+
+    def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
+        self.path, self.relative = root / relative, relative
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # What is there stays until it is written over: a kill before the next record must find what the last one promises.
+        self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
+        self.file.seek(resume_at)
+        self.bytes = resume_at
+        self._on_disk: int | None = resume_at or None  # a new file is not yet
+        self._header, self._hash = header, hashlib.sha256()
+        if resume_at > header:
+            with open(self.path, "rb") as written:
+                written.seek(header)
+                self._hash = hashlib.file_digest(written, lambda: self._hash)
+
+    @property
+    def sha256(self) -> str:
+        """Of what is behind the header."""
+        return self._hash.hexdigest()
+
+    def write(self, data: memoryview | bytes) -> None:
+        with naming(self.path, writes=len(data)):
+            self.file.write(data)
+        self._hash.update(data[max(0, self._header - self.bytes) :])
+        self.bytes += len(data)
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """Put what was written on the disk, and say how much it is."""
+        if self._on_disk != self.bytes:
+            with naming(self.path):
+                self.file.flush()
+                os.fsync(self.file.fileno())
+            self._on_disk = self.bytes
+        sizes[self.relative] = self.bytes
+        sizes.sums[self.relative] = (self._header, self.sha256)
+
+    def seal(self) -> None:
+        sync_and_close(self.file)
+
+    def abandon(self) -> None:
+        with suppress(OSError):  # what could not be written is the error that counts
+            self.file.close()
+
+
+class HashedFile:
+    """A file written from front to back whose sha256 is known when it is closed."""
+
+    def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
+        self._growing, self._files = GrowingFile(root, relative, resume_at=resume_at), files
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
+
+    def write(self, data: memoryview) -> None:
+        self._growing.write(data)
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        self._growing.checkpoint(sizes)
+
+    def seal(self) -> None:
+        self._growing.seal()
+        self._files[self._growing.relative] = {"bytes": self.bytes, "sha256": self._growing.sha256}
+
+    def abandon(self) -> None:
+        self._growing.abandon()
+
+
+class ShardWriter:
+    """One split's token stream, cut into files of exactly `shard_bytes`; the last is shorter. No tokens, no file.
+
+    `resume_at`: tokens that are there; `files` then holds the shards among them that are finished.
+    """
+
+    def __init__(self, root: Path, folder: str, *, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
+        (root / folder).mkdir(exist_ok=True)
+        self._root, self._folder, self._shard_bytes, self._files = root, folder, shard_bytes, files
+        self._shard: HashedFile | None = None
+        self._shards, unfinished = divmod(resume_at * TOKEN_BYTES, shard_bytes)
+        self.tokens = resume_at
+        if unfinished:
+            self._begin(resume_at=unfinished)
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens * TOKEN_BYTES
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append uint16 tokens (1-D)."""
+        data = np.ascontiguousarray(tokens).data.cast("B")
+        self.tokens += len(tokens)
+        while len(data):
+            shard = self._shard or self._begin()
+            room = self._shard_bytes - shard.bytes
+            shard.write(data[:room])
+            data = data[room:]
+            if shard.bytes == self._shard_bytes:
+                self.seal()
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's; of the shard that is not finished."""
+        if self._shard is not None:
+            self._shard.checkpoint(sizes)
+
+    def seal(self) -> None:
+        if self._shard is not None:
+            self._shard.seal()
+            self._shard = None
+
+    def abandon(self) -> None:
+        if self._shard is not None:
+            self._shard.abandon()
+
+    def _begin(self, *, resume_at: int = 0) -> HashedFile:
+        self._shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files, resume_at=resume_at)
+        self._shards += 1
+        return self._shard
+
+
+class NpyWriter:
+    """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items.
+
+    `resume_at`: items (rows, with `width`) that are there.
+    """
+
+    def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
+        self._dtype, self._files = dtype, files
+        self._row = () if width is None else (width,)
+        there = resume_at * dtype.itemsize * (width or 1)
+        self._growing = GrowingFile(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0, header=_NPY_HEADER_BYTES)
+        if not there:
+            self._growing.write(bytes(_NPY_HEADER_BYTES))
+        self.items = resume_at
+
+    @property
+    def bytes(self) -> int:
+        return self._growing.bytes
+
+    def write(self, values: np.ndarray) -> None:
+        self._growing.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
+        self.items += len(values)
+
+    def checkpoint(self, sizes: Sizes) -> None:
+        """As GrowingFile's. The header is not there yet."""
+        self._growing.checkpoint(sizes)
+
+    def seal(self) -> None:
+        file = self._growing.file
+        file.seek(0)
+        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items, *self._row)}
+        np.lib.format.write_array_header_1_0(file, description)
+        assert file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
+        self._growing.seal()
+        add_file(self._growing.path, self._growing.relative, self._files)
+
+    def abandon(self) -> None:
+        self._growing.abandon()
+
+
+def add_file(path: Path, relative: str, files: Files) -> None:
+    """Record a finished file by reading it."""
+    files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+
+
+def sync_and_close(file: BinaryIO) -> None:
+    """Put a file's bytes on the disk before anything refers to them."""
+    with naming(file.name):
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()

@@ -1,0 +1,68 @@
+"""datatrove: SPLIT/NAME_00000_unshuffled.ds, ... with .ds.index and .ds.metadata, as its DocumentTokenizer writes them.
+
+    .ds            uint16 tokens, no header
+    .ds.index      uint64 for each document: where it ends in the file, in tokens
+    .ds.metadata   text: tokenizer|bytes of a token, tokens, tokens for people (`1.23 MT`)
+
+A folder for each split, because its readers take all of a folder. Documents are whole in a file. EOT after each document.
+"unshuffled": in the cache's order.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.format.doc_ends import cut_documents
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+
+MAX_BYTES = 200 * 1000**3  # its 100 billion tokens in a file
+INDEX_DTYPE = np.dtype("<u8")
+
+_ENTRIES = 1 << 18  # of an index that are written at a time
+
+
+def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+    """Three files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
+    return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
+
+
+def human_tokens(tokens: int) -> str:
+    """`12.0 T`, `1.23 MT`: three digits, as datatrove has its third line of metadata."""
+    exponent = len(str(tokens)) - 1
+    thousands, shift = divmod(exponent, 3)
+    if round(tokens / 1000**thousands, 2 - shift) >= 10 ** (shift + 1):  # 9.996 is 10.0
+        thousands, shift = divmod(exponent + 1, 3)
+    return f"{tokens / 1000**thousands:.{2 - shift}f} {('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}T"
+
+
+def _unit(split: ExportSplit, name: str, first_document: int, end_document: int, first: int, end: int) -> Unit:
+    tokens, documents = end - first, end_document - first_document
+    metadata = f"{_tokenizer(split)}|{TOKEN_BYTES}\n{tokens}\n{human_tokens(tokens)}".encode()
+
+    def index() -> Iterator[bytes]:
+        for start in range(first_document, end_document, _ENTRIES):
+            yield (split.doc_ends[start : min(start + _ENTRIES, end_document)] - np.uint64(first)).astype(INDEX_DTYPE).tobytes()
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / name, split.blocks(first, end), on_bytes)
+        write_file(stage / f"{name}.index", index(), on_bytes)
+        write_file(stage / f"{name}.metadata", [metadata], on_bytes)
+
+    return Unit(
+        files=(
+            PlannedFile(name=name, bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents),
+            PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize),
+            PlannedFile(name=f"{name}.metadata", bytes=len(metadata)),
+        ),
+        write=write,
+    )
+
+
+def _tokenizer(split: ExportSplit) -> str:
+    """What stands where datatrove names a tokenizer of the hub; it reads what follows the first `|` as a number, so there is none in it."""
+    sha256 = (split.opened.meta or {}).get("tokenizer_sha256")
+    return f"sha256:{sha256}" if sha256 else "unknown"

@@ -1,0 +1,187 @@
+"""A cache as a `datasets.Dataset`, for training code that takes one: Trainer, accelerate, trl, a notebook.
+
+    shards --memory map--> Arrow buffers over the same bytes --> documents | windows | examples
+
+Tokens are not copied: columns lie on the mapped files, and a row is read when it is asked for. Only where shards do not lie back to back
+in memory (a shard size that is no multiple of a page), the few rows that cross from one to the next are. Cost: 8 bytes of memory a row.
+Pickling, and with it a worker process that is spawned, opens the cache again. Order, blends, packing and exact resume are the business
+of `niels_cache_runtime.TokenLoader`, which is also the faster reader: here rows become Python lists on their way to a batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, NamedSplit
+from datasets.table import InMemoryTable
+from numpy.typing import NDArray
+
+from niels_cache_assets.config.registry import cache_root, load_registry, refuse_choice
+from niels_cache_runtime import NielsCacheError, open_cache
+from niels_cache_runtime.cache.gather import check_positive
+from niels_cache_runtime.cache.opening import check_same_id
+from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
+from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import FAMILIES, IGNORE_INDEX, SPLITS, Family, Split
+from niels_cache_runtime.format.meta import build_id, sha256_text
+from niels_cache_runtime.format.reading import find_files
+
+_FORM = 1  # of rows and columns: part of the fingerprint by which `datasets` finds what it has computed before
+
+
+def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
+    """The split of a built data set as a `datasets.Dataset` over its memory map.
+
+    name: "wikitext", or "pretrain/wikitext" where both families have one. split: "train" or "val". cache_dir: the folder that holds
+    `pretrain/` and `sft/`; None: where the configuration says.
+
+    Pretrain without T: a row per document, `input_ids` (its tokens, uint16, EOT last). With T: a row per T tokens of the stream, side by
+    side, `input_ids` and `labels` (T,), the same tokens, as models of transformers take them (they shift labels themselves); up to T-1
+    tokens at the end are left out. SFT: a row per example, `input_ids` cut to its first T tokens, and `labels`, made when a row is read:
+    -100 (int) everywhere but in what the assistant says; nothing is padded.
+
+    Raises NielsCacheError for a data set that is not there (with the nearest that is), not built or of another tokenizer, for an unknown
+    split, and for T below 1 or longer than a pretrain split.
+    """
+    if split not in SPLITS:
+        refuse_choice(name, "no split", split, SPLITS)
+    if T is not None:
+        check_positive("T", T)
+    cache = open_cache(cache_root(load_registry()) if cache_dir is None else cache_dir)
+    found = _find(cache, name)
+    opened = found.train if split == "train" else found.val
+    root = str(Path(cache.root).absolute())
+    place = _Place(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
+    table = _CacheTable(_arrow(opened, T), place)
+    known = [_FORM, _content_of(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
+    fingerprint = sha256_text(" ".join(map(str, known)))[:16]
+    dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
+    if found.family == "pretrain":
+        return dataset
+    ids = {role: resolve_id(role, None, meta=found.meta, tokens_path=opened.folder) for role in ("eot", "asst")}
+    return dataset.with_transform(_WithLabels(**ids, T=T))
+
+
+def _content_of(found: CacheDataset) -> str:
+    """What `datasets` tells contents apart by: a hash of them or, where another program wrote no hash, sizes and times of the files."""
+    if not is_foreign(found.meta):
+        return str(found.meta.get("content_sha256"))
+    folder = Path(found.folder)
+    return str([(name, size, (folder / name).stat().st_mtime_ns) for name, size in find_files(folder).sizes.items()])
+
+
+def _find(cache: Cache, name: str) -> CacheDataset:
+    families = {family: getattr(cache, family) for family in FAMILIES}
+    family, _, own_name = name.partition("/")
+    if family in families and own_name:
+        return families[family][own_name]
+    holding = [family for family, datasets in families.items() if name in datasets]
+    if len(holding) > 1:
+        raise NielsCacheError(f"{cache.root}: {name!r} is in both families; say {' or '.join(f'{family}/{name}' for family in holding)}")
+    if not holding:
+        refuse_choice(cache.root, "no data set", name, [name for datasets in families.values() for name in datasets])
+    return families[holding[0]][name]
+
+
+def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
+    """The columns that lie on the map."""
+    stream = split.stream
+    if split.dataset.family == "sft" or T is None:
+        chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
+        return pa.table({"input_ids": pa.chunked_array(chunks, type=pa.large_list(pa.uint16()))})
+    total = int(stream.offsets[-1])
+    if total < T:
+        raise NielsCacheError(f"{split.folder}: T={T} needs {T} tokens and this split has {total}")
+    windows = np.arange(0, total + 1, T)
+    chunks = [
+        pa.FixedSizeListArray.from_arrays(_values(tokens[offsets[0] : offsets[-1]]), T) for tokens, offsets in _pieces(stream, windows)
+    ]
+    column = pa.chunked_array(chunks, type=pa.list_(pa.uint16(), T))
+    return pa.table({"input_ids": column, "labels": column})
+
+
+def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+    """The rows between `offsets` (rows + 1,), in order: tokens, and the offsets of some rows in them.
+
+    All rows inside one piece of the stream come together and are not copied; a row that crosses to another piece comes alone, copied.
+    """
+    ends = np.cumsum([len(piece) for piece in stream.pieces])
+    row, rows = 0, len(offsets) - 1
+    while row < rows:
+        index = int(ends.searchsorted(offsets[row], side="right"))
+        begin = int(ends[index]) - len(stream.pieces[index])
+        stop = int(offsets.searchsorted(ends[index], side="right")) - 1  # rows below it end inside this piece
+        if stop > row:
+            yield stream.pieces[index], offsets[row : stop + 1] - begin
+            row = stop
+            continue
+        parts, wanted, place = [], int(offsets[row + 1] - offsets[row]), int(offsets[row]) - begin
+        while wanted:
+            part = stream.pieces[index][place : place + wanted]
+            parts.append(part)
+            wanted, index, place = wanted - len(part), index + 1, 0
+        tokens = np.concatenate(parts)
+        yield tokens, np.array([0, len(tokens)])
+        row += 1
+
+
+def _values(tokens: NDArray[np.uint16]) -> pa.Array:
+    """An Arrow array on the same memory, which it keeps mapped."""
+    tokens = np.asarray(tokens, dtype=np.uint16)  # copies where the machine's byte order is not the file's
+    return pa.Array.from_buffers(pa.uint16(), len(tokens), [None, pa.py_buffer(tokens)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a table's columns lie, and of which build they are."""
+
+    root: str
+    family: Family
+    name: str
+    split: Split
+    T: int | None
+    build: str | None
+
+
+class _CacheTable(InMemoryTable):
+    """A table that is pickled as its place, not as its content. What `datasets` cuts from it is an ordinary table."""
+
+    def __init__(self, table: pa.Table, place: _Place) -> None:
+        super().__init__(table)
+        self.place = place
+
+    def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # how `datasets` notes its features
+        return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"place": self.place, "metadata": self.table.schema.metadata}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        place: _Place = state["place"]
+        dataset = CacheDataset(place.root, place.family, place.name)
+        check_same_id(dataset.folder, opened=place.build, reopened=build_id(dataset.meta))
+        table = _arrow(dataset.train if place.split == "train" else dataset.val, place.T)
+        self.__init__(table.replace_schema_metadata(state["metadata"]), place)  # type: ignore[misc]
+
+
+class _WithLabels:
+    """Rows of SFT examples with their `labels`, cut to T tokens."""
+
+    def __init__(self, *, eot: int, asst: int, T: int | None) -> None:
+        self.eot, self.asst, self.T = eot, asst, T
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if "input_ids" not in batch:
+            return batch
+        rows = [np.asarray(row, dtype=np.int64) for row in batch["input_ids"]]
+        starts = np.cumsum([0, *map(len, rows)])[:-1]
+        tokens = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+        labels = np.where(example_target_mask(tokens, starts, self.asst, self.eot), tokens, IGNORE_INDEX)
+        cut = [
+            slice(start, start + (len(row) if self.T is None else min(len(row), self.T))) for start, row in zip(starts, rows, strict=True)
+        ]
+        return {**batch, "input_ids": [tokens[part].tolist() for part in cut], "labels": [labels[part].tolist() for part in cut]}

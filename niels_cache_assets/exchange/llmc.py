@@ -1,0 +1,45 @@
+"""llm.c: NAME_train_000000.bin, ...: a header of 256 int32 (magic, version, tokens), then uint16 tokens, EOT before each document.
+
+Its own scripts cut a stream into shards of 100 million tokens and take the first as val; here val is the cache's. Shards of each split
+are numbered from 0; llm.c finds them by pattern (`NAME_train_*.bin`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_INTS = 256
+HEADER_BYTES = HEADER_INTS * 4
+SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
+MAX_TOKENS = 2**31 - 1  # an int32 counts them
+
+
+def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+    """One shard after the other, of `max_bytes` of tokens, the last one shorter. Raises NielsCacheError where no header counts them."""
+    if max_bytes // TOKEN_BYTES > MAX_TOKENS:
+        raise NielsCacheError(
+            f"max_bytes={max_bytes}: llm.c counts the tokens of a shard in an int32; give at most {MAX_TOKENS * TOKEN_BYTES}"
+        )
+    cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
+    return [_unit(split, f"{split.name}_{split.split}_{index:06d}.bin", first, end) for index, (first, end) in enumerate(cuts)]
+
+
+def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
+    def blocks() -> Iterator[bytes]:
+        header = np.zeros(HEADER_INTS, dtype="<i4")
+        header[:3] = MAGIC, VERSION, end - first
+        yield header.tobytes()
+        yield from split.blocks(first, end) if split.eot is None else split.blocks_with_eot_before(first, end)
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / name, blocks(), on_bytes)
+
+    return Unit(files=(PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * TOKEN_BYTES, tokens=end - first),), write=write)

@@ -1,0 +1,43 @@
+"""Megatron-LM: PREFIX.bin and PREFIX.idx, one sequence for each document with its EOT; the bytes are those of the runtime's writer.
+
+That writer loads torch, so it is imported where it is called: the other formats do without.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+
+MAX_BYTES = 512 * 1000**3  # of one .bin
+Link = Literal["copy", "hardlink", "reflink"]
+
+
+def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
+    """All files of the split, PREFIX being `stem` in the export's folder. Raises NielsCacheError as `plan_indexed` does."""
+    from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
+
+    files: list[PlannedFile] = []
+    for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
+        tokens = part.bin_bytes // TOKEN_BYTES
+        files.append(PlannedFile(name=f"{part.prefix}.bin", bytes=part.bin_bytes, tokens=tokens, documents=part.documents))
+        files.append(PlannedFile(name=f"{part.prefix}.idx", bytes=part.idx_bytes))
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        before = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal before
+            on_bytes(done - before)
+            before = done
+
+        write_indexed(stage / stem, split.folder, max_bytes=max_bytes, key=key, link=link, progress=progress)
+        on_bytes(sum(file.bytes for file in files) - before)  # the indices
+
+    return [Unit(files=tuple(files), write=write)]
+
+
+def list_name(stem: str, key: str | None) -> str:
+    """Of the list of files that an export to that PREFIX is; another key is another PREFIX to Megatron."""
+    return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"

@@ -1,0 +1,308 @@
+"""Megatron-LM's tokens as a pretrain cache: PREFIX.bin becomes shards, PREFIX.idx document ends; each split of the cache is one PREFIX.
+
+Sequences of a document are joined. What the files do not say (tokenizer, vocabulary, EOT) is given by the caller or recorded as unknown.
+Cost: every token read once, checked and written once, and read once more by the runtime's verifier before the cache takes its place;
+memory does not grow with tokens or documents.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.disk.lineage_files import LineageWriter
+from niels_cache_assets.disk.space import Need, require_room, telling
+from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
+from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.streaming.pretrain_writer import LINEAGE
+from niels_cache_runtime.cache.mmap import map_doc_ends
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    MAX_VOCAB_SIZE,
+    META_NAME,
+    SPLITS,
+    TOKEN_BYTES,
+    TOKEN_DTYPE,
+    TOKEN_DTYPE_NAME,
+    Split,
+    doc_ends_name,
+    documents_name,
+)
+from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
+from niels_cache_runtime.megatron.indexed import IndexedDataset
+from niels_cache_runtime.verify import verify_dataset
+
+Progress = Callable[[str, int, int], None]  # "importing" or "verifying", bytes done, bytes in all
+
+_DOCUMENTS = 1 << 16  # looked at together
+_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What is known of the ids; None where it is not. `special_ids`: by role, EOT among them."""
+
+    tokenizer_sha256: str | None = None
+    vocab_size: int | None = None
+    special_ids: Mapping[str, int | None] | None = None
+
+    @property
+    def eot(self) -> int | None:
+        return (self.special_ids or {}).get("eot")
+
+    def check(self) -> None:
+        """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside of it."""
+        if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
+            raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, what uint16 tokens hold")
+        largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
+        if self.eot is not None and not 0 <= self.eot <= largest:
+            raise NielsCacheError(f"eot={self.eot}: must be from 0 to {largest}, inside the vocabulary")
+
+
+def import_megatron(
+    prefixes: Mapping[Split, str | Path],
+    out_dir: str | Path,
+    *,
+    vocabulary: Vocabulary,
+    shard_bytes: int,
+    progress: Progress | None = None,
+) -> Meta:
+    """Build `out_dir` from one PREFIX for each split, train at least; returns its meta.json. `out_dir` is replaced in one step at the end.
+
+    Documents without tokens are dropped (counted `empty`). `append_eot` is recorded as true where each document of a known EOT ends with
+    it and holds no other; facts say how many do not, and where none is given, which id they all end with.
+
+    Raises NielsCacheError as `require_prefixes` does, if the files cannot be read or are multimodal, if they hold no token or one that does
+    not fit into uint16 or the vocabulary, for what the disk refuses, and if the runtime's verifier finds something in what was written.
+    """
+    require_shard_bytes(shard_bytes)
+    vocabulary.check()
+    require_prefixes(prefixes)
+    opened = {split: _open(prefix) for split, prefix in prefixes.items()}
+    if "train" not in opened or not len(opened["train"].tokens):
+        raise NielsCacheError(f"{prefixes.get('train', out_dir)}: holds no tokens for train; nothing was imported")
+    total = sum(indexed.tokens.nbytes for indexed in opened.values())
+    tokens = sum(len(indexed.tokens) for indexed in opened.values())
+    need = Need(bytes=tokens * TOKEN_BYTES, why=f"{tokens:,} tokens", certain=True)
+    require_room(Path(out_dir), need, log=lambda message: None)
+    with telling(need), atomic_directory(out_dir) as partial:
+        files: Files = {}
+        counts: dict[Split, _Counts] = {}
+        done = 0
+        for split in SPLITS:
+            indexed = opened.get(split)
+            counts[split] = _Counts()
+            writer = _SplitWriter(partial, split, shard_bytes=shard_bytes, files=files)
+            for size in writer.write(indexed, vocabulary, counts[split]):
+                done += size
+                if progress is not None:
+                    progress("importing", done, total)
+        meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, shard_bytes=shard_bytes)
+        write_meta(str(partial / META_NAME), meta)
+
+        def on_verified(done: int, total: int) -> None:
+            if progress is not None:
+                progress("verifying", done, total)
+
+        findings = verify_dataset(partial, progress=on_verified)
+        if findings:
+            raise NielsCacheError(f"{out_dir}: not imported, its verification says {findings[0].path}: {findings[0].problem}")
+    return meta
+
+
+def as_prefix(given: str) -> str:
+    """PREFIX of a .bin and an .idx, of which either may be given: a shell completes the name of a file."""
+    path = Path(given)
+    return str(path.with_suffix("")) if path.suffix in (".bin", ".idx") and path.is_file() else given
+
+
+def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
+    """Raise NielsCacheError for a PREFIX without files, and for one that two splits would come from: val would be in train."""
+    for split, prefix in prefixes.items():
+        for ending in (".bin", ".idx"):
+            if str(prefix).endswith(ending) and Path(prefix).exists():
+                raise NielsCacheError(f"{prefix}: is a file, not the prefix of a .bin and an .idx; leave out {ending}")
+        for ending in (".idx", ".bin"):
+            if not Path(f"{prefix}{ending}").is_file():
+                raise NielsCacheError(f"{prefix}{ending}: no such file; give the prefix of a .bin and an .idx")
+        if split != "train" and "train" in prefixes and Path(f"{prefix}.bin").samefile(f"{prefixes['train']}.bin"):
+            raise NielsCacheError(f"{prefix}: is what train comes from; {split} must come from another prefix")
+
+
+@dataclass
+class _Counts:
+    """What was found in a split; `last`: the id that all documents so far end with, None where they differ."""
+
+    tokens: int = 0
+    documents: int = 0
+    empty: int = 0
+    joined: int = 0  # documents of several sequences
+    without_eot: int = 0
+    eot_inside: int = 0
+    last: int | None = None
+
+
+def _open(prefix: str | Path) -> IndexedDataset:
+    indexed = IndexedDataset(prefix)
+    if indexed.sequence_modes is not None:
+        raise NielsCacheError(f"{indexed.idx_path}: has modes, so it is multimodal; only data sets of tokens are imported")
+    return indexed
+
+
+class _SplitWriter:
+    def __init__(self, root: Path, split: Split, *, shard_bytes: int, files: Files) -> None:
+        self._root, self._split, self._files = root, split, files
+        self._shards = ShardWriter(root, split, shard_bytes=shard_bytes, files=files)
+
+    def write(self, indexed: IndexedDataset | None, vocabulary: Vocabulary, counts: _Counts) -> Iterator[int]:
+        """Write the split, empty where there is nothing to read; yields bytes of .bin as they are read."""
+        self._write_doc_ends(indexed, counts)
+        self._write_lineage(indexed)
+        if indexed is None:
+            return
+        ends = map_doc_ends(self._root / doc_ends_name(self._split), token_count=len(indexed.tokens))
+        try:
+            with open(indexed.bin_path, "rb") as file:
+                while block := file.read(_TOKENS * indexed.dtype.itemsize):
+                    tokens = _as_tokens(np.frombuffer(block, dtype=indexed.dtype), indexed, vocabulary, counts.tokens)
+                    _look_at(tokens, ends, vocabulary.eot, counts)
+                    self._shards.write(tokens)
+                    counts.tokens += len(tokens)
+                    yield len(block)
+            self._shards.seal()
+        finally:
+            self._shards.abandon()
+
+    def _write_doc_ends(self, indexed: IndexedDataset | None, counts: _Counts) -> None:
+        writer = NpyWriter(self._root, doc_ends_name(self._split), DOC_ENDS_DTYPE, self._files)
+        try:
+            for starts, ends, sequences in _documents(indexed):
+                kept = ends > starts
+                counts.empty += int(np.count_nonzero(~kept))
+                counts.joined += int(np.count_nonzero(sequences[kept] > 1))
+                writer.write(ends[kept])
+            counts.documents = writer.items
+            writer.seal()
+        finally:
+            writer.abandon()
+
+    def _write_lineage(self, indexed: IndexedDataset | None) -> None:
+        """source_id and row: the document's number in the .idx, empty documents counted."""
+        writer = LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)
+        try:
+            first = 0
+            for starts, ends, _ in _documents(indexed):
+                rows = (first + np.flatnonzero(ends > starts)).tolist()
+                sizes = (ends - starts)[ends > starts].tolist()
+                file = "" if indexed is None else Path(indexed.bin_path).name
+                writer.write({"source_id": list(map(str, rows)), "file": [file] * len(rows), "row": rows, "tokens": sizes})
+                first += len(ends)
+            writer.seal()
+        finally:
+            writer.abandon()
+
+
+def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+    """Starts and ends in tokens, and sequences, of documents, block by block."""
+    if indexed is None:
+        return
+    indices, itemsize = indexed.document_indices, indexed.dtype.itemsize
+    pointers, tokens = indexed.sequence_pointers, len(indexed.tokens)
+    for first in range(0, len(indices) - 1, _DOCUMENTS):
+        block = indices[first : first + _DOCUMENTS + 1]
+        places = np.full(len(block), tokens, dtype=np.int64)  # behind the last sequence
+        inside = block < len(indexed)
+        places[inside] = pointers[block[inside]] // itemsize
+        yield places[:-1], places[1:], np.diff(block)
+
+
+def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabulary, position: int) -> NDArray[np.uint16]:
+    limit = vocabulary.vocab_size or MAX_VOCAB_SIZE
+    outside = (tokens < 0) | (tokens >= limit) if limit <= np.iinfo(tokens.dtype).max else tokens < 0
+    if outside.any():
+        index = int(outside.argmax())
+        reason = f"the vocabulary has {limit}" if vocabulary.vocab_size else f"tokens of a cache are uint16, below {limit}"
+        raise NielsCacheError(f"{indexed.bin_path}: token {position + index} is {tokens[index]}; {reason}")
+    return tokens.astype(TOKEN_DTYPE)
+
+
+def _look_at(tokens: NDArray[np.uint16], ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
+    """Count what these tokens, the next ones of the split, say of EOT."""
+    begin = counts.tokens
+    first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
+    lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]
+    if len(lasts):
+        before = int(lasts[0]) if first == 0 else counts.last
+        counts.last = before if (lasts == before).all() else None
+    if eot is not None:
+        ending = int(np.count_nonzero(lasts == eot))
+        counts.without_eot += len(lasts) - ending
+        counts.eot_inside += int(np.count_nonzero(tokens == eot)) - ending
+
+
+def _meta(
+    name: str,
+    opened: Mapping[Split, IndexedDataset],
+    vocabulary: Vocabulary,
+    counts: Mapping[Split, _Counts],
+    files: Files,
+    *,
+    shard_bytes: int,
+) -> Meta:
+    known = {
+        "tokenizer_sha256": vocabulary.tokenizer_sha256,
+        "vocab_size": vocabulary.vocab_size,
+        "special_token_ids": {role: (vocabulary.special_ids or {}).get(role) for role in ROLE_KEYS},
+    }
+    prefixes = {split: Path(indexed.prefix).name for split, indexed in opened.items()}
+    inputs: dict[str, Any] = {split: indexed.fingerprint for split, indexed in opened.items()}
+    content = content_sha256(files)
+    empty = sum(count.empty for count in counts.values())
+    return {
+        "kind": "pretrain",
+        "built": True,
+        "dataset_name": name,
+        "dataset_config": None,
+        "dataset_revision": fingerprint_of(inputs),
+        "source": {"kind": "megatron", "prefixes": prefixes},
+        "split_rule": "one prefix for each split",
+        "seed": None,
+        "token_dtype": TOKEN_DTYPE_NAME,
+        **known,
+        "append_eot": _all_end_with_eot(vocabulary, counts),
+        "shard_bytes": shard_bytes,
+        **{f"{split}_tokens": counts[split].tokens for split in SPLITS},
+        "documents": {split: counts[split].documents for split in SPLITS},
+        "dropped": {"empty": empty} if empty else {},
+        "facts": _facts(vocabulary, counts),
+        "fingerprint": fingerprint_of({"content": content, **known, "shard_bytes": shard_bytes, "code_version": CODE_VERSIONS["pretrain"]}),
+        "files": files,
+        "content_sha256": content,
+    }
+
+
+def _all_end_with_eot(vocabulary: Vocabulary, counts: Mapping[Split, _Counts]) -> bool:
+    return vocabulary.eot is not None and not any(count.without_eot or count.eot_inside for count in counts.values())
+
+
+def _facts(vocabulary: Vocabulary, counts: Mapping[Split, _Counts]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    joined = sum(count.joined for count in counts.values())
+    if joined:
+        facts["documents_of_several_sequences"] = joined
+    if vocabulary.eot is not None:
+        if not _all_end_with_eot(vocabulary, counts):
+            facts["documents_without_eot"] = sum(count.without_eot for count in counts.values())
+            facts["eot_inside_documents"] = sum(count.eot_inside for count in counts.values())
+        return facts
+    lasts = {count.last for count in counts.values() if count.documents}
+    if len(lasts) == 1 and None not in lasts:
+        facts["every_document_ends_with"] = lasts.pop()
+    return facts

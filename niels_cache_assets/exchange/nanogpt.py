@@ -1,0 +1,34 @@
+"""nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document, as its data/openwebtext/prepare.py writes them."""
+
+from pathlib import Path
+
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
+
+DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
+
+
+def units(split: ExportSplit) -> list[Unit]:
+    """One file for the split."""
+    name = file_name(split.split)
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / name, split.blocks(0, split.tokens), on_bytes)
+
+    planned = PlannedFile(name=name, bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
+    return [Unit(files=(planned,), write=write)]
+
+
+def file_name(split: Split) -> str:
+    return f"{split}.bin"
+
+
+def vocabulary_note(vocab_size: int | None) -> str:
+    known = "is not known" if vocab_size is None else f"has {vocab_size:,} ids"
+    return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids where there is no meta.pkl; this one {known}"
+
+
+def lines(vocab_size: int | None) -> list[str]:
+    """Return the line of train.py that sets the vocabulary without a meta.pkl: no option does."""
+    return [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]

@@ -1,0 +1,48 @@
+"""Plain .npy: SPLIT/NAME_SPLIT_000000.npy, ..., one dimension of uint16, as `numpy.load`, build-nanogpt and our DatasetLoader read them.
+
+A folder for each split, because DatasetLoader reads all of a folder; the split is in the file's name too, because build-nanogpt goes by
+that, in one folder for both. EOT stays after each document (build-nanogpt's own shards have it before).
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
+
+SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
+READERS_NOTE = (
+    "read by numpy.load (mmap_mode too), build-nanogpt and our DatasetLoader; not by OLMo-core, whose .npy have no header "
+    "(niels-cache export olmo), nor by nanoGPT, llm.c, modded-nanogpt or Megatron-LM"
+)
+
+
+def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+    """One array after the other, of `max_bytes` of tokens, the last one shorter."""
+    cuts = even_cuts(split.tokens, max_bytes // TOKEN_BYTES)
+    return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
+
+
+def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
+    header = _header(end - first)
+
+    def blocks() -> Iterator[bytes]:
+        yield header
+        yield from split.blocks(first, end)
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / name, blocks(), on_bytes)
+
+    return Unit(files=(PlannedFile(name=name, bytes=len(header) + (end - first) * TOKEN_BYTES, tokens=end - first),), write=write)
+
+
+def _header(tokens: int) -> bytes:
+    """What `numpy.save` writes before that many tokens."""
+    file = io.BytesIO()
+    description = {"descr": np.lib.format.dtype_to_descr(TOKEN_DTYPE), "fortran_order": False, "shape": (tokens,)}
+    np.lib.format.write_array_header_1_0(file, description)
+    return file.getvalue()

@@ -1,0 +1,128 @@
+"""OLMo-core: NAME_SPLIT/part-00000.npy, ..., each with a .csv.gz of its documents, named as dolma and OLMo-core name them.
+
+    .npy      uint16 tokens, no header in spite of the name: OLMo-core maps the file from its first byte
+    .csv.gz   a line for each document: where it starts in the file and where it ends, in tokens
+
+A folder for each data set and split, because OLMo-core's patterns know `*` alone and take all of a folder. Documents are whole in a file:
+what its packing and padding data sets find behind the last EOT of a file they drop. EOT after each document.
+
+The .csv.gz is read for files at a remote address, and wherever documents are not to be told by their EOT. It is not compressed (gzip can
+store), so that its size is known before it is written and its bytes do not depend on the version of zlib.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.doc_ends import cut_documents
+from niels_cache_runtime.format.layout import TOKEN_BYTES
+
+MAX_BYTES = 1 << 30  # dolma's 512 Mi tokens in a file
+MAX_TOKENS = 2**32 - 1  # its padding and mixing data sets keep positions in a file as uint32
+SEQUENCE_LENGTH = 1024  # in the lines to paste, where users set their own
+
+_GZIP_HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate; no name, no time, no system
+_GZIP_TRAILER_BYTES = 8  # CRC-32 and size
+_BLOCK_HEADER_BYTES = 5  # of a stored block: last or not, length, its complement
+_DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of at most 20 digits a line, below a stored block's 65,535 bytes
+
+
+def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+    """Plan two files for each part of the split. Raises NielsCacheError for a document that is larger than `max_bytes`."""
+    if max_bytes // TOKEN_BYTES > MAX_TOKENS:
+        raise NielsCacheError(
+            f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * TOKEN_BYTES}"
+        )
+    cuts = cut_documents(split.folder, split.doc_ends, max_bytes // TOKEN_BYTES)
+    return [_unit(split, f"{_folder(split)}/part-{index:05d}", *cut) for index, cut in enumerate(cuts)]
+
+
+def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
+    """Say what OLMo-core does that a user would not expect, and what the lines to paste leave open."""
+    found = ["OLMo-core leaves out the end of each file that does not fill sequence_length; .npy has no header here, numpy.load refuses it"]
+    unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
+    if unknown:
+        found.append(f"meta.json does not say what to put in place of {' and '.join(unknown)}")
+    if splits[0].eot is None:
+        found.append("where documents end is in the .csv.gz alone: set OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false")
+    return found
+
+
+def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
+    """Return Python that makes the configuration of each split's data set.
+
+    dtype is given because OLMo-core takes uint8 for a vocabulary of up to 256 ids. Nothing is padded in a NumpyFSLDataset; elsewhere EOT
+    pads, as in OLMo-core's configuration for GPT-2. An unknown number is a name that Python does not know.
+    """
+    eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
+    size = "VOCAB_SIZE" if vocab_size is None else vocab_size
+    given = f"tokenizer=tokenizer, sequence_length={SEQUENCE_LENGTH}, dtype=NumpyDatasetDType.uint16"
+    return [
+        "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",
+        f"tokenizer = TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={eos})",
+        *(
+            f"{split.split} = NumpyFSLDatasetConfig.glob({os.path.join(os.path.abspath(folder), _folder(split), '*.npy')!r}, {given})"
+            for split in splits
+        ),
+    ]
+
+
+def _folder(split: ExportSplit) -> str:
+    return f"{split.name}_{split.split}"
+
+
+def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int, first: int, end: int) -> Unit:
+    tokens, documents = end - first, end_document - first_document
+
+    def metadata() -> Iterator[bytes]:
+        checksum, size, before = 0, 0, np.zeros(1, dtype=np.uint64)
+        yield _GZIP_HEADER
+        for start in range(first_document, end_document, _DOCUMENTS_IN_BLOCK):
+            stop = min(start + _DOCUMENTS_IN_BLOCK, end_document)
+            ends = split.doc_ends[start:stop] - np.uint64(first)
+            block = _csv(np.concatenate([before, ends[:-1]]), ends)
+            checksum, size, before = zlib.crc32(block, checksum), size + len(block), ends[-1:]
+            yield struct.pack("<BHH", stop == end_document, len(block), len(block) ^ 0xFFFF) + block
+        yield struct.pack("<II", checksum, size % 2**32)
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / f"{stem}.npy", split.blocks(first, end), on_bytes)
+        write_file(stage / f"{stem}.csv.gz", metadata(), on_bytes)
+
+    blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
+    digits = _digits(split.doc_ends, first_document, end_document, first)
+    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # a start is the end before it, the first is 0
+    metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
+    return Unit(
+        files=(
+            PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents),
+            PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes),
+        ),
+        write=write,
+    )
+
+
+def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
+    from pyarrow import BufferOutputStream, table
+    from pyarrow.csv import WriteOptions, write_csv
+
+    written = BufferOutputStream()
+    write_csv(table({"start": starts, "end": ends}), written, WriteOptions(include_header=False))
+    return written.getvalue().to_pybytes()
+
+
+def _digits(doc_ends: NDArray[np.uint64], first_document: int, end_document: int, first: int) -> int:
+    """Count the digits of these ends, themselves counted from token `first`: a binary search for each power of ten."""
+    digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
+    while power <= largest:
+        digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)
+        power *= 10
+    return digits

@@ -1,0 +1,195 @@
+"""An export on disk: planned files are written into a folder beside their places, and renamed when all of them are complete.
+
+That folder is locked, so that two exports to one place do not meet, and goes with the export, however it ends; what a killed export left,
+in it and in the files' places, is cleared by the next to the same place. What an export is made of is the formats' business, the renaming
+that of `placing`.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from niels_cache_assets.disk.space import Need, naming, refusal, require_room, telling
+from niels_cache_assets.exchange.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import try_lock
+
+OnBytes = Callable[[int], None]  # that many more are written
+Progress = Callable[[int, int], None]  # bytes written, bytes in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """`name`: relative to the export's folder, with slashes. `tokens` and `documents`: what it holds, None where it holds none."""
+
+    name: str
+    bytes: int
+    tokens: int | None = None
+    documents: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Files that belong together, in the order in which they appear; `write` makes them all, complete and on the disk, below a folder."""
+
+    files: tuple[PlannedFile, ...]
+    write: Callable[[Path, OnBytes], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """`folder`: where the files go. `label`: what else goes there under another label does not meet it. `places`: of every split that was
+    asked for, empty ones too. `notes`: what to know about the result. `lines`: of Python, to paste into the other project's code."""
+
+    folder: Path
+    label: str
+    splits: tuple[ExportSplit, ...]
+    units: tuple[Unit, ...]
+    places: tuple[Place, ...]
+    notes: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> list[PlannedFile]:
+        return [file for unit in self.units for file in unit.files]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def stage(self) -> Path:
+        """Where files wait until all of them are complete."""
+        return self.folder / f".{self.label}.partial"
+
+    @property
+    def _lists(self) -> set[str | None]:
+        return {place.list_name for place in self.places}
+
+    def older(self) -> list[str]:
+        """Names of what an older export left in these places, and of what lies where a file will; NielsCacheError if that is a folder."""
+        names = [name for place in self.places for name in place.older(self.folder)]
+        names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
+        for name in names:
+            if (self.folder / name).is_dir():
+                raise NielsCacheError(f"{self.folder / name}: is a folder, where a file of the export goes; choose another place")
+        return list(dict.fromkeys(names))
+
+    def existing(self) -> list[str]:
+        """The same, without what a killed export left, and none where all that is there is a list of files."""
+        behind = left_behind(self.folder, self.stage)
+        names = [name for name in self.older() if name not in behind]
+        return names if set(names) - self._lists else []
+
+    def deleted(self) -> list[str]:
+        """Those of them that `force` deletes and writes no other in their place."""
+        return sorted(set(self.existing()) - {file.name for file in self.files})
+
+    def require_free(self) -> None:
+        """Raise NielsCacheError where an older export would be replaced."""
+        existing = [name for name in self.existing() if name not in self._lists]
+        if existing:
+            more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+            raise NielsCacheError(f"{self.folder / existing[0]}: is there already{more}; choose another place, or replace it with --force")
+
+
+def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | None = None) -> None:
+    """Write the plan's files. With `force` they replace an older export, of which nothing is left.
+
+    Raises NielsCacheError if files are there and not `force`, if another export writes there, if the data set is rebuilt meanwhile, and
+    for what the disk refuses. What was there is then as it was.
+    """
+    if not force:
+        plan.require_free()
+    total, done = plan.bytes, 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    need = Need(bytes=total, why="its files", certain=True)
+    with telling(need), _staging(plan.folder, plan.stage, force=force) as stage:
+        require_room(plan.folder, need, log=lambda message: None)  # beside the older export
+        for unit in plan.units:
+            unit.write(stage / NEW, on_bytes)
+        for file in plan.files:
+            size = (stage / NEW / file.name).stat().st_size
+            if size != file.bytes:
+                raise NielsCacheError(f"{file.name}: became {size} bytes, not {file.bytes}; the data set changed: export it again")
+        for split in plan.splits:
+            split.require_same_build()
+        if not force:
+            plan.require_free()
+        names = [file.name for file in plan.files]
+        # Lists come first and go last, so that what a kill leaves is known to the next export; an index comes after its tokens.
+        exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
+    if progress is not None:
+        progress(total, total)
+
+
+def write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
+    """Write a file from front to back and put it on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        for block in blocks:
+            with naming(path, writes=len(block)):
+                file.write(block)
+            on_bytes(len(block))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
+    """The list of the files of these units."""
+    content = list_of([file.name for unit in units for file in unit.files])
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        write_file(stage / list_name, [content], on_bytes)
+
+    return Unit(files=(PlannedFile(name=list_name, bytes=len(content)),), write=write)
+
+
+@contextmanager
+def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
+    """`stage` in `folder`, ours alone, with an empty NEW in it, and gone afterwards, unless it holds an older export in OLD."""
+    was_there = folder.is_dir()
+    try:
+        stage.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a link would have somebody else's folder emptied
+    except OSError as error:
+        raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
+    try:
+        if not try_lock(descriptor, stage, fcntl.LOCK_EX):
+            raise NielsCacheError(f"{stage}: another export is writing there now; wait for it to end")
+        if (stage / OLD).exists() and not force:
+            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or give them up with --force")
+        try:
+            take_back(folder, stage)
+            _empty(stage)
+            (stage / NEW).mkdir()
+            yield stage
+        except OSError as error:
+            raise NielsCacheError(f"{refusal(error, folder)}; the export was given up") from error
+        finally:
+            if not (stage / OLD).exists():  # else it has what could not be put back
+                shutil.rmtree(stage, ignore_errors=True)
+            if not was_there:
+                with suppress(OSError):  # there is something in it
+                    folder.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,138 @@
+"""The indices that a training run of Megatron-LM asks megatron-core 0.16.1 for: those of train, valid and test.
+
+    target_sizes         samples of each part, as `get_train_valid_test_num_samples` of Megatron-LM counts them
+    CoreRun, plans_of    what `BlendedMegatronDatasetBuilder` then builds: a plan for each data set or blend at its top
+
+Cost: `check_data` opens every data set once, which is a pass over each .idx. The arrays and their names are the business of `prebuild`
+and `megatron_core_cache`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.blends.prebuild import BlendPlan, Part
+from niels_cache_assets.config.blend import MEGATRON_SURPLUS
+from niels_cache_assets.indices.megatron_core_cache import CoreNames, split_matrix
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.megatron import CacheSplit, open_indexed, split_ranges
+from niels_cache_runtime.megatron.blend_indices import MANY_DATASETS
+from niels_cache_runtime.megatron.gpt_indices import tokens_of
+
+Blend = tuple[Sequence[str], Sequence[float] | None]  # prefixes and weights
+Sizes = tuple[int | None, int | None, int | None]  # of train, valid and test; None: every sample once
+
+_ALL_OF = {"train": "1", "valid": "0,1", "test": "0,0,1"}  # the split that gives a part all
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreRun:
+    """A run's GPTDatasetConfig, as far as it decides indices, and the sizes that the builder is given.
+
+    blend: one for all parts, cut by `split`; None where each part has its own, or none, in `blend_per_split`.
+    surplus: as --mid-level-dataset-surplus. each_validation_set: as --multiple-validation-sets.
+    """
+
+    blend: Blend | None = None
+    blend_per_split: tuple[Blend | None, Blend | None, Blend | None] = (None, None, None)
+    split: str | None = None
+    sizes: Sizes
+    sequence_length: int
+    seed: int
+    surplus: float = MEGATRON_SURPLUS
+    tokenizer: Mapping[str, Any]
+    folder: str
+    each_validation_set: bool = False
+
+
+def target_sizes(
+    *,
+    train_iters: int | None,
+    train_samples: int | None,
+    eval_iters: int,
+    eval_interval: int,
+    global_batch_size: int,
+    full_validation: bool,
+) -> Sizes:
+    """Count the samples of train, valid and test. Without train_iters, take those of train_samples without a ramp-up of the batch size."""
+    if train_iters is None:
+        train_iters = (train_samples or 0) // global_batch_size
+    train = train_samples or train_iters * global_batch_size
+    valid = (train_iters // eval_interval + 1) * eval_iters * global_batch_size
+    return train, None if full_validation else valid, eval_iters * global_batch_size
+
+
+def plans_of(run: CoreRun) -> list[BlendPlan]:
+    """Return one plan for each data set or blend that the run's parts have. Reads nothing.
+
+    Raises NielsCacheError for a wrong split, and for what megatron-core refuses: weights without a size, too many data sets.
+    """
+    if not (math.isfinite(run.surplus) and run.surplus >= 0):
+        raise NielsCacheError(f"mid_level_dataset_surplus={run.surplus}: must be a share from 0 on, such as 0.005")
+    matrix = split_matrix(run.split)
+    names = CoreNames(folder=run.folder, split=run.split, tokenizer=run.tokenizer)
+    plans = []
+    for number, (part, size) in enumerate(zip(get_args(Part), run.sizes, strict=True)):
+        if matrix is not None and matrix[number] is None:
+            continue
+        for prefixes, weights in _blends_of(run, number):
+            if weights is not None and size is None:
+                raise NielsCacheError(f"{part} has weights and no number of samples, which megatron-core refuses; leave the weights out")
+            if len(prefixes) >= MANY_DATASETS:
+                raise NielsCacheError(f"{part} has {len(prefixes)} data sets; megatron-core takes {MANY_DATASETS - 1} at most")
+            plans.append(
+                BlendPlan(
+                    labels=tuple(prefixes),
+                    paths=tuple(prefixes),
+                    weights=None if weights is None else tuple(weights),
+                    num_samples=size,
+                    sequence_length=run.sequence_length,
+                    seed=run.seed,
+                    split=_ALL_OF[part] if run.split is None else run.split,
+                    part=part,
+                    surplus=run.surplus,
+                    core=names,
+                )
+            )
+    return plans
+
+
+def _blends_of(run: CoreRun, part: int) -> list[Blend]:
+    """Return what stands at the top of a part: mostly one."""
+    if run.blend is not None:
+        return [run.blend]
+    blend = run.blend_per_split[part]
+    if blend is None:
+        return []
+    prefixes, weights = blend
+    if len(prefixes) == 1 or (run.each_validation_set and get_args(Part)[part] == "valid"):
+        return [([prefix], None) for prefix in prefixes]
+    return [(prefixes, weights)]
+
+
+def check_data(plans: Sequence[BlendPlan]) -> None:
+    """Raise NielsCacheError before anything is built: for a data set that does not open, and for one that has no token for its part.
+
+    For such a part megatron-core 0.16.1 counts epochs without end.
+    """
+    lengths: dict[str | Path, NDArray[np.int32]] = {}
+    for plan in plans:
+        for path in plan.paths:
+            if path not in lengths:
+                indexed = open_indexed(path)
+                if isinstance(indexed, CacheSplit):
+                    raise NielsCacheError(f"{path}: a cache; megatron-core reads .bin and .idx: `niels-cache export megatron` writes them")
+                lengths[path] = indexed.sequence_lengths
+            ranges = dict(zip(get_args(Part), split_ranges(plan.split, len(lengths[path])), strict=True))
+            if not tokens_of(lengths[path], ranges[plan.part]):
+                if plan.core is None or plan.core.split is None:  # nothing is cut
+                    raise NielsCacheError(f"{path}: holds no token, on which megatron-core hangs; leave it out of {plan.part}")
+                raise NielsCacheError(
+                    f"{path}: split={plan.split!r} leaves no token of {len(lengths[path])} sequences to {plan.part}, "
+                    f"on which megatron-core hangs; give {plan.part} more, or 0"
+                )

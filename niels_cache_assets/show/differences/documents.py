@@ -1,0 +1,222 @@
+"""Which documents (or examples) are in one of two builds alone, told by their lineage: the source's id, file and row.
+
+1. Batches of rows that are the same on both sides cancel each other. Of all others a digest goes to a temporary file, in one of as many
+   parts as keep a part small.
+2. Each part alone: sort its digests, count each on every side and in every split.
+
+Cost: one pass over the lineage of both, and 34 temporary bytes for each row of a batch that is not the same. Memory: one part, about two
+million rows, or more if both have over a thousand million in all. A document that is there twice on one side and once on the other counts
+once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.show.lineage import Lineage, read_lineage
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Side = Literal["a", "b"]
+SIDES: tuple[Side, Side] = ("a", "b")
+
+_COLUMNS = ("source_id", "file", "row", "tokens")
+_ROWS_AT_ONCE = 65_536
+_ROWS_OF_A_PART = 2_000_000
+_MOST_PARTS = 512  # each is an open file
+_ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("tokens", "<i8"), ("ordinal", "<i8"), ("side", "u1"), ("split", "u1")])
+
+LineagePaths = dict[Split, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A document that is in one build alone, or that has another split or length there."""
+
+    split: Split
+    lineage: Lineage
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentDifferences:
+    """rows: by side, by split. only: by side, how many documents the other does not have. moved: how many are in the other split.
+    resized: how many have another number of tokens. first: the first few of each (`a`, `b`, `moved`, `resized`); only `b` has its own of B.
+    """
+
+    rows: dict[Side, dict[Split, int]]
+    only: dict[Side, int]
+    moved: int
+    resized: int
+    first: dict[str, list[Listed]]
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.only["a"] or self.only["b"] or self.moved or self.resized)
+
+
+def compare_documents(
+    a: LineagePaths, b: LineagePaths, *, shown: int, progress: Callable[[int], None] = lambda rows: None
+) -> DocumentDifferences:
+    """`a`, `b`: the lineage file of each split. `shown`: how many of each kind to name. `progress`: told how many rows were read.
+
+    Raises NielsCacheError for a file that is missing, unreadable or lacks a column.
+    """
+    rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
+    parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
+    found = _Found(shown)
+    with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
+        files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
+        try:
+            for split in SPLITS:
+                _spread(a[split], b[split], SPLITS.index(split), files, progress)
+            for file in files:
+                file.flush()
+        except OSError as error:
+            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more room") from error
+        for file in files:
+            file.seek(0)
+            found.add(np.frombuffer(file.read(), dtype=_ROW))
+    paths = {"a": a, "b": b, "moved": a, "resized": a}
+    return DocumentDifferences(
+        rows={side: rows[side] for side in SIDES},
+        only={"a": found.counts["a"], "b": found.counts["b"]},
+        moved=found.counts["moved"],
+        resized=found.counts["resized"],
+        first={what: _named(paths[what], found.first(what)) for what in paths},
+    )
+
+
+def _row_count(path: Path) -> int:
+    with _open(path) as parquet:
+        return int(parquet.metadata.num_rows)
+
+
+def _open(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        parquet = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; rebuild this data set") from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
+    if missing:
+        parquet.close()
+        raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
+    return parquet
+
+
+def _unreadable(path: Path, error: Exception) -> NielsCacheError:
+    return NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set")
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Of exactly so many rows, but for the last: equal files give equal batches, however their row groups were cut."""
+    import pyarrow
+
+    with _open(path) as parquet:
+        waiting: list[pa.RecordBatch] = []
+        count = 0
+        try:
+            for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS)):
+                waiting.append(batch.select(list(_COLUMNS)))
+                count += len(batch)
+                if count >= _ROWS_AT_ONCE:
+                    table = pyarrow.Table.from_batches(waiting).combine_chunks()
+                    yield table.slice(0, _ROWS_AT_ONCE)
+                    waiting, count = table.slice(_ROWS_AT_ONCE).to_batches(), count - _ROWS_AT_ONCE
+        except (OSError, pyarrow.ArrowException) as error:
+            raise _unreadable(path, error) from error
+        if count:
+            yield pyarrow.Table.from_batches(waiting)
+
+
+def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:
+    """Write the rows of batches that are not the same on both sides, each to the file of its digest."""
+    first = 0
+    for ours, theirs in zip_longest(_batches(a), _batches(b)):
+        if ours is None or theirs is None or not ours.equals(theirs):
+            for side, table in enumerate((ours, theirs)):
+                if table is not None:
+                    _write(_digested(table, first, side, split), files)
+        progress(sum(len(table) for table in (ours, theirs) if table is not None))
+        first += _ROWS_AT_ONCE
+
+
+def _digested(table: pa.Table, first: int, side: int, split: int) -> NDArray[Any]:
+    rows = np.empty(len(table), dtype=_ROW)
+    keys = zip(*(table[name].to_pylist() for name in ("source_id", "file", "row")), strict=True)
+    digests = b"".join(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest() for key in keys)
+    halves = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    rows["high"], rows["low"] = halves[:, 0], halves[:, 1]
+    rows["tokens"] = table["tokens"].to_numpy()
+    rows["ordinal"] = np.arange(first, first + len(table))
+    rows["side"], rows["split"] = side, split
+    return rows
+
+
+def _write(rows: NDArray[Any], files: Sequence[BinaryIO]) -> None:
+    part_of = rows["high"] % np.uint64(len(files))
+    for part in np.unique(part_of).tolist():
+        files[part].write(rows[part_of == part].tobytes())
+
+
+class _Found:
+    """Counts, and the first few of each kind, by split and ordinal."""
+
+    def __init__(self, shown: int) -> None:
+        self._shown = shown
+        self.counts = {"a": 0, "b": 0, "moved": 0, "resized": 0}
+        self._first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """All rows of a part."""
+        if not len(rows):
+            return
+        rows = rows[np.lexsort((rows["low"], rows["high"]))]
+        is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
+        starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
+        held = np.zeros((len(starts), 2, len(SPLITS)), dtype=np.int64)
+        tokens = np.zeros((len(starts), 2), dtype=np.int64)
+        np.add.at(held, (number, rows["side"], rows["split"]), 1)
+        np.add.at(tokens, (number, rows["side"]), rows["tokens"])
+        total = held.sum(axis=2)
+        common = total.min(axis=1)
+        moved = common - held.min(axis=1).sum(axis=1)
+        resized = ((total[:, 0] == total[:, 1]) & (tokens[:, 0] != tokens[:, 1])).astype(np.int64)
+        for what, side, counts in (
+            ("a", 0, total[:, 0] - common),
+            ("b", 1, total[:, 1] - common),
+            ("moved", 0, moved),
+            ("resized", 0, resized),
+        ):
+            self.counts[what] += int(counts.sum())
+            chosen = rows[(counts > 0)[number] & (rows["side"] == side)]
+            places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
+            self._first[what] = heapq.nsmallest(self._shown, chain(self._first[what], places))
+
+    def first(self, what: str) -> list[tuple[int, int]]:
+        return self._first[what][: self.counts[what]]
+
+
+def _named(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[Listed]:
+    found: dict[Split, dict[int, Lineage]] = {
+        split: read_lineage(paths[split], [ordinal for number, ordinal in places if SPLITS[number] == split]) for split in SPLITS
+    }
+    return [Listed(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in places]

@@ -1,0 +1,154 @@
+"""Two builds that are compared: two folders of data sets of one family, or two cache roots, data set by data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from niels_cache_assets.show.differences.documents import DocumentDifferences, compare_documents
+from niels_cache_assets.show.differences.settings import MetaDifferences, compare_metas
+from niels_cache_assets.show.differences.tokens import SplitTokens, TokenDifference, first_difference
+from niels_cache_runtime.cache.opening import open_one_build
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    META_NAME,
+    SPLITS,
+    Family,
+    Split,
+    built_names,
+    documents_name,
+    examples_name,
+    tokenizer_dir,
+)
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta_form import check_form
+
+OnProgress = Callable[[int, int], None]
+
+TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same data set, or tokenizer, of two builds; one of them is None where it is missing there."""
+
+    name: str
+    a: Path | None
+    b: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDifferences:
+    """name: FAMILY/NAME, or "tokenizer", which has metas alone. documents: None where a build has no lineage. tokens: by split, with how
+    many there are on either side."""
+
+    name: str
+    a: Path
+    b: Path
+    metas: MetaDifferences
+    documents: DocumentDifferences | None = None
+    counts: dict[Split, tuple[int, int]]
+    tokens: dict[Split, TokenDifference | None]
+
+    @property
+    def differ(self) -> bool:
+        metas = self.metas
+        return bool(
+            metas.settings
+            or metas.counts
+            or metas.has_unrecorded
+            or (self.documents is not None and self.documents.differ)
+            or any(difference is not None for difference in self.tokens.values())
+        )
+
+
+def find_pairs(a: Path, b: Path) -> list[Pair]:
+    """One of two folders with a meta.json, else every data set and the tokenizer that one of two roots has.
+
+    Raises NielsCacheError where a folder is neither, or where the two are not of one kind.
+    """
+    kinds = [_kind(path) for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise NielsCacheError(f"{a} is {_said(kinds[0])}, {b} is {_said(kinds[1])}; give two folders of the same kind")
+    if kinds[0] is not None:
+        return [Pair(name=f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0], a=a, b=b)]
+    names = [_names(root) for root in (a, b)]
+    return [
+        Pair(name=name, a=a / name if name in names[0] else None, b=b / name if name in names[1] else None)
+        for name in dict.fromkeys([*names[0], *names[1]])
+    ]
+
+
+def _kind(path: Path) -> str | None:
+    """That of the meta.json there; None of a cache root."""
+    if not (path / META_NAME).exists():
+        found = describe(path)
+        if found.kind == "root":
+            return None
+        advice = f"give the data set: {found.dataset}" if found.dataset else found.root_advice
+        raise NielsCacheError(f"{path}: {found.said}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
+    meta = read_meta(str(path / META_NAME))
+    if meta.get("kind") not in (*FAMILIES, TOKENIZER):
+        raise NielsCacheError(f"{path}: is of kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
+    return str(meta["kind"])
+
+
+def _said(kind: str | None) -> str:
+    return {None: "a cache root", "pretrain": "a pretrain data set", "sft": "an SFT data set"}.get(kind, f"a {kind}")
+
+
+def _names(root: Path) -> list[str]:
+    found = [TOKENIZER] if (tokenizer_dir(root) / META_NAME).exists() else []
+    return found + [f"{family}/{name}" for family in FAMILIES for name in built_names(root / family)]
+
+
+def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
+    """All that differs. `shown`: how many documents to name. Raises NielsCacheError for a folder that cannot be read."""
+    assert pair.a is not None
+    assert pair.b is not None
+    a, b = pair.a, pair.b
+    return open_one_build(a, lambda: open_one_build(b, lambda: _compare(pair.name, a, b, shown=shown, progress=progress)))
+
+
+def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
+    metas = [check_form(read_meta(str(path / META_NAME)), path / META_NAME) for path in (a, b)]
+    differing = compare_metas(*metas)
+    if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
+        return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
+    family = cast("Family", metas[0]["kind"])
+    streams = {split: (SplitTokens(a, family, split), SplitTokens(b, family, split)) for split in SPLITS}
+    documents = compare_documents(*(_lineage(path, family) for path in (a, b)), shown=shown) if _have_lineage(metas, family) else None
+    total = sum(min(ours.bytes, theirs.bytes) for ours, theirs in streams.values())
+    done = 0
+
+    def compared(tokens: int) -> None:
+        nonlocal done
+        done += 2 * tokens
+        progress(done, total)
+
+    return DatasetDifferences(
+        name=name,
+        a=a,
+        b=b,
+        metas=differing,
+        documents=documents,
+        counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
+        tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
+    )
+
+
+def _lineage(folder: Path, family: Family) -> dict[Split, Path]:
+    return {split: folder / _lineage_name(family, split) for split in SPLITS}
+
+
+def _lineage_name(family: Family, split: Split) -> str:
+    return documents_name(split) if family == "pretrain" else examples_name(split)
+
+
+def _have_lineage(metas: list[Meta], family: Family) -> bool:
+    """A build by another program may list none."""
+    return all(_lineage_name(family, split) in meta.get("files", {}) for meta in metas for split in SPLITS)

@@ -1,0 +1,140 @@
+"""Plots of one cache: lengths, token frequency, what was dropped; for conversations also turns and targets.
+
+`cache_plots` is what the UI and the reports call. What is counted, and what that costs, is measures.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+
+from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
+from niels_cache_assets.show.plots.reasons import reasons_plot
+from niels_cache_assets.show.plots.style import (
+    BAR,
+    BLUE,
+    GRAY,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    as_png,
+    label_axes,
+    new_figure,
+    say,
+    set_title,
+    short,
+)
+from niels_cache_assets.show.wording import share_of
+from niels_cache_runtime.format.layout import Family
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_RANKS_DRAWN = 400
+
+
+def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str, int]) -> dict[str, bytes]:
+    """Title to PNG, in the order to look at them. `dropped`: documents or examples by reason, as meta.json has them."""
+    noun = "documents" if family == "pretrain" else "examples"
+    plots = {"lengths": _lengths(measures, noun, cut=family == "sft")}
+    if measures.conversations is not None:
+        plots["conversations"] = _conversations(measures.conversations, measures)
+    return {**plots, "token frequency": _frequency(measures), "dropped": _dropped(dropped, measures.items, noun)}
+
+
+def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
+    """Items per half octave of tokens; for examples, those that a row of CONTEXT tokens cuts in another color."""
+    figure = new_figure(3.0)
+    axes = figure.subplots()
+    note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
+    set_title(axes, f"{measures.items:,} {noun} by length{note}")
+    filled = np.flatnonzero(measures.lengths)
+    if not len(filled):
+        say(axes, f"there are no {noun}")
+        return as_png(figure)
+    first, end = int(filled[0]), int(filled[-1]) + 1
+    edges = LENGTH_EDGES[first : end + 1].astype(float)
+    counts = measures.lengths[first:end]
+    axes.stairs(counts, edges, fill=True, color=BLUE)
+    axes.set_xscale("log", base=2)
+    if cut:
+        is_cut = LENGTH_EDGES[first:end] >= CONTEXT
+        axes.stairs(np.where(is_cut, counts, 0), edges, fill=True, color=ORANGE)
+        axes.axvline(CONTEXT, color=ORANGE, linewidth=1, linestyle="--")
+        axes.set_xlim(min(edges[0], CONTEXT / 2), max(edges[-1], CONTEXT * 2))
+    label_axes(axes, "tokens", noun)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: short(length)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    _count_axis(axes)
+    return as_png(figure)
+
+
+def _frequency(measures: CacheMeasures) -> bytes:
+    """How often the piece of each rank is used, both axes logarithmic; a straight line is Zipf's law."""
+    counts = np.sort(measures.token_counts)[::-1]
+    used = measures.pieces_used
+    figure = new_figure(3.0)
+    axes = figure.subplots()
+    part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
+    set_title(axes, f"token frequency by rank: {used:,} of {len(counts):,} pieces are used{part}")
+    if not used:
+        say(axes, "there are no tokens")
+        return as_png(figure)
+    ranks = np.unique(np.geomspace(1, used, _RANKS_DRAWN).astype(np.int64))
+    axes.loglog(ranks, counts[ranks - 1], color=BLUE, linewidth=2)
+    axes.loglog([1, used], [counts[0], max(counts[0] / used, 1e-9)], color=GRAY, linewidth=1, linestyle="--", label="1 / rank")
+    half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
+    note = f"{half:,} {'piece is' if half == 1 else 'pieces are'} half of all tokens"
+    axes.plot([half], [counts[half - 1]], "o", color=ORANGE, markersize=5)
+    axes.annotate(note, (half, counts[half - 1]), xytext=(7, 6), textcoords="offset points", fontsize=8, color=ORANGE)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    label_axes(axes, "rank of the piece", "times in the cache")
+    axes.set_ylim(bottom=0.7)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(color=GRID, linewidth=0.8)
+    return as_png(figure)
+
+
+def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
+    reasons = [(reason, count, "") for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    return reasons_plot(reasons, kept + sum(dropped.values()), noun, {"": BLUE})
+
+
+def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
+    """Two panels: turns to an example, and the share of its tokens that are targets."""
+    figure = new_figure(3.0)
+    left, right = figure.subplots(1, 2)
+    set_title(left, "examples by turns")
+    most = max(conversations.turns, default=1)
+    turns = list(range(min(conversations.turns, default=1), most + 1))
+    left.bar(turns, [conversations.turns[turn] for turn in turns], width=BAR, color=BLUE)
+    left.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    if most == MAX_TURNS:
+        ticks = [1, *range(5, MAX_TURNS + 1, 5)]
+        left.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MAX_TURNS}+"])
+    left.set_xlim(min(turns[0], 1) - 0.6, max(most, 6) + 0.6)  # few bars stay bars
+    label_axes(left, "turns", "examples")
+    _count_axis(left)
+    share = conversations.target_tokens / max(1, measures.counted)
+    set_title(right, f"by share of targets ({share_of(share)} of all)")
+    right.stairs(conversations.target_shares, np.linspace(0, 1, SHARE_BINS + 1), fill=True, color=BLUE)
+    right.xaxis.set_major_formatter(PercentFormatter(1.0))
+    right.set_xlim(0, 1)
+    right.axvline(share, color=ORANGE, linewidth=1, linestyle="--")
+    label_axes(right, "tokens of the example that are targets", "examples")
+    _count_axis(right)
+    return as_png(figure)
+
+
+def _count_axis(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.tick_params(axis="y", labelcolor=MUTED)

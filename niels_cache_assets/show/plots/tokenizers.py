@@ -1,0 +1,86 @@
+"""Plots of a tokenizer: its pieces by length, characters per token of each source, and how it cuts long words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import MaxNLocator
+
+from niels_cache_assets.show.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
+
+MAX_SOURCES = 20  # bars that can be read
+LONGEST_PIECE = 16  # characters; longer pieces count as that long
+_TINTS = ("#a9c6e6", "#eeb896")  # of blue and orange, taking turns
+
+
+def tokenizer_plots(
+    *, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float], words: Mapping[str, Sequence[str]]
+) -> dict[str, bytes]:
+    """Title to PNG. `words`: each with its pieces. What there is nothing to draw of is left out."""
+    plots = {"pieces": _pieces(piece_bytes)}
+    if characters_per_token:
+        plots["characters per token"] = _ratios(characters_per_token)
+    return {**plots, "long words": _words(words)} if words else plots
+
+
+def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
+    """Pieces by their characters, the blank that begins a word among them; bytes that are no character by themselves apart."""
+    lengths: Counter[int] = Counter()
+    alone = 0
+    for piece in piece_bytes:
+        try:
+            lengths[min(len(piece.decode()), LONGEST_PIECE)] += 1
+        except UnicodeDecodeError:
+            alone += 1
+    figure = new_figure(3.0)
+    axes = figure.subplots()
+    set_title(axes, f"{len(piece_bytes):,} pieces by length")
+    sizes = range(1, LONGEST_PIECE + 1)
+    axes.bar(sizes, [lengths[size] for size in sizes], width=BAR, color=BLUE, label="text")
+    if alone:
+        axes.bar([1], [alone], width=BAR, bottom=[lengths[1]], color=GRAY, label="single bytes")
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.set_xticks(sizes, [*map(str, sizes[:-1]), f"{LONGEST_PIECE}+"])
+    label_axes(axes, "characters", "pieces")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    return as_png(figure)
+
+
+def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
+    """One bar per source; the tokenizer fits a short one worse. Of many those that it fits worst."""
+    rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
+    of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
+    figure = new_figure(1.1 + 0.34 * len(rows))
+    axes = figure.subplots()
+    set_title(axes, f"characters per token, by source{of} (newlines count, EOT does not)")
+    values = [value for _, value in rows]
+    axes.barh(range(len(rows)), values, height=BAR, color=BLUE)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(max(len(rows), 2) - 0.5, -0.5)
+    label_bars(axes, values, [f"{value:.2f}" for value in values])
+    label_axes(axes, "characters to a token", "")
+    return as_png(figure)
+
+
+def _words(words: Mapping[str, Sequence[str]]) -> bytes:
+    """A word to a line, its pieces in two tints."""
+    figure = new_figure(0.6 + 0.28 * len(words))
+    axes = figure.subplots()
+    set_title(axes, "the longest words of the sample, and the pieces that they are cut into")
+    for row, pieces in enumerate(words.values()):
+        start = 0
+        for number, piece in enumerate(pieces):
+            axes.barh(row, len(piece), left=start, height=0.78, color=_TINTS[number % 2])
+            for place, letter in enumerate(piece, start=start):
+                axes.text(place + 0.5, row, letter, ha="center", va="center", fontsize=8, family="monospace", color=INK)
+            start += len(piece)
+        axes.text(start + 0.6, row, f"{len(pieces)}", va="center", fontsize=8, color=ORANGE)
+    longest = max(sum(map(len, pieces)) for pieces in words.values())
+    axes.set_xlim(0, max(longest + 2, 24))
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+    return as_png(figure)

@@ -1,0 +1,284 @@
+"""`reports/cache`: everything that is built below a cache root, with what Dagster recorded of it and what a run would read.
+
+Costs what state.py and mixture.py do, and `find_indices` for each blend where there are indices; no file is hashed, upstream is not
+asked. How it is shown is for markdown.py and page.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.state import CacheState, index_state
+from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.show.budgets import shortfall
+from niels_cache_assets.show.contents import all_counts, content_hash, total_bytes
+from niels_cache_assets.show.labels import label
+from niels_cache_assets.show.reports.history import Check, History, Recorded
+from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
+from niels_cache_assets.show.wording import counted
+from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_runtime.cache.opening import listed_files
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
+from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.meta_form import check_form
+
+CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches and settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What an index is for. label: of the data set that it numbers the samples of, or "blend"."""
+
+    blend: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCount:
+    """How many of a unit there are in either split."""
+
+    unit: str
+    train: int
+    val: int
+
+    @property
+    def total(self) -> int:
+        return self.train + self.val
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One folder of the cache, there or to be built. meta: its meta.json, empty where there is none that can be read. uses: of an index."""
+
+    state: CacheState
+    meta: Meta
+    uses: tuple[Use, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def status(self) -> str:
+        """`complete`, `stale: other settings`."""
+        state = self.state
+        plain = state.condition in ("complete", "missing") or state.state == state.condition
+        return state.condition if plain else f"{state.condition}: {state.state}"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Neither switched off nor lacking a setting."""
+        return self.state.condition != "off"
+
+    @property
+    def is_built(self) -> bool:
+        return bool(self.meta.get("built", bool(self.meta)))
+
+    @property
+    def bytes(self) -> int:
+        """Of all files that meta.json lists."""
+        return total_bytes(self.meta.get("files", {}))
+
+    @property
+    def sha256(self) -> str | None:
+        return content_hash(self.meta)
+
+    @property
+    def revision(self) -> str | None:
+        return self.meta.get("dataset_revision") if self.is_built else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`train_tokens`, `documents` ..., where meta.json counts them."""
+        return all_counts(self.meta) if self.is_built else {}
+
+    @property
+    def splits(self) -> list[SplitCount]:
+        """What is counted of both splits: documents or examples, tokens, characters."""
+        found = []
+        for unit in ("documents", "examples", "tokens", "characters"):
+            table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
+            if self.is_built and table.get("train") is not None and table.get("val") is not None:
+                found.append(SplitCount(unit=unit, train=table["train"], val=table["val"]))
+        return found
+
+    @property
+    def balance(self) -> str | None:
+        """`40 documents kept and 20 dropped: 60 in all`. None where nothing is counted so."""
+        unit = "examples" if self.state.kind == "sft" else "documents"
+        kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
+        if kept is None:
+            return None
+        dropped = sum(self.dropped.values())
+        return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Documents or examples by reason, most frequent first."""
+        found = self.meta.get("dropped", {}) if self.is_built else {}
+        return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something to look at. `name`: of the item or mixture."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheReport:
+    """Everything below `root`, in the order in which it is built. settings: which configuration it is held against."""
+
+    root: Path
+    settings: str
+    items: tuple[Item, ...]
+    mixtures: tuple[Mixture, ...]
+    history: History
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def wanted(self) -> list[Item]:
+        """All but what is switched off or lacks a setting."""
+        return [item for item in self.items if item.is_wanted]
+
+    @property
+    def complete(self) -> int:
+        return sum(item.state.condition == "complete" for item in self.items)
+
+    def recorded(self, item: Item) -> Recorded:
+        """Without checks of what is off: they pass, and nothing was verified."""
+        found = self.history.of(item.state.directory)
+        return found if item.is_wanted else replace(found, checks=())
+
+    def total(self, count: str, family: Family) -> int:
+        """Of `train_tokens`, `val_examples` ... over all data sets of the family."""
+        return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
+
+    @property
+    def checks(self) -> list[Check]:
+        """Those of every folder that is wanted, then those of whole families."""
+        return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(check.outcome for check in self.checks)
+
+    @cached_property
+    def notices(self) -> list[Notice]:
+        """What is not as it should be: the worst is not first, but what is built first is."""
+        found = []
+        names = {item.name for item in self.items}
+        for item in self.items:
+            found += [Notice(name=item.name, text=text) for text in self._of_item(item, has_corpus=f"corpus/{item.name}" in names)]
+        for mixture in self.mixtures:
+            texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
+            found += [Notice(name=mixture.name, text=text) for text in texts]
+        return found
+
+    @cached_property
+    def noticed(self) -> frozenset[str]:
+        """The names of all notices."""
+        return frozenset(notice.name for notice in self.notices)
+
+    def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
+        """`has_corpus`: then that is what is of a revision."""
+        recorded = self.recorded(item)
+        texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
+        texts += [
+            f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
+        ]
+        short = shortfall(item.meta) if item.is_wanted else None
+        texts += [short] if short is not None and all(check.said != short for check in recorded.checks) else []  # of before the check was
+        newest = recorded.upstream.newest
+        if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
+            texts.append(f"built of revision {item.revision}; upstream was last observed at {newest}")
+        if not has_corpus and (warning := decoding_warning(item.meta)):
+            texts.append(warning)
+        return texts
+
+    def as_json(self) -> dict[str, Any]:
+        """Times are seconds since 1970."""
+        return {
+            "root": str(self.root),
+            "settings": self.settings,
+            "history": self.history.source,
+            "bytes": self.bytes,
+            "items": [self._item_json(item) for item in self.items],
+            "mixtures": [mixture.as_json() for mixture in self.mixtures],
+            "family_checks": [asdict(check) for check in self.history.checks],
+            "notices": [asdict(notice) for notice in self.notices],
+        }
+
+    def _item_json(self, item: Item) -> dict[str, Any]:
+        state = item.state
+        return {
+            "name": item.name,
+            "kind": state.kind,
+            "directory": str(state.directory),
+            "condition": state.condition,
+            "state": state.state,
+            "advice": state.advice,
+            "note": state.note,
+            "counts": item.counts,
+            "dropped": item.dropped,
+            "bytes": item.bytes,
+            "sha256": item.sha256,
+            "meta_sha256": item.meta.get("meta_sha256"),
+            "revision": item.revision,
+            "uses": [asdict(use) for use in item.uses],
+            **asdict(self.recorded(item)),
+        }
+
+
+def find_items(registry: Registry, *, root: Path) -> list[Item]:
+    """Of everything in the order in which it is built, the indices of blends last."""
+    indices = built_names(index_folder(root))
+    found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
+    states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
+    items = [_item(state) for state in states]  # of indices each folder is an item
+    for name in indices:
+        uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
+        items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
+    return items
+
+
+def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]:
+    try:
+        return find_indices(plan_of(registry, blend, root=root), root=root)
+    except NielsCacheError:  # a member that is another data set: its own item says so
+        return {}
+
+
+def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
+    """`items` as `find_items` gives them, `history` as it was read for them."""
+    mixtures = tuple(all_mixtures(registry, root=root))
+    return CacheReport(root=root.absolute(), settings=registry.settings_origin, items=tuple(items), mixtures=mixtures, history=history)
+
+
+def _item(state: CacheState) -> Item:
+    """With its meta.json where every value is of its form; what is not so is broken, whatever was judged of its settings."""
+    if state.state in ("unreadable", "other data set"):
+        return Item(state=state, meta={})
+    path = state.directory / META_NAME
+    try:
+        meta = check_form(load_meta(str(path)), path)
+        if not is_foreign(meta):
+            listed_files(meta, state.directory)
+    except NielsCacheError as error:
+        is_said_whole = state.condition in ("complete", "stale")
+        return Item(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
+    return Item(state=state, meta=meta)

@@ -1,0 +1,63 @@
+"""Reports as Markdown, which Dagster's UI shows: no HTML, and no text of others that becomes markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from niels_cache_assets.show.contents import contents
+from niels_cache_assets.show.reports import words
+from niels_cache_assets.show.reports.cache import CacheReport
+from niels_cache_assets.show.reports.mixture import Mixture
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size
+
+_MARKUP = re.compile(r"[\\`*_{}\[\]()<>#+!|~&$:@.-]")
+
+
+def plain(text: str) -> str:
+    """On one line, and shown as it is written whatever it holds."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def mixture_markdown(mixture: Mixture) -> str:
+    """Title, plan, table, warnings."""
+    lines = [f"### {plain(mixture.name)}", "", plain(f"{mixture.plan}. {mixture.note}".strip()), ""]
+    if mixture.sources:
+        rows = [
+            [
+                plain(source.name),
+                f"{source.tokens:,}",
+                words.share(source.available),
+                words.share(source.configured),
+                words.share(source.actual),
+                f"{source.tokens_read:,}",
+                f"{source.epochs:,.2f}",
+            ]
+            for source in mixture.sources
+        ]
+        lines += [*_table(("data set", "tokens", "available", "configured", "read", "tokens read", "epochs"), rows), ""]
+    lines += [f"* **Warning**: {plain(warning)}" for warning in mixture.warnings]
+    lines += [f"* Left out: {plain(f'{name}: {reason}')}" for name, reason in mixture.left_out.items()]
+    return "\n".join(lines).rstrip()
+
+
+def cache_markdown(report: CacheReport, *, now: float) -> str:
+    """What needs attention, then a table of everything."""
+    lines = [f"**{report.complete} of {len(report.wanted)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
+    lines += [f"* **{plain(notice.name)}**: {plain(notice.text)}" for notice in report.notices]
+    lines += [] if report.notices else ["Nothing needs attention."]
+    rows = []
+    for item in report.items:
+        recorded = report.recorded(item)
+        sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
+        size = file_size(item.bytes) if item.meta else UNKNOWN
+        cells = [f"{item.name} {words.uses(item)}", item.state.kind, item.status, *contents(item.counts), size]
+        rows.append(
+            [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
+        )
+    heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "age of revision", "checks passed")
+    return "\n".join([*lines, "", *_table(heading, rows), "", f"Ages and checks: {plain(report.history.source)}."])
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (heading, ["---"] * len(heading), *rows)]

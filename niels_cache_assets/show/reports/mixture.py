@@ -1,0 +1,211 @@
+"""`reports/mixture`: what a planned run would read of each pretrain data set: shares, tokens, epochs, and what it would read too often.
+
+Counted in the order that TokenLoader takes samples in (niels_cache_runtime.loader.blend), so exact, and cheap for any number of steps: a
+second where weights are so uneven that their period is a million samples, milliseconds else. Reads the sizes of caches, no token.
+Megatron-LM's order of the same weights differs by single samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_cache_assets.config.blend import ALL_TRAIN
+from niels_cache_assets.config.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.place import check_place
+
+CODE_VERSION = "1"  # bumped by hand when a report changes for the same caches and settings
+ALL = "all pretrain data sets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSource:
+    """One data set of a mixture. Shares are of all its data sets, 0 to 1.
+
+    weight: as configured, or tokens where the mixture is by size. configured: its share by weight. available: its share of `tokens`, the
+    tokens of its train split. actual: its share of what the run reads, `tokens_read` in `samples`. epochs: how often its train split is
+    read. repeats_from: steps after which it is read more than max_epochs times, None where that does not happen.
+    """
+
+    name: str
+    weight: float
+    configured: float
+    tokens: int
+    available: float
+    samples: int
+    tokens_read: int
+    actual: float
+    epochs: float
+    repeats_from: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A planned run. left_out: data sets that cannot be read, and why; a blend that has such has no sources."""
+
+    name: str
+    samples: int
+    batch_size: int
+    sequence_length: int
+    max_epochs: float
+    sources: tuple[MixedSource, ...]
+    left_out: Mapping[str, str]
+    note: str
+
+    @property
+    def steps(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [_warning(source, self) for source in self.sources if source.repeats_from is not None]
+
+    @property
+    def plan(self) -> str:
+        """`3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
+        total = self.samples * self.sequence_length
+        of = f"{self.steps:,} steps of {self.batch_size:,} samples" if self.samples > self.batch_size else f"{self.samples:,} samples"
+        return f"{of} of {self.sequence_length:,} tokens: {total:,} tokens"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "steps": self.steps, "warnings": self.warnings}
+
+
+def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
+    """Of each [blend.NAME]; where there is none, of all pretrain data sets by size; none where there is no data set either."""
+    if registry.blend:
+        return [_of_blend(registry, name, root=root) for name in registry.blend]
+    return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
+
+
+def _of_blend(registry: Registry, name: str, *, root: Path) -> Mixture:
+    settings = registry.blend[name]
+    opened, left_out = _open(settings.weights, root=root, sequence_length=settings.sequence_length)
+    note = (
+        ""
+        if settings.split == ALL_TRAIN
+        else f"Of whole train splits: `split` and `part` ({settings.split}, {settings.part}) are left out."
+    )
+    return _mixed(
+        name,
+        {} if left_out else opened,
+        settings.weights,
+        samples=settings.num_samples,
+        sequence_length=settings.sequence_length,
+        registry=registry,
+        left_out=left_out,
+        note=note,
+    )
+
+
+def _by_size(registry: Registry, *, root: Path) -> Mixture:
+    """Each as often as the others; what is not built is left out."""
+    settings = registry.reports
+    names = registry.partition_keys("pretrain")
+    opened, left_out = _open(names, root=root, sequence_length=settings.sequence_length)
+    weights = {name: split.samples for name, split in opened.items()}
+    return _mixed(
+        ALL,
+        opened,
+        weights,
+        samples=settings.steps * settings.batch_size if settings.steps else sum(weights.values()),
+        sequence_length=settings.sequence_length,
+        registry=registry,
+        left_out=left_out,
+        note="By size, as no [blend.NAME] is configured: the weight of each is how many samples it has.",
+    )
+
+
+class _Split(NamedTuple):
+    """A train split: samples of an epoch, and tokens."""
+
+    samples: int
+    tokens: int
+
+
+def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
+    """Train splits by name, and why the others have none that can be read."""
+    from niels_cache_runtime.loader.windows import PretrainWindows  # torch
+
+    opened, left_out = {}, {}
+    for name in names:
+        folder = dataset_dir(root, "pretrain", name)
+        try:
+            if not (folder / META_NAME).exists():
+                left_out[name] = "is not built yet"
+                continue
+            meta = read_meta(str(folder / META_NAME))
+            check_place(meta, folder)
+            if not meta.get("built", True):
+                left_out[name] = "is switched off"
+                continue
+            if "train_tokens" not in meta:
+                raise NielsCacheError(f"{folder / META_NAME}: has no train_tokens; build it again with --force")
+            opened[name] = _Split(PretrainWindows(str(folder / "train"), T=sequence_length).samples, meta["train_tokens"])
+        except NielsCacheError as error:
+            left_out[name] = str(error)
+    return opened, left_out
+
+
+def _mixed(
+    name: str,
+    opened: Mapping[str, _Split],
+    weights: Mapping[str, float],
+    *,
+    samples: int,
+    sequence_length: int,
+    registry: Registry,
+    left_out: Mapping[str, str],
+    note: str,
+) -> Mixture:
+    from niels_cache_runtime.loader.blend import Blend
+
+    settings = registry.reports
+    sources: list[MixedSource] = []
+    if opened:
+        blend = Blend([*opened], [(0, weights)])
+        taken = blend.counts(samples).tolist()
+        weighed, held = sum(weights.values()), sum(split.tokens for split in opened.values())
+        for index, (member, split) in enumerate(opened.items()):
+            most = math.floor(settings.max_epochs * split.samples)
+            position = blend.position(index, most) if taken[index] > most else None
+            sources.append(
+                MixedSource(
+                    name=member,
+                    weight=weights[member],
+                    configured=weights[member] / weighed,
+                    tokens=split.tokens,
+                    available=split.tokens / held,
+                    samples=taken[index],
+                    tokens_read=taken[index] * sequence_length,
+                    actual=taken[index] / samples,
+                    epochs=taken[index] / split.samples,
+                    repeats_from=None if position is None else position // settings.batch_size,
+                )
+            )
+    return Mixture(
+        name=name,
+        samples=samples,
+        batch_size=settings.batch_size,
+        sequence_length=sequence_length,
+        max_epochs=settings.max_epochs,
+        sources=tuple(sources),
+        left_out=left_out,
+        note=note,
+    )
+
+
+def _warning(source: MixedSource, mixture: Mixture) -> str:
+    """What repeats, from when on, and the share at which it would not."""
+    share = mixture.max_epochs / source.epochs * source.actual
+    less = f", give it a share of at most {share:.2%}," if len(mixture.sources) > 1 else ""
+    return (
+        f"{source.name} is read {source.epochs:,.1f} times, more often than max_epochs ({mixture.max_epochs:g}) after "
+        f"{source.repeats_from:,} of {mixture.steps:,} steps; plan that many at most{less} or add text"
+    )

@@ -1,0 +1,257 @@
+"""`chat_jsonl` and `dolly15k`: SFT rows that hold one conversation each.
+
+What makes a conversation valid is in niels_cache_assets.sources.conversations; here rows become messages. Cost: one row at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.show.wording import counted
+from niels_cache_assets.sources.conversations import conversation_problem
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading.compressed import with_compressions
+from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.reading.places import FilePass, FilePosition
+from niels_cache_assets.sources.reading.rows import HeldText, file_rows, kind_of, row_id, rows_of_proof
+from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+
+_BATCH_CONVERSATIONS = 256
+_FIELDS_NAMED = 50
+_OPTIONAL = ("input_field", "system_field")
+_OF_FORM = {  # what makes every row the same kind of wrong
+    "malformed_messages": "the messages are no list of objects",
+    "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
+    "null_content": "a message has no text",
+    "non_string_content": "a message's content is no text",
+}
+_FORMS = (
+    'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
+    " (for an instruction and its answer in two fields, set instruction_field and output_field)"
+)
+_ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
+
+
+def valid_batches(
+    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
+) -> Iterator[list[Conversation]]:
+    """Conversations in batches; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
+    batch = []
+    for conversation in conversations:
+        if problem := conversation_problem(conversation.messages):
+            report.dropped[problem] += 1
+            continue
+        batch.append(conversation)
+        if len(batch) == _BATCH_CONVERSATIONS:
+            if files is not None:
+                files.report_place()
+            yield batch
+            batch = []
+    if batch:
+        if files is not None:
+            files.report_place()
+        yield batch
+
+
+def joined(instruction: Any, extra: Any, between: str) -> Any:
+    """The user's message of an instruction and further input. Of what is no string the value itself comes back, to be counted."""
+    if extra is None or not isinstance(instruction, str):
+        return instruction
+    if not isinstance(extra, str):
+        return extra
+    return f"{instruction}{between}{extra}" if extra.strip() else instruction
+
+
+def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
+    """A one-turn conversation; values are not checked here."""
+    messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
+    return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
+
+
+class ChatJsonl(DecodesText, SftSource):
+    """Rows of the user's files (JSON Lines or Parquet): a list of messages, or fields for instruction, input and output.
+
+    Messages are {role, content} or ShareGPT's {from, value} with human and gpt. An empty system message counts as none.
+    """
+
+    code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
+
+    source: Literal["chat_jsonl"] = "chat_jsonl"
+    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
+    messages_field: str = Field("messages", description="Field of the list of messages")
+    instruction_field: str | None = Field(None, description="Field of the instruction; set it for rows without a list of messages")
+    input_field: str | None = Field(None, description="Field of further input, added to the instruction after a blank line")
+    output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
+    system_field: str | None = Field(None, description="Field of a system message")
+
+    def missing_setting(self) -> str | None:
+        if self.instruction_field and not self.output_field:
+            return "output_field (instruction_field needs it)"
+        unused = [key for key in ("input_field", "output_field", "system_field") if getattr(self, key)]
+        return f"instruction_field ({unused[0]} needs it)" if unused and not self.instruction_field else None
+
+    def input_files(self) -> list[SourceFile]:
+        return find_files(self.files, self.endings)
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        """Each field must be in one of the first rows, and one of them be of the form; an optional field may come in any row."""
+        files = self.readable_files()
+        stream = (row for file in files for row in self._rows(file))
+        unseen, fields = self._configured(), list[str]()
+        problems: Counter[str | None] = Counter()
+        for _, values in rows_of_proof(stream):
+            fields = fields or [*values][:_FIELDS_NAMED]
+            unseen = {key: name for key, name in unseen.items() if name not in values}
+            problems[self._problem(values)] += 1
+            if not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys()):
+                return
+        ends_here = next(stream, None) is None
+        for key, name in unseen.items():
+            if problems and (ends_here or key not in _OPTIONAL):
+                raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
+        for problem, count in problems.items():
+            if problem in _OF_FORM and len(problems) == 1:
+                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {counted(count, 'row')}; {_FORMS}")
+
+    def _problem(self, values: dict[str, Any]) -> str | None:
+        messages = self.messages_of(values)
+        return "malformed_messages" if messages is None else conversation_problem(messages)
+
+    def _configured(self) -> dict[str, str]:
+        """Names of fields by the key that gives them."""
+        keys = ("instruction_field", "input_field", "output_field", "system_field") if self.instruction_field else ("messages_field",)
+        return {key: name for key in keys if (name := getattr(self, key))}
+
+    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+        return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self.input_files())
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        files = FilePass(self.input_files(), context)
+        yield from valid_batches(self._conversations(files, context), context.report, files)
+
+    def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
+        field = self.instruction_field or self.messages_field
+        configured = self._configured()
+        state = files.state
+        state.setdefault("unseen", sorted(configured))  # keys whose field was in no row until now
+        decoding = Decoding(self, context)
+        unproven = dict(configured)  # keys whose field held what it must in no row until now
+        wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
+        texts_of = lambda values: _contents(self.messages_of(values))  # noqa: E731
+        for file in files.files():
+            for row, values in self._rows(file, files.position):
+                replaced = decoding.count_row(file.name, values, texts_of)
+                if state["unseen"]:
+                    state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
+                    state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
+                for key in [key for key, name in unproven.items() if _is_right(key, values.get(name))]:
+                    del unproven[key]
+                for key, name in unproven.items():
+                    if values.get(name) is not None and key not in wrong:
+                        others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
+                        wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
+                if field not in values:
+                    context.report.dropped["missing_messages_field"] += 1
+                    continue
+                messages = self.messages_of(values)
+                if messages is None:
+                    context.report.dropped["malformed_messages"] += 1
+                    continue
+                if not decoding.admits(file.name, *_contents(messages), replaced=replaced):
+                    continue
+                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row)
+        if "first" in state and state["unseen"]:
+            name, row, fields = state["first"]
+            key = next(key for key in configured if key in state["unseen"])
+            raise NielsCacheError(
+                f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
+            )
+        for key in (key for key in unproven if key in wrong and context.start is None):
+            name, row, value, fields = wrong[key]
+            needed = "a list of messages" if key == "messages_field" else "text"
+            advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {needed}"
+            context.report.hints.append(
+                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {needed} there; {advice}"
+            )
+
+    def messages_of(self, values: dict[str, Any]) -> list[Message] | None:
+        """The messages of a row, or None if it has no list of them."""
+        return self._mapped(values) if self.instruction_field else _messages(values.get(self.messages_field))
+
+    def _mapped(self, values: dict[str, Any]) -> list[Message]:
+        extra = values.get(self.input_field) if self.input_field else None
+        user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
+        system = values.get(self.system_field) if self.system_field else None
+        return instruction_messages(system, user, values.get(self.output_field or ""))
+
+
+def _is_right(key: str, value: Any) -> bool:
+    """Return whether that key's field holds what it must in a row; what is optional may be missing."""
+    if value is None:
+        return key in _OPTIONAL
+    return _messages(value) is not None if key == "messages_field" else isinstance(value, str)
+
+
+def _contents(messages: list[Message] | None) -> list[str]:
+    return [content for message in messages or () if isinstance(content := message["content"], str)]
+
+
+def _messages(value: Any) -> list[Message] | None:
+    """Messages with this project's keys and role names, or None where the value is no list of objects."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return None
+    messages = []
+    for message in value:
+        role = message.get("role", message.get("from"))
+        content = message.get("content", message.get("value"))
+        if role == "system" and content in (None, ""):
+            continue
+        messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content})
+    return cast(list[Message], messages)
+
+
+class Dolly15k(HubData, SftSource):
+    """Databricks' Dolly: one turn a row; `context` is added to the instruction where there is one."""
+
+    source: Literal["dolly15k"] = "dolly15k"
+    dataset: str = "databricks/databricks-dolly-15k"
+    system_message: str | None = Field(None, description="System message put before every example; None for none")
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        decoding = Decoding(self, context, of_files=self.reads_files)
+        held = {name: HeldText(name) for name in ("instruction", "response")}
+        for part in self.parts():
+            for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
+                for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
+                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
+                    for name, value in (("instruction", instruction), ("response", response)):
+                        held[name].problem(value, files[index], rows[index])
+                    given = (text for text in (instruction, response, extra) if isinstance(text, str))
+                    if not decoding.admits(files[index], *given, replaced=replaced):
+                        continue
+                    user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
+                    messages = instruction_messages(self.system_message, user, response)
+                    file, row = files[index], rows[index]
+                    yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
+        for field in held.values():
+            field.tell(context, {}, key=None)
+
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        wanted = ["instruction", "response", "context", "category"]
+        if missing := [name for name in wanted if name not in fields]:
+            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        return wanted

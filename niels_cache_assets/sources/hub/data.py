@@ -1,0 +1,311 @@
+"""Everything about streaming from the Hugging Face hub, or from a local mirror through the same loading code.
+
+`HubData` holds the keys of such a table, resolves the upstream commit and streams rows in Arrow batches, with the file and row that each
+came from, also through Hugging Face's shuffle. What rows mean belongs to the sources. Cost: about 8 µs a row of 2 KB, shuffled; memory is
+a compressed row group's columns and some 64 MB of rows, or one; with a shuffle its buffer, and a thousand rows however long they are.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.hub.errors import hub_errors, nearest
+from niels_cache_assets.sources.net.network import install, shown
+from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, open_bytes, reading
+from niels_cache_assets.sources.reading.limits import refuse_length
+from niels_cache_assets.sources.reading.parquet_files import is_string_type
+from niels_cache_assets.sources.reading.rows import refuse_long_lines
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
+
+_ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
+_LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
+_LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
+
+
+class HubRows(NamedTuple):
+    """A batch of rows as columns, with the file (relative to the repository or the files' folder) and row of each.
+
+    `damaged`: what was replaced in the texts of a row, by its index here, of those rows where something was.
+    """
+
+    columns: dict[str, list[Any]]
+    files: list[str]
+    rows: list[int]
+    damaged: dict[int, Damage]
+
+
+class Part(NamedTuple):
+    """One upstream split to read, and the split that its rows keep (None: split by the builder)."""
+
+    upstream: str
+    split: Split | None
+    files: list[str] | None
+
+
+class HubData(DecodesText):
+    """Keys of tables that read a hub data set. With `files` the same loading code reads local files instead, and the hub is not asked."""
+
+    files_code_version: ClassVar[str] = "2"  # as code_version, which is of what the hub has, of tables that read files instead
+
+    dataset: str = Field(description="Hub data set, owner/name")
+    config: str | None = Field(None, description="Configuration (subset) of the data set")
+    split: str = Field("train", description="Upstream split to read")
+    val_split: str | None = Field(None, description="Upstream split that becomes val; None splits by val_frac or budgets")
+    pinned_revision: str | None = Field(None, description="Git commit, tag or branch; None takes the newest commit of main")
+    files: list[ConfigPath] | None = Field(None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub")
+    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files that become val; needs files")
+
+    def missing_setting(self) -> str | None:
+        return "files (val_files alone has no train split)" if self.val_files and not self.files else None
+
+    @model_validator(mode="after")
+    def _no_hub_settings_for_files(self) -> Self:
+        unused = [key for key in _ONLY_OF_THE_HUB if key in self.model_fields_set and getattr(self, key) is not None]
+        if self.local_key and unused:
+            raise ValueError(f"{self.local_key} is read instead of the hub, so {', '.join(unused)} would do nothing; remove it")
+        return self
+
+    @property
+    def local_key(self) -> str | None:
+        """The key whose files are read instead of the hub, or None. If it is set, nothing of the hub is read or recorded."""
+        return "files" if self.files else None
+
+    @property
+    def origin(self) -> str:
+        """The data set, or the first files, for messages."""
+        return shown(self.files[0]) if self.files else self.dataset
+
+    @property
+    def hub_config(self) -> str | None:
+        return None if self.local_key else self.config
+
+    def input_files(self) -> list[SourceFile]:
+        return [file for part in self.parts() if part.files for file in find_files(part.files)]
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        if self.files:
+            parts = [(part.split or "all", find_files(part.files or [])) for part in self.parts()]
+            return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
+        from huggingface_hub import HfApi
+
+        install()
+        with hub_errors(self.dataset, self.pinned_revision):
+            return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether it is the user's files that are read, which may hold anything."""
+        return self.local_key is not None
+
+    @property
+    def version_that_counts(self) -> str:
+        return self.files_code_version if self.reads_files else self.code_version
+
+    @property
+    def follows_the_hub(self) -> bool:
+        """Whether the revision is whatever the hub's newest commit is: no pinned one, and no local copy."""
+        return self.pinned_revision is None and not self.local_key
+
+    def describe(self) -> dict[str, Any]:
+        location = {"local_files": True} if self.local_key else {"dataset": self.dataset, "split": self.split, "val_split": self.val_split}
+        return {**super().describe(), **location}
+
+    def shown_settings(self) -> dict[str, Any]:
+        hidden = ("dataset", *_ONLY_OF_THE_HUB) if self.local_key else ()
+        return {key: value for key, value in super().shown_settings().items() if key not in hidden}
+
+    @property
+    def has_own_splits(self) -> bool:
+        return self.val_files is not None if self.files else self.val_split is not None
+
+    def parts(self) -> list[Part]:
+        """What to read, val first: it is small, and a train budget may end the stream."""
+        if self.files and self.val_files:
+            return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
+        if self.files:
+            return [Part("train", None, self.files)]
+        if self.val_split is not None:
+            return [Part(self.val_split, "val", None), Part(self.split, "train", None)]
+        return [Part(self.split, None, None)]
+
+    def stream(
+        self,
+        part: Part,
+        context: StreamContext,
+        choose_columns: Callable[[dict[str, bool]], list[str]],
+        *,
+        shuffle_buffer: int = 0,
+        keep_linebreaks: bool = False,
+        start: tuple[str, int] | None = None,
+        texts: Collection[str] = (),
+    ) -> Iterator[HubRows]:
+        """Rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
+
+        `texts`: those of them whose damage is told; none: the first.
+        `keep_linebreaks` is for plain text files, whose rows are lines. `start`: the file and row to begin at, without a shuffle; files
+        before it are not opened. Closing the iterator early is quick.
+        """
+        with hub_errors(self.origin, context.revision):
+            shuffled = shuffle_buffer > 0
+            dataset, names, recoded = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
+            if shuffled:
+                dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
+            batches = hub_tables.row_batches(dataset, shuffled=shuffled)
+            counts_files = len(names) > 1 and len(self.parts()) == 1 and not shuffled
+            try:
+                for batch in batches:
+                    marked: dict[str, dict[int, str]] = {}
+                    columns = batch
+                    if not isinstance(batch, dict):
+                        columns = {}
+                        for name in batch.column_names:
+                            marked[name] = {}
+                            columns[name] = hub_tables.values_of(batch[name], self.encoding, marked[name], recoded=recoded)
+                    indices, rows = columns.pop(hub_tables.FILE), columns.pop(hub_tables.ROW)
+                    damaged = hub_tables.damage_of_rows(columns.pop(hub_tables.DAMAGE, ()))
+                    files = [names[index] for index in indices]
+                    if counts_files:
+                        context.report.share = indices[0] / len(names)
+                    for values in columns.values():
+                        for index, value in enumerate(values):
+                            if type(value) is str and len(value) > self.max_document_bytes:
+                                refuse_length(f"{files[index]}: row {rows[index]}", self.max_document_bytes)
+                    for name in texts or [*columns][:1]:
+                        for index, text in marked.get(name, {}).items():
+                            before, here = damaged.get(index, NO_DAMAGE), damage_of(text)
+                            damaged[index] = Damage(before.size + here.size, before.characters + here.characters)
+                    yield HubRows(columns, files, rows, damaged)
+            except Exception:
+                raise
+            except BaseException as interrupt:
+                # An interrupt in the moment that the library starts a thread: its pool has not noted the thread, which waits for work
+                # until the pool is gone, as the process waits for it. The traceback's frames would hold the pool to the end.
+                interrupt.__context__ = None
+                raise interrupt.with_traceback(None) from None
+            finally:
+                batches.close()
+
+
+def _datasets() -> Any:
+    """The datasets library, quiet, and without its five seconds of sleep whenever a shuffled Parquet stream ends or is closed.
+
+    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). Counting loads of local files would ask the network.
+    """
+    import datasets
+
+    install()
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs addresses whole, with what is secret in them; errors say the same
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
+    datasets.disable_progress_bars()
+    hub_tables.survive_null_rows()
+    return datasets
+
+
+def _open(
+    data: HubData,
+    part: Part,
+    context: StreamContext,
+    choose_columns: Callable[[dict[str, bool]], list[str]],
+    keep_linebreaks: bool,
+    start: tuple[str, int] | None,
+    *,
+    by_bytes: bool,
+) -> tuple[Any, list[str], bool]:
+    """The part as an IterableDataset of the chosen columns, file index and row; the names behind the file indices; whether its strings
+    are `recoded` (hub_tables.values_of).
+    """
+    datasets = _datasets()
+    local_names = {}
+    settings: dict[str, Any] = {}
+    read_tables = None
+    if part.files is None:
+        path = data.dataset
+        settings = {"name": data.config, "revision": context.revision}
+    else:
+        found = find_files(part.files)
+        local_names = {file.url: file.name for file in found}
+        path = _format_of([file.name for file in found])
+        settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
+        if path != "parquet":
+            for file in found:
+                refuse_long_lines(file, data.max_document_bytes)  # the loaders hold any line whole
+        if path == "text":
+            settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
+            read_tables = hub_tables.text_tables(local_names, data.encoding, keep_linebreaks=keep_linebreaks)
+    builder = _builder(datasets, data, path, settings)
+    recoded = part.files is not None and path == "json" and _needs_decoding(local_names, data.encoding)
+    if recoded:
+        hub_tables.decode_json(builder, local_names, data.encoding)
+    dataset = _split(builder.as_streaming_dataset(), part, data)
+    columns = choose_columns({"text": True} if read_tables else _fields(dataset))
+    if hasattr(builder.config, "on_mixed_types"):
+        hub_tables.decode_late_json(builder)
+    if not hasattr(builder.config, "columns"):
+        return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables), recoded
+    builder = _builder(datasets, data, path, {**settings, "columns": columns})  # Parquet: other columns are not even downloaded
+    dataset = _split(builder.as_streaming_dataset(), part, data)
+    tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
+    return *hub_tables.with_origin(dataset, columns, local_names, start, tables), recoded
+
+
+def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
+    """Whether the loader, which reads UTF-8 alone, cannot read one of the files by itself."""
+    if encoding != UTF8:
+        return True
+    for file in map(SourceFile, local_names, local_names.values()):
+        if "://" not in file.url:
+            with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+                if encoding_of(stream, UTF8) != UTF8:
+                    return True
+    return False
+
+
+def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) -> Any:
+    try:
+        return datasets.load_dataset_builder(path, **settings)
+    except ValueError as error:
+        if data.files or not re.search("Config name is missing|BuilderConfig .* not found", str(error)):
+            raise
+        configs = datasets.get_dataset_config_names(data.dataset, revision=settings["revision"])
+        raise NielsCacheError(f"{data.dataset}: " + nearest("config", data.config, configs)) from error
+
+
+def _split(splits: Any, part: Part, data: HubData) -> Any:
+    if part.upstream not in splits:
+        raise NielsCacheError(f"{data.dataset}: " + nearest("split", part.upstream, list(splits)))
+    return splits[part.upstream]
+
+
+def _format_of(names: list[str]) -> str:
+    """Name of the loader of these files, by their suffixes."""
+    formats = {_loader(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
+    if len(formats) > 1:
+        raise NielsCacheError(f"files: {' and '.join(sorted(formats))} files cannot be mixed in one data set; narrow the globs")
+    return formats.pop()
+
+
+def _loader(name: str) -> str:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix not in _LOADERS:
+        raise NielsCacheError(f"{name}: files of this kind are not read; name files that end in {', '.join(filter(None, _LOADERS))}")
+    return _LOADERS[suffix]
+
+
+def _fields(dataset: Any) -> dict[str, bool]:
+    """{field: holds strings}; read from the first row where the loader does not know."""
+    if dataset.features is not None:
+        return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
+    first: dict[str, Any] = next(iter(dataset), {})
+    return {name: isinstance(value, str) for name, value in first.items()}

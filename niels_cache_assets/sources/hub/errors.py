@@ -1,0 +1,124 @@
+"""What goes wrong with the hub, told as "not reachable now" or "not there", with what to do, and never with a token in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from niels_cache_assets.sources.hub.tables import is_no_object
+from niels_cache_assets.sources.net.network import chain_of, endless_redirect, first_line, is_of_network, without_secrets
+from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+_TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses that say "later"
+_REFUSALS = {401, 403, 404}
+_MOST_REASON = 300  # characters
+_COPY = 'files = ["/path/to/copy/*.parquet"]'
+
+
+def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
+    """A sentence for a choice that does not exist: the closest one, and all of them (or the first twenty)."""
+    shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
+    if asked is None:
+        return f"set {what} to one of: {shown}"
+    close = difflib.get_close_matches(asked, choices, n=1)
+    return f"no {what} {asked!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
+
+
+@contextmanager
+def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
+    """Turn any error of the hub libraries into a NielsCacheError; SourceUnavailable where trying again later may help."""
+    try:
+        yield
+    except SourceUnavailable as error:
+        raise _unreachable(dataset, str(error)) from error
+    except NielsCacheError:
+        raise
+    except Exception as error:
+        raise _translated(error, dataset, revision) from error
+
+
+def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+    from huggingface_hub import errors, get_token
+
+    chain = chain_of(error)
+
+    def caused_by(*types: type[BaseException]) -> bool:
+        return any(isinstance(link, types) for link in chain)
+
+    for link in chain:
+        if isinstance(link, SourceUnavailable):  # what the transport gave up on, wrapped by a library
+            return _unreachable(dataset, str(link))
+    answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
+    statuses = {link.response.status_code for link in answers}
+    page = _page(dataset)
+    log_in = "log in with `hf auth login` or set HF_TOKEN"
+    if caused_by(errors.GatedRepoError) or "gated dataset" in str(error):
+        return NielsCacheError(f"{dataset}: this data set is gated; accept its terms at {page} and {log_in}")
+    if endless := endless_redirect(error):
+        return NielsCacheError(f"{dataset}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
+    if caused_by(errors.RevisionNotFoundError) and revision is None:
+        return NielsCacheError(f"{dataset}: the hub knows no newest commit of it; look at {page}/commits/main, or set pinned_revision")
+    if caused_by(errors.RevisionNotFoundError):
+        return NielsCacheError(f"{dataset}: no revision {revision!r}; see {page}/commits/main, or leave pinned_revision out")
+    if caused_by(errors.HFValidationError):
+        return NielsCacheError(f"{dataset!r} is no hub data set name; write owner/name")
+    if caused_by(errors.OfflineModeIsEnabled):
+        return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
+    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_of_network, chain))
+    if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
+        detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
+        return _unreachable(dataset, detail)
+    if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # 401 is how the hub hides private ones
+        return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
+    if 403 in statuses:
+        return NielsCacheError(
+            f"{dataset}: the hub refuses access (HTTP 403); see whether {page} asks for terms to be accepted, and {log_in}"
+        )
+    if 404 in statuses:
+        return NielsCacheError(f"{dataset}: the hub says that a file of it is not there (HTTP 404); look for it at {page}")
+    if caused_by(DataFilesNotFoundError):
+        return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
+    if caused_by(StopIteration):  # how the JSON loader meets a file without a row
+        return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
+    if any(map(is_no_object, chain)):
+        return NielsCacheError(f"{dataset}: a record is no JSON object; each line, or each item of one list, must hold one")
+    if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
+        return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds characters that no token has; copy it again")
+    if answers:
+        return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
+    return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
+
+
+def _page(dataset: str) -> str:
+    return f"https://huggingface.co/datasets/{dataset}"
+
+
+def _answer(error: HfHubHTTPError) -> str:
+    """The status, and the reason that the hub gives, if it does."""
+    reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
+    return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
+
+
+def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
+    """Without an answer a name that does not exist looks like a network that is away; what is known of it here is said."""
+    known = "this machine has read the data set before" if _was_read_before(dataset) else "so whether it has this data set is not known"
+    return SourceUnavailable(
+        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
+        f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
+    )
+
+
+def _was_read_before(dataset: str) -> bool:
+    """Whether the hub's library keeps something of it in its cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")).is_dir()

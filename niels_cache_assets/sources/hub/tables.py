@@ -1,0 +1,321 @@
+"""Tables as the hub's library reads them, and what is done to them on their way: which file and row each row is of, how many at a time,
+and columns of mixed types as the file holds them.
+
+All of it hangs into the library's loaders where nothing public does, so each function says what it relies on. Which data set is read, and
+which of its columns, is `hub`'s. Cost: two columns of numbers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import IO, Any
+
+from niels_cache_assets.sources.reading.encodings import (
+    CARRIED_MARKS,
+    MARK,
+    MARKS,
+    UTF8,
+    Damage,
+    carried,
+    damage_of,
+    decoded_blocks,
+    encoding_of,
+    unmarked,
+)
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.parquet_files import BATCH_BYTES, ParquetTable, in_pieces
+from niels_cache_assets.sources.reading.rows import column_values
+from niels_cache_runtime.errors import NielsCacheError
+
+ITER_ROWS = 1024  # rows turned into Python values at once; smaller batches cost more per row
+FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
+_TEXT_CHARACTERS = 1 << 20  # read at a time
+_ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # a literal first: that is fast
+_NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
+
+
+def file_name(url: str, local_names: dict[str, str]) -> str:
+    """Its name in the repository, or what `local_names` calls it."""
+    return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
+
+
+def with_origin(
+    dataset: Any,
+    columns: list[str],
+    local_names: dict[str, str],
+    start: tuple[str, int] | None,
+    read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
+) -> tuple[Any, list[str]]:
+    """The data set with two more columns: index of the file, and row in that file. And the names behind the indices.
+
+    Hugging Face's streams do not say where a row came from, and nothing public sits between the file reader and the shuffle. So the
+    function that yields a file's Arrow tables (the loader's, or `read_tables`) is wrapped; the library calls it for one file at a time, and
+    the order after a shuffle stays the same. What comes before `start` is left out.
+    """
+    import pyarrow as pa
+    from datasets import Features, IterableDataset, Value
+    from datasets.iterable_dataset import ArrowExamplesIterable
+
+    inner = dataset._ex_iterable
+    if not isinstance(inner, ArrowExamplesIterable):
+        raise NielsCacheError("this data set is not made of rows of text; choose one in Parquet, JSON, CSV or text files")
+    urls = _shard_urls(inner.kwargs)
+    names = [file_name(url, local_names) for url in urls]
+    index_of = {url: index for index, url in enumerate(urls)}
+    if start is not None and start[0] not in names:
+        raise NielsCacheError(f"{start[0]}: is not where it was among the files when this build began; build again with --force")
+    first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
+
+    # Of a hub's files an OSError may be the network, which hub_errors tells apart.
+    damaged = (pa.ArrowException, ValueError, EOFError, zlib.error, OSError if local_names else gzip.BadGzipFile)
+
+    def tables_with_origin(**kwargs: Any) -> Iterator[tuple[Any, pa.Table]]:
+        (url,) = _shard_urls(kwargs)
+        index, row = index_of[url], 0
+        if index < first:
+            return
+        try:
+            for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
+                end = row + len(table)
+                before = min(first_row - row, len(table)) if index == first and row < first_row else 0
+                row += before
+                table = table.select([*columns, *({DAMAGE} & {*table.column_names})]).slice(before)
+                if len(table) or not before:
+                    table = table.append_column(FILE, pa.repeat(pa.scalar(index, pa.int32()), len(table)))
+                    yield key, table.append_column(ROW, pa.array(range(row, end), pa.int64()))
+                row = end
+        except NielsCacheError:
+            raise
+        except damaged as error:
+            detail = "a record is no JSON object" if is_no_object(error) else error
+            raise NielsCacheError(f"{names[index]}: damaged, or not in the format its name says ({detail})") from error
+
+    info = dataset.info.copy()
+    if info.features is not None:
+        kept = {name: info.features[name] for name in columns}
+        info.features = Features({**kept, FILE: Value("int32"), ROW: Value("int64")})
+    traced = ArrowExamplesIterable(tables_with_origin, inner.kwargs, sleep_on_threads_shutdown=inner.sleep_on_threads_shutdown)
+    return IterableDataset(traced, info=info, split=dataset.split, token_per_repo_id=dataset._token_per_repo_id), names
+
+
+def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
+    """The files of a loader's arguments: Parquet calls them files, JSON, CSV and text base_files."""
+    return list(kwargs.get("base_files") or kwargs["files"])
+
+
+def is_no_object(error: BaseException) -> bool:
+    """Whether this is how the JSON loader meets a record that is no object: it or Arrow says something of columns, or of iterating."""
+    return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
+
+
+@lru_cache(maxsize=1)
+def survive_null_rows() -> None:
+    """Have the JSON loader give Arrow `{}` for rows that are `null`, which come to the same: where a block begins with one, Arrow's parser
+    ends the process (pyarrow 26).
+    """
+    from datasets.packaged_modules.json import json as loader
+
+    read_json = loader.paj.read_json
+
+    def without_null_rows(source: io.BytesIO, **settings: Any) -> Any:
+        content = source.getvalue()
+        if _ENDS_IN_NULL.search(content):
+            source = io.BytesIO(_NULL_ROW.sub(b"{}", content))
+        return read_json(source, **settings)
+
+    loader.paj = SimpleNamespace(**{**vars(loader.paj), "read_json": without_null_rows})
+
+
+def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
+    """The Python values of a column; of one that the JSON loader encoded because its types are mixed, what the file holds.
+
+    `encoding`, `damaged`: as of column_values. `recoded`: the bytes come from `decode_json`, so they are UTF-8 and may hold marks already.
+    The loader does not encode strings that are JSON already, so the string "6" cannot be told from the number.
+    """
+    import pyarrow as pa
+
+    if isinstance(column.type, pa.JsonType):
+        return [_decoded(value) for value in column.to_pylist()]
+    return column_values(column, UTF8, damaged, CARRIED_MARKS) if recoded else column_values(column, encoding, damaged)
+
+
+def _decoded(value: str | None) -> Any:
+    try:
+        return None if value is None else json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def decode_late_json(builder: Any) -> None:
+    """Decode columns whose types turn out to be mixed after the first 10 MB, when the schema says string already.
+
+    The loader hands them on JSON-encoded and unmarked. Strings are kept; the schema has no place for the rest, which become null.
+    """
+    import pyarrow as pa
+    from datasets import Json
+
+    cast = builder._cast_table
+
+    def decoding(table: Any, json_field_paths: Any = ()) -> Any:
+        for name in {path[0] for path in json_field_paths if len(path) == 1} & set(table.column_names):
+            if not isinstance((builder.info.features or {}).get(name), Json):
+                values = [_decoded(value) for value in table[name].to_pylist()]
+                strings = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
+                table = table.set_column(table.column_names.index(name), name, strings)
+        if builder.info.features is None:
+            json_field_paths = [path for path in json_field_paths if len(path) > 1]
+        return cast(table, json_field_paths=json_field_paths)
+
+    builder._cast_table = decoding
+
+
+def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
+    """What the text loader yields of the user's files, a row for each line, decoded as `encoding` and with a column DAMAGE."""
+    import pyarrow as pa
+
+    def tables(base_files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
+        for index, url in enumerate(base_files):
+            file = SourceFile(url, local_names.get(url, url))
+            with reading(file), open_bytes(file) as stream:
+                text = io.TextIOWrapper(stream, encoding=encoding_of(stream, encoding), errors=MARKS)  # any line end becomes a line feed
+                for number, marked in enumerate(_pieces(text)):
+                    lines = marked.split("\n")
+                    last = lines.pop()
+                    if keep_linebreaks:
+                        lines = [f"{line}\n" for line in lines]
+                    lines += [last] if last else []
+                    damage = [_packed(damage_of(line)) if MARK.search(line) else 0 for line in lines] if MARK.search(marked) else None
+                    texts = lines if damage is None else [*map(unmarked, lines)]
+                    columns = {"text": pa.array(texts, pa.string()), DAMAGE: pa.array(damage or [0] * len(lines), pa.int64())}
+                    yield (index, number), pa.table(columns)
+
+    return tables
+
+
+def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
+    """Whole lines, about a million characters at a time; the first without a byte order mark."""
+    piece = text.read(_TEXT_CHARACTERS).removeprefix("\ufeff")
+    while piece:
+        yield piece + text.readline()
+        piece = text.read(_TEXT_CHARACTERS)
+
+
+def _packed(damage: Damage) -> int:
+    return damage.size << 32 | damage.characters
+
+
+def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
+    """What a column DAMAGE says, by row."""
+    return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
+
+
+def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
+    """Have this JSON loader, which knows UTF-8 alone, read the user's files as `encoding`, or as their byte order marks say.
+
+    It reads with `open`, which its module takes for its own. Here the function that reads is given another one. Damage comes through it
+    as marks (`carried`).
+    """
+    from datasets.packaged_modules.json import json as loader
+
+    def opened(path: str, mode: str = "r", **_: Any) -> IO[Any]:
+        url = path.rsplit("::", 1)[-1]
+        stream = open_bytes(SourceFile(url, local_names.get(url, url)))
+        named = encoding_of(stream, encoding)
+        if named != UTF8:
+            stream = io.BufferedReader(_Recoded(stream, named))
+        return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=UTF8, errors="replace")
+
+    function = type(builder)._generate_tables
+    reader = FunctionType(
+        function.__code__, {**vars(loader), "open": opened}, function.__name__, function.__defaults__, function.__closure__
+    )
+    builder._generate_tables = MethodType(reader, builder)
+
+
+class _Recoded(io.RawIOBase):
+    """A stream as UTF-8, with marks."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._stream, self._blocks, self._is_start = stream, decoded_blocks(stream, encoding), True
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            text = next(self._blocks, None)
+            if text is None:
+                return 0
+            if text and self._is_start:
+                text, self._is_start = text.removeprefix("\ufeff"), False
+            self._waiting = carried(text)
+        piece, self._waiting = self._waiting[: len(buffer)], self._waiting[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
+    """What the Parquet loader yields, up to a thousand rows at a time: row groups may be large. `by_bytes`: fewer where rows are long.
+
+    The loader's own scanner runs ahead of a slow reader by up to 1 GiB of decoded text, whatever it is told; and to tokenize is slow. The
+    library's shuffle orders rows by the tables that they come in, so for that the tables are always the same.
+    """
+    import pyarrow as pa
+    from datasets import DownloadConfig
+    from datasets.utils.file_utils import xopen
+
+    download = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
+
+    def tables(files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
+        for index, file in enumerate(files):
+            with xopen(file, "rb", download_config=download) as stream:
+                parquet = ParquetTable(stream, name_of(file))
+                batches = parquet.batches(builder.config.columns, most_rows=ITER_ROWS, by_bytes=by_bytes)
+                for first, batch in batches:
+                    yield (index, first), builder._cast_table(pa.Table.from_batches([batch]))
+
+    return tables
+
+
+def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
+    """The rows of a data set in Arrow tables where the schema is known, else in columns of Python values. About a thousand rows at a time,
+    fewer where they are long.
+
+    Arrow gives the same order as plain iteration at a quarter of the cost. The library's own `iter` collects a thousand rows, however long;
+    its tables are asked for as they come wherever they need no shuffle.
+    """
+    if dataset.features is None:
+        from datasets.iterable_dataset import _examples_to_batch
+
+        for rows in _by_size(dataset):
+            yield _examples_to_batch(rows)
+        return
+    tables = dataset.with_format("arrow").iter(ITER_ROWS) if shuffled else (table for _, table in dataset._ex_iterable.iter_arrow())
+    for table in tables:
+        for first in range(0, len(table), ITER_ROWS):
+            yield from in_pieces(table.slice(first, ITER_ROWS))
+
+
+def _by_size(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(batch) == ITER_ROWS or characters >= BATCH_BYTES:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,98 @@
+"""What can be known of every data set before hours are spent on one: that its files are there and hold what its table says.
+
+Costs the first rows of local files, the columns of every Parquet file, and one request for each data set of the hub until that is away.
+What cannot be asked now is no finding: the build waits for it. Nothing is tokenized or written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from niels_cache_assets.config.registry import CONFIG_NAME, Registry
+from niels_cache_assets.show.wording import counted
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.types import PATH_KEYS, Source, SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES
+
+ONE_TRY = 0.0  # seconds for which a request that fails is repeated: a build asks for longer
+
+
+class InputProblem(NamedTuple):
+    """`table`: "pretrain.books". `is_away`: what it is read from cannot be asked now."""
+
+    table: str
+    message: str
+    is_away: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.table}] {self.message}"
+
+
+class BadInputs(NielsCacheError):
+    """Data sets that cannot be built as they are configured: `lines` has one for each."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = list(lines)
+        super().__init__("\n".join(self.lines))
+
+
+def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
+    """What is wrong with the data sets that can be built, or those of `names`, in order. `offline`: files on other machines are left out.
+
+    The hub is not asked here.
+    """
+    wanted = None if names is None else set(names)
+    for family in FAMILIES:
+        for name in registry.partition_keys(family):
+            source = registry.source(name)
+            if (wanted is not None and name not in wanted) or (offline and is_remote(source)):
+                continue
+            try:
+                with briefly(seconds=ONE_TRY):
+                    source.check_input(registry.pretrain)
+            except NielsCacheError as error:
+                yield InputProblem(f"{family}.{name}", str(error), isinstance(error, SourceUnavailable))
+            except Exception:  # a bug of the source, no fault of the data: its build says where
+                continue
+
+
+def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
+    """Data sets of the hub that are not there or refused. The first that cannot be reached ends it, and is told of as away."""
+    wanted = None if names is None else set(names)
+    for family in FAMILIES:
+        for name in registry.partition_keys(family):
+            source = registry.source(name)
+            if (wanted is not None and name not in wanted) or not isinstance(source, HubData) or source.local_key:
+                continue
+            try:
+                with briefly(seconds=ONE_TRY):
+                    source.revision(registry.pretrain)
+            except SourceUnavailable as error:
+                yield InputProblem(f"{family}.{name}", str(error), is_away=True)
+                return
+            except NielsCacheError as error:
+                yield InputProblem(f"{family}.{name}", str(error))
+
+
+def is_remote(source: Source) -> bool:
+    """Whether its files lie on another machine."""
+    return "://" in str([getattr(source, key, None) for key in PATH_KEYS])
+
+
+def require_inputs(registry: Registry, names: Iterable[str]) -> None:
+    """Raise BadInputs with everything that is wrong with these data sets, and with what the tokenizer is trained on."""
+    every = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    if not every and not registry.tokenizer.train_on:
+        raise NielsCacheError(
+            f"{registry.origin}: names no data set to train a tokenizer on; add one (niels-cache catalog lists those that ship with it), "
+            f'or profile = "default" at the top of {CONFIG_NAME} for those that were built before without being named'
+        )
+    looked_at = {*names, *(every if registry.tokenizer.train_on is None else registry.tokenizer.train_on)}
+    found = [*input_problems(registry, looked_at), *hub_problems(registry, looked_at)]
+    problems = [problem for problem in found if not problem.is_away]
+    if problems:
+        head = f"{registry.origin}: {counted(len(problems), 'data set')} cannot be read, so nothing was built"
+        raise BadInputs([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])

@@ -1,0 +1,296 @@
+"""Pages of a MediaWiki XML dump, streamed: `read_pages`.
+
+Format: the export schema, mediawiki.org/xml/export-0.11, in any version: the namespace is not looked at. Read by the standard library's
+expat, event by event: memory is one page and a block of the file, whatever the dump's size; of a page with a history the last revision
+stays. A pass that starts in the middle of a dump seeks to a page where the file is not compressed, else it parses up to there: expat is
+faster than decompression. What wikitext means is not known here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+from xml.parsers import expat
+
+from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, damage_of, encoding_of
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
+from niels_cache_assets.sources.reading.places import FilePosition
+from niels_cache_runtime.errors import NielsCacheError
+
+_BLOCK = 1 << 18
+_MAX_DEPTH = 64  # of elements; a dump has five
+_MAX_MARKUP_BYTES = 1 << 20  # of one tag, or one comment: expat scans it from its beginning with every block
+_MAX_NAME = 1000  # characters of an element's name, its namespace included
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
+_NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
+_KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
+
+
+class Page(NamedTuple):
+    """A page of a dump; `row` counts pages from 0. `text` is None where the dump holds none (deleted revisions, dumps of titles).
+
+    `replaced_bytes`: those of the page that U+FFFD stands for, `replaced`: such characters in `text`, `has_nul`: whether one was a NUL.
+    """
+
+    row: int
+    id: str
+    title: str
+    namespace: int
+    redirect: bool
+    model: str
+    text: str | None
+    replaced_bytes: int = 0
+    replaced: int = 0
+    has_nul: bool = False
+
+
+class _Replaced(NamedTuple):
+    """U+FFFD that expat is given, between two tags: where the first is, in the bytes that it was given, for how many bytes they all stand,
+    how many they are, and whether one stands for a NUL.
+    """
+
+    at: int
+    size: int
+    characters: int
+    has_nul: bool
+
+
+class _Handler:
+    """Collects the pages that expat's events tell of; the first of them is page `row` of the dump."""
+
+    def __init__(self, where: str, limit: int, row: int) -> None:
+        self.pages: list[Page] = []
+        self.starts: list[int] = []  # of each of them, in bytes that expat was given
+        self.ended = False  # the root element is closed
+        self.parser = expat.ParserCreate(namespace_separator=" ")
+        self.parser.buffer_text = True
+        self.parser.buffer_size = _BLOCK
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.data
+        self.parser.StartDoctypeDeclHandler = _refuse_doctype
+        self._where = where
+        self._limit = limit
+        self._path: list[str] = []
+        self._values: dict[str, str] = {}
+        self._parts: list[str] | None = None  # of the element that is being collected
+        self._collected = 0  # characters in them
+        self._redirect = False
+        self._start = 0
+        self._text = (0, 0)  # where the text of the page begins and ends, as `starts`
+        self.replaced: deque[_Replaced] = deque()  # what was given and is behind the last page, in order
+        self._row = row
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        name = tag.rpartition(" ")[2]
+        if not self._path and name != "mediawiki":
+            raise ValueError(f"the outermost element is <{name[:_MAX_NAME]}>, not <mediawiki>")
+        if len(self._path) >= _MAX_DEPTH or len(tag) > _MAX_NAME:
+            raise ValueError("its elements are nested deeper, or have longer names, than those of any dump")
+        parent = self._path[-1] if self._path else ""
+        self._path.append(name)
+        if name == "page":
+            self._values, self._redirect = {}, False
+            self._start = self.parser.CurrentByteIndex
+        elif parent == "page" and name == "redirect":
+            self._redirect = True
+        elif name == "revision":
+            self._values.pop("text", None)
+        self._parts = [] if f"{parent}/{name}" in _KEPT and "deleted" not in attributes else None
+        if name == "text":
+            self._text = (self.parser.CurrentByteIndex,) * 2
+        self._collected = 0
+
+    def data(self, text: str) -> None:
+        if self._parts is not None:
+            self._parts.append(text)
+            self._collected += len(text)
+            if self._collected > self._limit:
+                refuse_length(f"{self._where}: page {self._row}", self._limit)
+
+    def end(self, tag: str) -> None:
+        name = self._path.pop()
+        if self._parts is not None:
+            self._values[_KEPT[f"{self._path[-1]}/{name}"]] = "".join(self._parts)
+            self._parts = None
+        if name == "text":
+            self._text = (self._text[0], self.parser.CurrentByteIndex)
+        if name == "page":
+            values = self._values
+            replaced = self._replaced_in_page()
+            in_text = [each for each in replaced if self._text[0] <= each.at < self._text[1]]
+            namespace = values.get("namespace", "0").strip()
+            self.pages.append(
+                Page(
+                    row=self._row,
+                    id=values.get("id", "").strip(),
+                    title=values.get("title", "").strip(),
+                    namespace=int(namespace) if re.fullmatch(r"-?\d{1,9}", namespace) else 0,
+                    redirect=self._redirect,
+                    model=values.get("model", "wikitext").strip(),
+                    text=values.get("text"),
+                    replaced_bytes=sum(each.size for each in replaced),
+                    replaced=sum(each.characters for each in in_text),
+                    has_nul=any(each.has_nul for each in in_text),
+                )
+            )
+            self.starts.append(self._start)
+            self._row += 1
+            self._values = {}
+        self.ended = not self._path
+
+    def _replaced_in_page(self) -> list[_Replaced]:
+        """What was replaced in the page that ends here; what was before it is forgotten."""
+        found = []
+        while self.replaced and self.replaced[0].at < self.parser.CurrentByteIndex:
+            each = self.replaced.popleft()
+            if each.at >= self._start:
+                found.append(each)
+        return found
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise ValueError("it declares a document type, which no dump does")
+
+
+def read_pages(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+) -> Iterator[Page]:
+    """The pages from `position` on, in the order of the dump. Bytes that are not of `encoding`, and characters that XML cannot hold (NULs),
+    become U+FFFD, and the page says how many.
+
+    A dump that is damaged, cut or no XML, has a page of more than `limit` characters, or a tag or comment that no dump has, raises
+    NielsCacheError with file and offset; with `on_damage` one with damage ends before that.
+    """
+    position = position or FilePosition()
+    damaged: list[DamagedFile] = []
+
+    def remember(error: DamagedFile) -> None:
+        damaged.append(error)
+        on_damage(error)  # type: ignore[misc]
+
+    with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+        encoding = encoding_of(stream, encoding)
+        header = _seek(stream, position)
+        handler = _Handler(file.name, limit, position.offset_row)
+        parser = handler.parser
+        given, offset = len(header.encode()), position.offset  # bytes that expat has, and where in the file they end
+        _parse(parser, header, file.name)  # what is wrong with it is wrong with the next piece too
+        for text, begin, end, replaced in _decoded(stream, offset, encoding):
+            handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
+            problem = _parse(parser, text, file.name)
+            size = len(text.encode())
+            # U+FFFD is never shorter than what it replaces, so of equal sizes every byte is in its place; in other encodings none is.
+            yield from _given(handler, position, after=given, offset=begin if encoding == UTF8 and size == end - begin else None)
+            given, offset = given + size, end
+            if problem:
+                break
+            if given - parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
+                where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
+                raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, which none of a dump is; take it out")
+        else:
+            problem = _parse(parser, "", file.name, last=True)  # expat may have kept the end of a block for later
+            yield from _given(handler, position, after=given, offset=None)
+            problem = problem if handler.ended else "the dump ends before </mediawiki>"
+        if problem and not damaged:
+            where = f"near byte {_place(parser, given, offset)}"
+            error = DamagedFile(f"{file.name}: not a whole MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true")
+            if on_damage is None:
+                raise error
+            on_damage(error)
+
+
+def _seek(stream: IO[bytes], position: FilePosition) -> str:
+    """Bring the stream to the page that the position knows of; what expat needs before it: all that stands before the first page."""
+    header = b""
+    if position.offset and stream.seekable():
+        header, page, _ = stream.read(_BLOCK).partition(b"<page")
+        if not page:
+            header, position.offset = b"", 0
+        stream.seek(0)
+    position.seek(stream)
+    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # of UTF-8: no other has an offset
+
+
+def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
+    """The collected pages that are still to be given. `offset`: where in the file what expat was given `after` so many bytes begins."""
+    for page, start in zip(handler.pages, handler.starts, strict=True):
+        if page.row >= position.row:
+            position.row = page.row + 1
+            if offset is not None and start >= after:
+                position.offset, position.offset_row = offset + start - after, page.row
+            yield page
+    handler.pages.clear()
+    handler.starts.clear()
+
+
+def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
+    """The byte of the file that expat is at."""
+    return max(offset - given + parser.CurrentByteIndex, 0)
+
+
+def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
+    """What is wrong with this piece of the dump, or nothing."""
+    try:
+        parser.Parse(text, last)
+    except expat.ExpatError as error:
+        return expat.ErrorString(error.code) or str(error)
+    except NielsCacheError:
+        raise
+    except ValueError as error:
+        raise NielsCacheError(f"{name}: not a MediaWiki dump: {error}; name the dump of pages (pages-articles.xml)") from error
+    return ""
+
+
+def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[str, int, int, list[_Replaced]]]:
+    """(text, where in the file it begins, and ends, what was replaced) of the pieces of a stream that is at `offset`, and that goes on in
+    `encoding`. A byte order mark is in none.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(MARKS)
+    begin, read = offset, offset
+    while block := stream.read(_BLOCK):
+        is_first = not read
+        read += len(block)
+        text = decoder.decode(block)
+        if is_first and encoding == UTF8 and block.startswith(codecs.BOM_UTF8):
+            begin = len(codecs.BOM_UTF8)
+        end = read - len(decoder.getstate()[0])
+        text, replaced = _readable(text.removeprefix("\ufeff") if is_first else text)
+        yield text, begin, end, replaced
+        begin = end
+    text, replaced = _readable(decoder.decode(b"", final=True))
+    yield text, begin, read, replaced
+
+
+def _readable(text: str) -> tuple[str, list[_Replaced]]:
+    """The text with U+FFFD for marks and for what XML cannot hold; `at` is in bytes from its beginning.
+
+    Elements begin and end at "<", so what is replaced between two of those is one entry: a page may be damaged from end to end.
+    """
+    replaced: list[_Replaced] = []
+    if not _NOT_XML.search(text):
+        return text, replaced
+    readable = _NOT_XML.sub("\ufffd", text)
+    last = at = 0
+    for found in _NOT_XML_TO_TAG.finditer(text):
+        at += len(readable[last : found.start()].encode())
+        last = found.start()
+        characters = Counter(_NOT_XML.findall(found[0]))
+        size = sum(count * _bytes_of(character) for character, count in characters.items())
+        replaced.append(_Replaced(at, size, characters.total(), "\0" in characters))
+    return readable, replaced
+
+
+def _bytes_of(character: str) -> int:
+    """How many bytes of the file a mark, or a character that XML cannot hold, stands for."""
+    return damage_of(character).size or len(character.encode())

@@ -1,0 +1,139 @@
+"""Files at http(s) addresses as an fsspec file system, over the transport that the hub is read with.
+
+Servers that give ranges are read in blocks, also out of order (Parquet needs that); others from the beginning to the end, once. Every
+answer must be of the version that was there when the file was opened. Nothing is listed: an address names one file. fsspec's own file
+system for http(s) needs another client library, and neither goes on where a body broke nor looks at what version it is of.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from huggingface_hub.utils import httpx
+
+from niels_cache_assets.sources.net.http_answers import Validator, validator_of
+from niels_cache_assets.sources.net.network import shown
+from niels_cache_assets.sources.net.transport import CHANGED_TRIES, made_patient
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class HttpFiles(AbstractFileSystem):
+    """Read only. Settings of other http(s) file systems are taken and ignored."""
+
+    protocol = ("http", "https")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def unstrip_protocol(self, name: str) -> str:
+        return name
+
+    def glob(self, path: str, *, detail: bool = False, **settings: Any) -> Any:
+        return {path: self.info(path)} if detail else [path]
+
+    def exists(self, path: str, **settings: Any) -> bool:
+        try:
+            return bool(self.info(path))
+        except FileNotFoundError:
+            return False
+
+    def isdir(self, path: str) -> bool:
+        return False
+
+    def info(self, path: str, **settings: Any) -> dict[str, Any]:
+        """Size and version, on which two answers must agree: one alone may be wrong, and the file would be measured by it.
+
+        Raises FileNotFoundError, or NielsCacheError where access is refused.
+        """
+        answers = [_probed(path)]
+        while answers.count(answers[-1]) < 2:
+            if len(answers) > CHANGED_TRIES:
+                raise NielsCacheError(f"{shown(path)}: the server names another version each time it is asked; download the file")
+            answers.append(_probed(path))
+        return answers[-1]
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:
+        info = self.info(path)
+        validator = Validator(info["ETag"], info["size"])
+        if not info["ranges"]:
+            return io.BufferedReader(_WithoutRanges(path, validator), 1 << 18)
+        return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=validator)
+
+
+def _probed(path: str) -> dict[str, Any]:
+    """What the headers of an answer say."""
+    with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
+        if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # it has no first byte
+            return {"name": path, "type": "file", "size": 0, "ETag": None, "ranges": True}
+        _refuse_errors(answer)
+        tag, size = validator_of(answer)
+        return {"name": path, "type": "file", "size": size, "ETag": tag, "ranges": answer.status_code == 206 and size is not None}
+
+
+class _HttpFile(AbstractBufferedFile):
+    """A file in blocks, which fsspec keeps a few of."""
+
+    def __init__(self, *args: Any, validator: Validator, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._validator = validator
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        headers, extensions = {"Range": f"bytes={start}-{end - 1}"}, {"validator": self._validator}
+        with _client(os.getpid()).stream("GET", self.path, headers=headers, extensions=extensions) as answer:
+            _refuse_errors(answer)
+            return b"".join(answer.iter_raw())
+
+
+class _WithoutRanges(io.RawIOBase):
+    """A file as it comes."""
+
+    def __init__(self, url: str, validator: Validator) -> None:
+        client = _client(os.getpid())
+        self._url = url
+        self._answer = client.send(client.build_request("GET", url, extensions={"validator": validator}), stream=True)
+        _refuse_errors(self._answer)
+        self._chunks = self._answer.iter_raw()
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._waiting = memoryview(chunk)
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return count
+
+    def seek(self, *args: Any) -> NoReturn:
+        raise NielsCacheError(f"{shown(self._url)}: the server gives no parts of files (HTTP ranges), which this needs; download the file")
+
+    def close(self) -> None:
+        if not self.closed:
+            self._answer.close()
+        super().close()
+
+
+@lru_cache(maxsize=1)
+def _client(process: int) -> httpx.Client:
+    """One for a process: connections do not live through a fork."""
+    return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # transport.READ_SECONDS
+
+
+def _refuse_errors(answer: httpx.Response) -> None:
+    where, status = shown(str(answer.url)), answer.status_code
+    if status in (404, 410):
+        raise FileNotFoundError(2, "no such file on the server", where)
+    if status in (401, 403):
+        raise NielsCacheError(f"{where}: the server refuses access (HTTP {status}); check the address and that it needs no log-in")
+    if status >= 400:
+        raise NielsCacheError(f"{where}: the server answers HTTP {status}; check the address")

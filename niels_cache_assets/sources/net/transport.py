@@ -1,0 +1,283 @@
+"""The HTTP transport below huggingface_hub and our http(s) files: asks again where that may help, and gives no byte that may be wrong.
+
+Asked again: connections that fail, end early, stall or drip; HTTP 408, 429 and 5xx (after Retry-After); answers that are not what was asked
+for (other bytes than the Range, another commit than the address's, another ETag or size than the file's, an API's JSON that is none). A
+body that breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is
+read again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in
+memory until they are whole.
+Importing this imports huggingface_hub: `network.install` does that when it is needed.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+from huggingface_hub.utils import httpx
+
+from niels_cache_assets.sources.net.http_answers import (
+    Broken,
+    Validator,
+    check_content,
+    check_part,
+    commit_of,
+    part_of,
+    range_of,
+    retry_after,
+    validator_of,
+)
+from niels_cache_assets.sources.net.network import Tries, shown
+from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings less in that time is asked for again
+WHOLE_BYTES = 32 << 20
+EXPLANATION_BYTES = 1 << 16
+CHANGED_TRIES = 5  # a server that names another version so often means it
+
+_LENGTHS = ("content-length", "transfer-encoding")
+_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+
+
+def made_patient(client: httpx.Client) -> httpx.Client:
+    """The client, with its transports (the proxies' too) wrapped."""
+    client._transport = PatientTransport(client._transport)
+    client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
+    return client
+
+
+class PatientTransport(httpx.BaseTransport):
+    """Understands request extensions: `validator`, which the answer must have; `headers_only`, where neither its body nor the Range
+    matters; `may_begin_again`, where the whole is as good as the Range.
+    """
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # by path, and whether two answers agreed on it
+        self._linked: dict[str, Validator] = {}  # by the address that the hub sent us to
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        timeouts = request.extensions.get("timeout") or {}
+        timeouts = {kind: timeouts.get(kind) or READ_SECONDS for kind in ("connect", "read", "write", "pool")}
+        request.extensions = {**request.extensions, "timeout": timeouts}
+        request.headers["Accept-Encoding"] = "identity"  # lengths and offsets are those of the file
+        if linked := self._linked.pop(str(request.url), None):
+            request.extensions["linked"] = linked
+        tries = Tries(str(request.url))
+        while True:
+            response = self._answer(request, tries)
+            if request.method == "GET" and "X-Linked-ETag" in response.headers and (location := response.headers.get("Location")):
+                self._linked[str(request.url.join(location))] = validator_of(response)
+            if request.method == "HEAD" or response.status_code not in (200, 206) or "headers_only" in request.extensions:
+                tries.progressed()
+                return response if response.status_code < 300 or request.method == "HEAD" else _with_short_body(response)
+            body = _Body(self, request, response, tries)
+            try:
+                body.wait_for_head()
+            except Broken as error:
+                response.close()
+                tries.failed(str(error))
+                continue
+            return httpx.Response(response.status_code, headers=response.headers, stream=body, extensions=response.extensions)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
+        """Bytes of the answer by all that is known of its file; None where nothing is. Its own length may be missing."""
+        if response.status_code == 206:
+            part = part_of(response)
+            return part[1] - part[0] + 1 if part else None
+        known = (validator_of(response), request.extensions.get("validator"), self._hub_files.get(request.url.path, (None,))[0])
+        return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
+
+    def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
+        """An answer whose status and headers are those of what was asked for, or which the caller has to judge."""
+        changes = 0
+        path = request.url.path
+        commit = commit_of(path)
+        while True:
+            try:
+                if request.method in ("GET", "HEAD") and commit is not None and path not in self._hub_files:
+                    head = httpx.Request("HEAD", request.url, headers=_without_range(request), extensions=request.extensions)
+                    response = self._checked(head, commit)
+                    if response.status_code >= 400 and request.method == "HEAD":
+                        return response
+                    response.close()
+                    if response.status_code < 400:
+                        self._hub_files[path] = validator_of(response), False
+                return self._checked(request, commit)
+            except Broken as error:
+                changes = changes + 1 if error.changed else 0
+                if changes >= CHANGED_TRIES:
+                    raise NielsCacheError(f"{shown(str(request.url))}: the file changed while it was read; run the build again") from error
+                tries.failed(str(error), error.retry_after)
+
+    def _checked(self, request: httpx.Request, commit: str | None) -> httpx.Response:
+        try:
+            response = self._inner.handle_request(request)
+        except _FAILURES as error:
+            if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLCertVerificationError):
+                raise NielsCacheError(f"{shown(str(request.url))}: its certificate is not trusted ({error}); check the address") from error
+            raise Broken(_words(error)) from error
+        try:
+            self._check(request, response, commit)
+        except Broken:
+            response.close()
+            raise
+        return response
+
+    def _check(self, request: httpx.Request, response: httpx.Response, commit: str | None) -> None:
+        status, validator = response.status_code, validator_of(response)
+        if status in (408, 429) or status >= 500:
+            raise Broken(f"HTTP {status}", retry_after=retry_after(response))
+        if status >= 400:
+            return
+        path = request.url.path
+        if commit is not None:
+            if response.headers.get("X-Repo-Commit", commit) != commit:
+                raise Broken("the answer is of another commit")
+            known, sure = self._hub_files.get(path, (validator, False))
+            if known.differs(validator):
+                if not sure:
+                    self._hub_files.pop(path, None)  # which of the two is wrong is for further answers to tell
+                raise Broken("the answer is of another version of the file")
+            if path in self._hub_files:
+                self._hub_files[path] = known, True
+        linked = request.extensions.get("linked")
+        if linked is not None and linked.size not in (validator.size, None):
+            raise Broken("the answer is of another version of the file")
+        expected = request.extensions.get("validator")
+        if expected is not None and expected.differs(validator):
+            raise Broken("the answer is of another version of the file", changed=True)
+        check_part(request, response, whole_is_fine=bool({"headers_only", "may_begin_again"} & set(request.extensions)))
+
+
+class _Body(httpx.SyncByteStream):
+    """The bytes of an answer, in order, from as many answers as that takes; `wait_for_head` alone may raise Broken."""
+
+    def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
+        self._transport, self._request, self._response, self._tries = transport, request, response, tries
+        self._first = response
+        self._given = 0
+        self._chunks = self._all()
+        self._head: list[bytes] = []
+        self._restartable = True
+
+    def wait_for_head(self) -> None:
+        """Hold what comes up to 32 MiB. A body that is whole by then is checked as far as its answer allows."""
+        waiting = 0
+        for chunk in self._chunks:
+            self._head.append(chunk)
+            waiting += len(chunk)
+            if waiting > WHOLE_BYTES:
+                self._restartable = False
+                return
+        check_content(self._request, self._first, b"".join(self._head))
+        self._tries.progressed()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain(self._head, self._chunks)
+
+    def close(self) -> None:
+        self._chunks.close()
+        self._response.close()
+
+    def _all(self) -> Any:
+        skip = counted = 0
+        while True:
+            size = self._transport.size_of_body(self._request, self._first)
+            try:
+                for chunk in _chunks(self._response):
+                    passed_over = min(skip, len(chunk))
+                    skip -= passed_over
+                    if passed_over < len(chunk):
+                        self._given += len(chunk) - passed_over
+                        if size is not None and self._given > size:
+                            raise Broken(f"the answer holds more than the {size} bytes that there are", spoilt=True)
+                        yield chunk[passed_over:]
+                if size is not None and self._given < size:
+                    raise Broken(f"the answer ends after {self._given} of {size} bytes")
+                return
+            except Broken as error:
+                self._response.close()
+                ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
+                hindrance = self._hindrance(error)
+                if self._restartable and (hindrance or not ranges):
+                    raise
+                if hindrance:
+                    raise SourceUnavailable(f"{shown(str(self._request.url))}: {error} in the middle, and {hindrance}") from error
+                if self._given - counted >= STALL_BYTES:  # what was read again up to here counts for nothing
+                    counted = self._given
+                    self._tries.progressed()
+                self._tries.failed(str(error))
+            self._response = self._transport._answer(self._rest(), self._tries)
+            if self._response.status_code not in (200, 206):
+                raise httpx.ReadError(f"HTTP {self._response.status_code} in the middle of the file")
+            skip = self._given if self._response.status_code == 200 else 0
+
+    def _hindrance(self, error: Broken) -> str:
+        """Why the rest of the body cannot be asked for; empty where it can."""
+        if validator_of(self._first).tag is None:
+            return "the server names no version to go on with"
+        if "Range" in self._request.headers and range_of(self._request) is None:
+            return "what is left of such a range cannot be named"
+        return "what came before may not be of the file either" if error.spoilt else ""
+
+    def _rest(self) -> httpx.Request:
+        first, last = range_of(self._request) or (0, None)
+        headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
+        extensions = {"validator": validator_of(self._first), **self._request.extensions}
+        if "linked" in extensions:
+            del extensions["validator"]  # each server of a store may have tags of its own; its addresses name contents
+        if self._first.status_code == 200:  # also to a Range from the first byte
+            extensions["may_begin_again"] = True
+        return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
+
+
+def _chunks(response: httpx.Response) -> Iterator[bytes]:
+    in_window = 0
+    seconds = 0.0  # of waiting for the server: what the reader does in between is not its fault
+    stream = iter(response.stream)  # type: ignore[arg-type]
+    while True:
+        begin = time.monotonic()
+        try:
+            chunk = next(stream, None)
+        except _FAILURES as error:
+            raise Broken(_words(error)) from error
+        if chunk is None:
+            response.close()
+            return
+        in_window += len(chunk)
+        seconds += time.monotonic() - begin
+        yield chunk
+        if seconds >= STALL_SECONDS:
+            if in_window < STALL_BYTES:
+                raise Broken(f"only {in_window} bytes in {seconds:.0f} s")
+            in_window, seconds = 0, 0.0
+
+
+def _with_short_body(response: httpx.Response) -> httpx.Response:
+    """A redirect or error, whose body may explain something, as far as it came."""
+    content = b""
+    with suppress(Broken):
+        for chunk in _chunks(response):
+            content += chunk
+            if len(content) > EXPLANATION_BYTES:
+                break
+    response.close()
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _LENGTHS]
+    return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(content), extensions=response.extensions)
+
+
+def _without_range(request: httpx.Request) -> dict[str, str]:
+    return {name: value for name, value in request.headers.items() if name.lower() != "range"}
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__} ({error})" if str(error) else type(error).__name__

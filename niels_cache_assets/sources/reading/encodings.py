@@ -1,0 +1,372 @@
+"""How bytes of files become text: `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a pass.
+
+Bytes that are not of the encoding become U+FFFD, as Python's "replace" has it. They are counted where they are decoded, so that a U+FFFD
+that the file itself holds is none of them: the error handler here leaves a mark, a lone surrogate that says how many bytes it stands for
+and that no decoder of a file makes. The reader that meets marks gives the text without them, and the marked text beside it.
+
+A byte order mark is stronger than `encoding`. Cost: clean text is decoded strictly, as fast as ever; only what fails is decoded again.
+Lines of UTF-8 are split before they are decoded, and a pass can seek to one; lines of other encodings are split after, and a pass that
+starts in the middle of such a file decodes what comes before. What a document is belongs to the sources.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import IO, Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from niels_cache_assets.sources.reading.compressed import OnDamage
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, LimitsDocuments, read_whole, refuse_length
+from niels_cache_assets.sources.reading.places import FilePosition
+from niels_cache_assets.sources.types import StreamContext
+
+UTF8 = "utf-8"
+NOT_TEXT = "not_text"
+REPLACED = "replaced"
+MAX_REPLACED_SHARE = 0.01
+MARKS = "niels_cache_marks"  # the error handler that leaves marks
+CARRIED_MARKS = "niels_cache_carried_marks"  # the same, for bytes that hold marks already (`carried`)
+MARK = re.compile("[\udc01-\udcff]")
+
+_SET_ENCODING = 'set the key encoding to what the files are in, such as encoding = "latin-1"'
+_BOMS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before that of UTF-16, which it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, UTF8),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_BOM = "\ufeff"
+_BLOCK = 1 << 18
+_NAMED_FILES = 20  # with the most, in facts; the one that is being read is kept beside them
+_SHOWN_FILES = 3
+_JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
+
+
+class DecodesText(LimitsDocuments):
+    """Keys of the kinds that read files: how their bytes become text."""
+
+    encoding: str = Field(
+        UTF8, description="Python's name of the files' encoding; a byte order mark is stronger. Of Parquet: of strings that are not UTF-8"
+    )
+    max_replaced_share: float = Field(
+        MAX_REPLACED_SHARE,
+        ge=0,
+        le=1,
+        strict=False,
+        description="A document is dropped (`not_text`) with a NUL, or a larger share of characters for bytes that are not of `encoding`",
+    )
+
+    def describe(self) -> dict[str, Any]:
+        """As of every source, and another encoding than the default."""
+        return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
+
+    @field_validator("encoding")
+    @classmethod
+    def _of_text(cls, value: str) -> str:
+        return text_encoding(value)
+
+
+def text_encoding(name: str) -> str:
+    """The one name that Python has for a text encoding. Raises ValueError with the nearest choice for anything else."""
+    if not _makes_text(name):
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), _encoding_names(), n=1)
+        raise ValueError(f"is not a text encoding that Python knows; did you mean {near[0] if near else UTF8!r}?")
+    codec = codecs.lookup(name).name
+    return UTF8 if codec == "utf-8-sig" else codec
+
+
+def _makes_text(name: str) -> bool:
+    """Whether files can be decoded so, with marks and block by block. rot13 and base64 make no text of bytes."""
+    try:
+        encoding = encoding_at(b"", codecs.lookup(name).name)
+        codecs.getincrementaldecoder(encoding)(MARKS).decode(b"\x00\xff", final=True)
+        b"\x00\xff".decode(encoding, MARKS)
+    except (LookupError, ValueError, TypeError, AssertionError):
+        return False
+    return True
+
+
+def _encoding_names() -> list[str]:
+    from encodings.aliases import aliases
+
+    names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
+    return sorted({UTF8, "latin-1", *filter(_makes_text, names)})
+
+
+def _mark(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return chr(0xDC00 + max(1, min(error.end - error.start, 255))), error.end
+
+
+def _carried_mark(error: UnicodeError) -> tuple[str, int]:
+    if isinstance(error, UnicodeDecodeError) and 0xB0 <= (piece := error.object[error.start : error.start + 3] + b"\0\0")[1] <= 0xB3:
+        with suppress(UnicodeDecodeError):
+            if MARK.match(mark := piece[:3].decode(errors="surrogatepass")):
+                return mark, error.start + 3
+    return _mark(error)
+
+
+codecs.register_error(MARKS, _mark)
+codecs.register_error(CARRIED_MARKS, _carried_mark)
+
+
+class Damage(NamedTuple):
+    """Bytes that were replaced, and characters that stand for them."""
+
+    size: int
+    characters: int
+
+
+NO_DAMAGE = Damage(0, 0)
+
+
+def damage_of(marked: str) -> Damage:
+    """What the marks of a text say."""
+    marks = MARK.findall(marked)
+    return Damage(sum(ord(mark) - 0xDC00 for mark in marks), len(marks))
+
+
+def unmarked(marked: str) -> str:
+    return MARK.sub("\ufffd", marked)
+
+
+def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
+    """(text, the same with marks or None where nothing was replaced)."""
+    try:
+        return data.decode(encoding), None
+    except UnicodeDecodeError:
+        marked = data.decode(encoding, errors)
+        return unmarked(marked), marked
+
+
+def carried(text: str) -> bytes:
+    """A text with marks as bytes, for a way that takes only those; CARRIED_MARKS finds the marks again."""
+    return text.encode(errors="surrogatepass")
+
+
+def encoding_at(head: bytes, encoding: str) -> str:
+    """The encoding of what begins so: what its byte order mark says, else `encoding`, little-endian where that does not say."""
+    return next(
+        (named for bom, named in _BOMS if head.startswith(bom)), {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
+    )
+
+
+def encoding_of(stream: IO[bytes], encoding: str) -> str:
+    """As encoding_at, of a newly opened stream, of which nothing is taken."""
+    peek = getattr(stream, "peek", None)
+    return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
+
+
+def read_text(
+    file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
+) -> tuple[str, str | None]:
+    """The whole file without its byte order mark, as of `decode`. Line ends stay as they are.
+
+    Raises NielsCacheError for one of more than `limit` bytes, decompressed.
+    """
+    with reading(file), open_bytes(file, on_damage) as stream:
+        data = read_whole(stream, file.name, limit)
+    text, marked = decode(data, encoding_at(data[:4], encoding))
+    return text.removeprefix(_BOM), None if marked is None else marked.removeprefix(_BOM)
+
+
+def read_lines(
+    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str = UTF8, *, is_start: bool = True
+) -> Iterator[tuple[int, str, str | None]]:
+    """(index from 0, line with its end, the same with marks or None) from `position` on, which is behind every line that is given.
+
+    A newly opened stream, or with `is_start` False one that is inside a file, behind its byte order mark. That is in no line; only a line
+    feed ends one. Raises NielsCacheError for a line of more than `limit` bytes.
+    """
+    encoding = encoding_of(stream, encoding) if is_start else encoding
+    if encoding != UTF8:
+        yield from _lines_after_decoding(stream, position, where, limit, encoding)
+        return
+    index = position.seek(stream)
+    offset = position.offset
+    while line := stream.readline(limit + 1):
+        if len(line) > limit:
+            refuse_length(f"{where}: line {index + 1}", limit)
+        offset += len(line)
+        index += 1
+        if index > position.row:
+            position.row = position.offset_row = index
+            position.offset = offset
+            if index == 1 and is_start:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            try:
+                text, marked = line.decode(), None
+            except UnicodeDecodeError:
+                text, marked = decode(line, UTF8)
+            yield index - 1, text, marked
+
+
+def _lines_after_decoding(
+    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str
+) -> Iterator[tuple[int, str, str | None]]:
+    position.offset = position.offset_row = 0  # where a line begins in the bytes is not known
+    index = position.seek(stream)
+    for line in _decoded_lines(stream, where, limit, encoding):
+        index += 1
+        if index > position.row:
+            position.row = index
+            if index == 1:
+                line = line.removeprefix(_BOM)
+            yield (index - 1, unmarked(line), line) if MARK.search(line) else (index - 1, line, None)
+
+
+def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
+    parts: list[str] = []
+    length = 0
+    number = 1
+    for text in decoded_blocks(stream, encoding):
+        *whole, last = text.split("\n")
+        for line in whole:
+            if length + len(line) >= limit:
+                refuse_length(f"{where}: line {number}", limit)
+            yield f"{''.join(parts)}{line}\n" if parts else f"{line}\n"
+            parts, length, number = [], 0, number + 1
+        if last:
+            parts.append(last)
+            length += len(last)
+            if length > limit:
+                refuse_length(f"{where}: line {number}", limit)
+    if parts:
+        yield "".join(parts)
+
+
+def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
+    """The rest of a stream as text with marks, block by block."""
+    decoder = codecs.getincrementaldecoder(encoding)(MARKS)
+    while block := stream.read(_BLOCK):
+        yield decoder.decode(block)
+    yield decoder.decode(b"", final=True)
+
+
+class DamagedRow(dict[str, Any]):
+    """A row of which bytes were replaced. `size`: how many. `marked`: the same row with what `mark` matches in their place."""
+
+    def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
+        super().__init__(values)
+        self.marked, self.mark, self.size = marked, mark, size
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
+        """`line`: the JSON of these values with marks."""
+        marked, mark = marked_json(line)
+        return cls(values, marked, mark, damage_of(line).size)
+
+
+def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
+    """The value of JSON with marks, and what matches them there: what JSON escapes may be surrogates too, so another character is taken."""
+    lowered = text.lower()
+    free = (mark for mark in _JSON_MARKS if mark not in text and f"\\u{ord(mark):04x}" not in lowered)
+    mark = next(free, "\ufffd")
+    return json.loads(MARK.sub(mark, text)), re.compile(mark)
+
+
+class Decoding:
+    """What a pass counts of bytes that were replaced, and of documents that are no text, in its report: in all and for each file.
+
+    Facts hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to count.
+    `by_file` names the 20 files with the most, and the one that was read last. Files are counted right where they are read one after the
+    other.
+    """
+
+    def __init__(self, source: DecodesText, context: StreamContext, *, of_files: bool = True) -> None:
+        """`of_files` False: what the hub has is counted and not judged."""
+        self.encoding = source.encoding
+        self._share, self._of_files = source.max_replaced_share, of_files
+        self._report = context.report
+
+    def count(self, file: str, damage: Damage) -> int:
+        """Count replaced bytes of a file; the number of characters that stand for them."""
+        if damage.size:
+            self._add(REPLACED, "bytes", file, damage.size)
+        return damage.characters
+
+    def count_marked(self, file: str, marked: str | None) -> int:
+        return 0 if marked is None else self.count(file, damage_of(marked))
+
+    def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
+        """Count the replaced bytes of a row; the number of characters that stand for them in the texts that `texts` takes of it."""
+        if not isinstance(values, DamagedRow):
+            return 0
+        self._add(REPLACED, "bytes", file, values.size)
+        return sum(len(values.mark.findall(text)) for text in texts(values.marked) if isinstance(text, str))
+
+    def admits(self, file: str, *texts: str, replaced: int = 0) -> bool:
+        """Whether the texts of a document are text; if not it is counted as dropped. `replaced`: their characters for replaced bytes."""
+        if not self._of_files:
+            return True
+        if (not replaced or replaced <= self._share * sum(map(len, texts))) and not any("\0" in text for text in texts):
+            return True
+        self._report.dropped[NOT_TEXT] += 1
+        self._add(NOT_TEXT, "documents", file, 1)
+        return False
+
+    def _add(self, key: str, unit: str, file: str, count: int) -> None:
+        """New values always: marks of the journal hold the old ones."""
+        file = f"{self._report.within}{file}"
+        old = self._report.facts.get(key, {unit: 0, "files": 0, "by_file": {}})
+        by_file: dict[str, int] = dict(old["by_file"])
+        is_new = file not in by_file
+        if is_new and len(by_file) > _NAMED_FILES:
+            del by_file[min(by_file, key=lambda name: (by_file[name], name))]
+        by_file[file] = by_file.get(file, 0) + count
+        self._report.facts[key] = {unit: old[unit] + count, "files": old["files"] + is_new, "by_file": by_file}
+
+
+def decoding_warning(meta: Mapping[str, Any]) -> str | None:
+    """One line about what a build replaced, or dropped as no text, by its meta.json; None for nothing."""
+    facts, source = meta.get("facts", {}), meta.get("source", {})
+    encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
+    told = []
+    if REPLACED in facts:
+        told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_worst(facts[REPLACED])})")
+    if NOT_TEXT in facts:
+        told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_worst(facts[NOT_TEXT])})")
+    return f"{'; '.join(told)}; {_SET_ENCODING}, or take them out" if told else None
+
+
+def _worst(counted: dict[str, Any]) -> str:
+    by_file = sorted(counted["by_file"].items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{name}: {count:,}" for name, count in by_file[:_SHOWN_FILES])
+    more = counted["files"] - min(len(by_file), _SHOWN_FILES)
+    return f"{named}, and {more:,} more files" if more > 0 else named
+
+
+def nothing_is_text(facts: dict[str, Any]) -> str:
+    """What to add to the message of a build of which nothing is left; nothing where documents were not dropped as no text."""
+    if NOT_TEXT not in facts:
+        return ""
+    return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or take out what is no text"
+
+
+def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:
+    """The strings of a column that is not all UTF-8; `damaged` is filled with those that have marks, by their index.
+
+    A value that is UTF-8 is that, another one is decoded as `encoding`.
+    """
+    found: list[str | None] = []
+    for index, value in enumerate(values):
+        if value is None:
+            found.append(None)
+            continue
+        try:
+            found.append(value.decode())
+        except UnicodeDecodeError:
+            text, marked = decode(value, encoding, errors)
+            found.append(text)
+            if marked is not None:
+                damaged[index] = marked
+    return found

@@ -1,0 +1,257 @@
+"""Local and remote files of a source: finding, opening, digesting them, and errors that name them.
+
+Globs become `SourceFile`s with a name relative to the globs' common folder, which is all that a cache ever records: where the
+files lie on this machine stays out of it. Opening is transparent for fsspec URLs, and for compressed files by way of `compressed`. What is
+inside a file is not known here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import io
+import itertools
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from niels_cache_assets.sources.net.network import endless_redirect, first_line, install, is_of_network, shown
+from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
+from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_runtime.errors import NielsCacheError
+
+_MOST_NAMES = 10_000  # of a folder, among which a misspelt one is looked for
+
+
+class SourceFile(NamedTuple):
+    """`url` opens it (a path or an fsspec URL); `name` is its POSIX path relative to the source's root."""
+
+    url: str
+    name: str
+
+
+def writable(text: str) -> str:
+    """The text as UTF-8 can hold it: names that are not UTF-8, and JSON with half a surrogate pair, become strings with question marks."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[SourceFile]:
+    """The files that match any of the globs, each once, sorted by name. A glob that matches nothing is an error.
+
+    A local folder stands for all files below it with one of the `endings`; if there are none of these, it is an error.
+    Names are relative to the deepest folder that all patterns share before their first wildcard, so that a new file never renames others.
+    """
+    if not patterns:
+        raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
+    if len({pattern.rpartition("://")[0] for pattern in patterns}) > 1:
+        raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
+    found: dict[str, str] = {}  # comparable path -> url
+    roots = []
+    for pattern in patterns:
+        path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
+        if not matches:
+            where = shown(pattern) if "://" in pattern else pattern
+            near = None if "://" in pattern else near_path(pattern)
+            mend = f"did you mean {near!r}?" if near else "check the path"
+            raise NielsCacheError(f"files: {where!r} matches no file; {mend} (relative paths start at the configuration file)")
+        twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
+        if twice is not None:  # addresses that differ in their queries
+            raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
+        found.update(matches)
+        roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
+    root = posixpath.commonpath(roots)
+    named = sorted((posixpath.relpath(path, root), url) for path, url in found.items())
+    return [SourceFile(url, writable(name)) for name, url in named]
+
+
+def near_path(path: str) -> str | None:
+    """The path up to its first name that is not there, with the nearest name that is; None where all is there or nothing is near.
+
+    Of a glob, the names before its first wildcard.
+    """
+    folder = Path()
+    for part in Path(path).parts:
+        if glob.has_magic(part):
+            return None
+        if not os.path.lexists((folder / part).expanduser()):
+            try:
+                with os.scandir(folder.expanduser()) as entries:
+                    names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+            except OSError:
+                return None
+            near = difflib.get_close_matches(part, names, n=1)
+            return str(folder / near[0]) if near else None
+        folder /= part
+    return None
+
+
+def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    pattern = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.isdir(pattern) and endings:
+        found = walk_folder(pattern, endings)
+        if not found:
+            raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
+        return Path(glob.escape(pattern), "**").as_posix(), {Path(file.url).as_posix(): file.url for file in found}
+    if os.path.isdir(pattern):
+        raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
+    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    return Path(pattern).as_posix(), {Path(path).as_posix(): path for path in paths if not os.path.isdir(path)}
+
+
+def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
+    with reading(SourceFile(pattern, shown(pattern))):
+        filesystem, path = _filesystem(pattern)
+        if pattern.startswith(("http://", "https://")):
+            name = urlsplit(pattern).path
+            if glob.has_magic(name):
+                raise NielsCacheError(f"files: {shown(pattern)!r}: http(s) addresses take no wildcards; name each file")
+            return name, {name: pattern} if filesystem.exists(path) else {}
+        if glob.has_magic(path):
+            paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
+        else:
+            paths = [path] if _exists(filesystem, path) else []
+        return path, {match: filesystem.unstrip_protocol(match) for match in paths}
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's file system of an address, and the path there."""
+    import fsspec
+
+    if url.startswith(("http://", "https://", "hf://")):
+        install()
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
+
+
+def _exists(filesystem: Any, path: str) -> bool:
+    """As the file system's own `exists`, which takes every error for a no."""
+    try:
+        return bool(filesystem.info(path))
+    except FileNotFoundError:
+        return False
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folders of a pattern before its first wildcard."""
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
+    return "/".join(fixed) or "/"
+
+
+def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = frozenset()) -> list[SourceFile]:
+    """Files below a folder with one of the (lower-case) suffixes, sorted by relative path; `skip` names folders not to enter.
+
+    Names and folders that start with a dot (.git, .obsidian) are left out. Links are followed, wherever they lead, since people keep parts
+    of their notes elsewhere; each real folder is entered once, so loops end. What a link leads to has the link's name: no cache records
+    more than paths below `path`. So of a folder that others may write to, what their links point at is read too.
+    """
+    if not os.path.isdir(path):
+        raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
+    files = []
+    seen = set()
+    for folder, subfolders, names in os.walk(path, followlinks=True, onerror=_raise):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        entered = [name for name in subfolders if not name.startswith(".") and name not in skip]
+        subfolders[:] = sorted(entered, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))  # a real folder keeps its name
+        for name in names:
+            if not name.startswith(".") and name.lower().endswith(suffixes):
+                full = os.path.join(folder, name)
+                files.append((Path(os.path.relpath(full, path)).as_posix(), full))
+    return [SourceFile(full, writable(name)) for name, full in sorted(files)]
+
+
+def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
+    """Those below a source's `path`; none is an error."""
+    files = walk_folder(path, suffixes)
+    if not files:
+        raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
+    return files
+
+
+def _raise(error: OSError) -> None:
+    raise NielsCacheError(f"{error.filename}: cannot be listed ({error.strerror}); make it readable") from error
+
+
+@contextmanager
+def reading(file: SourceFile) -> Iterator[None]:
+    """Turn what goes wrong while a file is read (missing, unreadable, damaged archive) into an error that names the file.
+
+    Of a remote one that is SourceUnavailable where trying again later may help.
+    """
+    remote = "://" in file.url
+    try:
+        yield
+    except NielsCacheError:
+        raise
+    except decompression_errors() as error:
+        raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
+    except Exception as error:
+        if remote and (endless := endless_redirect(error)):
+            raise NielsCacheError(f"{file.name}: cannot be read: the server {endless}; check the address") from error
+        if remote and is_of_network(error):
+            detail = type(error).__name__
+            raise SourceUnavailable(f"{file.name}: cannot be reached now ({detail}); check the network and try again") from error
+        if isinstance(error, OSError):
+            detail, where = error.strerror or first_line(error), shown(file.url) if remote else file.url
+            raise NielsCacheError(
+                f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(where)})"
+            ) from error
+        if not remote:
+            raise
+        raise NielsCacheError(f"{file.name}: cannot be read: {type(error).__name__}: {first_line(error)}") from error
+
+
+def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
+    """Open for reading, decompressed as the file's suffix says (`compressed`). Use inside `reading(file)`; local pipes are read too.
+
+    Damaged compressed data raise DamagedFile; with `on_damage` that is given the error instead, and the file ends before the damage.
+    """
+    compression_of(file.name)  # before anything is opened: what cannot be read is named
+    if "://" not in file.url:
+        return decompressed(open(file.url, "rb"), file.name, on_damage)
+    filesystem, path = _filesystem(file.url)
+    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # many file systems' own files read no line up to a limit
+    return decompressed(stream, file.name, on_damage)
+
+
+def files_digest(files: Iterable[SourceFile]) -> str:
+    """Digest of names and contents. Remote files count by what their store says of them (ETag, size, time), not by content.
+
+    A local file is hashed once per process and change (size, time, inode): asking again is cheap.
+    """
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.name}\0{_file_digest(file)}\n".encode())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _file_digest(file: SourceFile) -> str:
+    with reading(file):
+        if "://" in file.url:
+            return _remote_identity(file.url)
+        state = os.stat(file.url)
+        if not stat.S_ISREG(state.st_mode):
+            raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
+        return _content_digest(file.url, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+@lru_cache(maxsize=100_000)
+def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _remote_identity(url: str) -> str:
+    filesystem, path = _filesystem(url)
+    info: dict[str, Any] = filesystem.info(path)
+    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # what the usual stores call it
+    return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

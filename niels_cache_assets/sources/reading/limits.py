@@ -1,0 +1,55 @@
+"""How large one document, one line or one file that is read whole may be: `max_document_mib`, and readers that take no more than that.
+
+Without a limit one line of a few gigabytes, or a small compressed file that becomes one, takes all the memory of a machine. The readers
+here hold at most the limit and a block; what is made of a line of JSON can take some twenty times its bytes. A row of a Parquet file, and
+a row that the hub's library reads from the hub or from addresses, is in memory when it is refused; of Parquet few others are with it
+(parquet_files.py), of a remote file a line takes what it takes. (A local file is looked through before that library gets it.)
+"""
+
+from __future__ import annotations
+
+from typing import IO, ClassVar, NoReturn
+
+from pydantic import Field, PositiveInt
+
+from niels_cache_assets.sources.types import Source
+from niels_cache_runtime.errors import NielsCacheError
+
+MAX_DOCUMENT_MIB = 256
+MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
+
+_BLOCK = 1 << 20
+
+
+class LimitsDocuments(Source):
+    """Key of the kinds that read files."""
+
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # decides whether there is a cache, not what is in it
+
+    max_document_mib: PositiveInt = Field(
+        MAX_DOCUMENT_MIB, description="Longest document, line, or file that is one document, in MiB; a longer one fails the build"
+    )
+
+    @property
+    def max_document_bytes(self) -> int:
+        return self.max_document_mib << 20
+
+
+def refuse_length(where: str, limit: int) -> NoReturn:
+    raise NielsCacheError(f"{where}: is longer than {_size(limit)}; take it out, or raise max_document_mib (it is held in memory)")
+
+
+def _size(limit: int) -> str:
+    return f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
+
+
+def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
+    """All that is left of a stream."""
+    blocks = []
+    size = 0
+    while block := stream.read(_BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > limit:
+            refuse_length(where, limit)
+    return b"".join(blocks)

@@ -1,0 +1,201 @@
+"""Parquet files, decoded by bytes: `ParquetTable.batches` gives all rows, and never many long ones at once.
+
+A file of ten kilobytes may hold gigabytes: a row of a dictionary-encoded column is a number, and becomes the whole text when it is decoded.
+So the longest value of each dictionary, the average length of a row group's rows and what was seen last decide how many rows are decoded
+together: 64 MiB of them, or one row. More only where a row group of more than that, without a dictionary, holds a run of rows that are far
+longer than its average. Cost: of a row group with a dictionary the first row is decoded twice. What rows mean is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
+
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+BATCH_BYTES = 64 << 20
+_AVERAGE_BYTES = 1 << 20  # of as many rows of average length, where some may be much longer
+_WORST_BYTES = 256 << 20  # if every row were all that its columns hold; how long the longest is costs milliseconds to find out
+_ENOUGH_ROWS = 64  # decoded together; of more each costs hardly less
+_LOOKED_AT = 16  # rows: those without a value show no dictionary
+_BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_REPEATING = "DELTA_BYTE_ARRAY"  # an encoding whose values repeat the beginning of the one before
+
+
+@contextmanager
+def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
+    """A Parquet file whose errors, also later ones, name the file."""
+    import pyarrow as pa
+
+    with reading(file), open_bytes(file) as stream:
+        try:
+            # Arrow reads a path faster than a Python stream.
+            yield ParquetTable(stream if "://" in file.url else file.url, file.name)
+        except NielsCacheError:
+            raise
+        except pa.ArrowException as error:
+            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
+        except (ValueError, LookupError, ArithmeticError) as error:
+            raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
+
+
+class ParquetTable:
+    """A Parquet file: `columns` (name to Arrow type) and its rows. `source`: a path, or a stream that can seek; `name` is for messages."""
+
+    def __init__(self, source: str | IO[bytes], name: str) -> None:
+        self._source, self._name = source, name
+        self._parquet = self._open()
+        schema = self._parquet.schema_arrow
+        self.rows: int = self._parquet.metadata.num_rows
+        self.columns: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        self._repeated = [*_repeated_names(schema)]
+
+    def _open(self, **settings: Any) -> pq.ParquetFile:
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(self._source, pre_buffer=False, **settings)  # pre-buffered, memory grows with the file
+
+    def batches(
+        self, columns: Sequence[str] | None = None, *, most_rows: int, start: int = 0, by_bytes: bool = True
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(row of its first, rows) in batches that lie in one row group, from row `start` on; row groups before it are not read.
+
+        `by_bytes` False: all batches of a row group but its last have `most_rows` rows, however long they are. Raises NielsCacheError if
+        the file has two columns of a name that is asked for.
+        """
+        wanted = list(self.columns if columns is None else columns)
+        if repeated := [".".join(path) for path in self._repeated if path[0] in wanted]:
+            names = " and ".join(map(repr, repeated))
+            raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
+        first, together = 0, 1  # the first rows tell how long rows are, should the file's own numbers be wrong
+        for group in range(self._parquet.num_row_groups):
+            end = first + self._parquet.metadata.row_group(group).num_rows
+            if end > start:
+                most = self._rows_together(group, wanted, most_rows) if by_bytes else most_rows
+                together = min(together, most) if by_bytes else most
+                row = first
+                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=wanted):
+                    decoded = _decoded(batch)
+                    if by_bytes:
+                        together = max(1, min(2 * together, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
+                        self._parquet.reader.set_batch_size(together)  # of the batches that come
+                    begin, row = max(row, start), row + len(decoded)
+                    if begin < row:
+                        yield begin, decoded.slice(len(decoded) - (row - begin))
+            first = end
+
+    def _rows_together(self, group: int, columns: Sequence[str], most: int) -> int:
+        """How many rows of a row group may be decoded at once, by the sizes that the file says of its columns."""
+        metadata = self._parquet.metadata.row_group(group)
+        rows = max(metadata.num_rows, 1)
+        most = min(most, rows)
+        size = fixed = 0  # bytes of all columns; bytes that a row may take in columns that can only be judged by their size
+        dictionaries: dict[str, tuple[int, int]] = {}  # (values of a row, bytes that they may take) of columns with dictionaries
+        for chunk in map(metadata.column, range(metadata.num_columns)):
+            path = chunk.path_in_schema
+            if path not in columns and path.partition(".")[0] not in columns:
+                continue
+            size += chunk.total_uncompressed_size
+            values = -(-chunk.num_values // rows)
+            bound = values * chunk.total_uncompressed_size  # no value is longer than all that the column holds
+            if chunk.physical_type not in _BYTES:
+                continue
+            if _REPEATING in chunk.encodings:
+                fixed += bound
+            elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
+                if chunk.physical_type == _BYTES[0]:
+                    dictionaries[path] = values, bound
+                else:
+                    fixed += bound
+        row_bytes = fixed + sum(bound for _, bound in dictionaries.values())
+        worst = _WORST_BYTES
+        if dictionaries and worst // max(row_bytes, 1) < min(most, _ENOUGH_ROWS):
+            longest, worst = self._longest_values(group, list(dictionaries)), BATCH_BYTES
+            row_bytes = fixed + sum(min(bound, values * longest.get(path, bound)) for path, (values, bound) in dictionaries.items())
+        if row_bytes:
+            most = min(most, worst // row_bytes)
+        if size > BATCH_BYTES:
+            most = min(most, _AVERAGE_BYTES * rows // size)
+        return max(most, 1)
+
+    def _longest_values(self, group: int, paths: list[str]) -> dict[str, int]:
+        """Bytes of the longest value in the dictionary of these columns of a row group, where one of its first rows shows it."""
+        encoded = self._open(metadata=self._parquet.metadata, read_dictionary=paths)
+        longest: dict[str, int] = {}
+        for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _LOOKED_AT):
+            for column, name in zip(batch.columns, batch.schema.names, strict=True):
+                longest.update((path, length) for path, length in _dictionaries(column, name) if length)
+            if len(longest) == len(paths):
+                break
+        return longest
+
+
+def is_string_type(arrow_type: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
+
+
+def is_text_type(arrow_type: Any) -> bool:
+    """Whether a column of this type gives strings, or may: a dictionary's values decide, and a column of nulls has no type yet."""
+    import pyarrow.types as types
+
+    value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
+    return is_string_type(value_type) or bool(types.is_null(value_type))
+
+
+def in_pieces(table: Any) -> Iterator[Any]:
+    """An Arrow table or batch in slices of at most BATCH_BYTES, or of one row."""
+    if len(table) < 2 or table.nbytes <= BATCH_BYTES:
+        yield table
+    else:
+        half = len(table) // 2
+        yield from in_pieces(table.slice(0, half))
+        yield from in_pieces(table.slice(half))
+
+
+def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of columns, and of fields of structures in them, whose name another one beside them has."""
+    import pyarrow.types as types
+
+    fields = list(fields)
+    yield from ((*path, name) for name, count in Counter(field.name for field in fields).items() if count > 1)
+    for field in fields:
+        kind = field.type
+        while types.is_list(kind) or types.is_large_list(kind):
+            kind = kind.value_type
+        if types.is_struct(kind):
+            yield from _repeated_names(kind, (*path, field.name))
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with plain columns: the schema of a file may ask for dictionaries, one of which would go with every row."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not any(types.is_dictionary(kind) for kind in batch.schema.types):
+        return batch
+    columns = [column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:
+    """(path of the leaf, bytes of the longest value) of every dictionary in an Arrow array."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    if types.is_dictionary(column.type):
+        yield path, compute.max(compute.binary_length(column.dictionary)).as_py() or 0
+    elif types.is_list(column.type) or types.is_large_list(column.type):
+        yield from _dictionaries(column.values, f"{path}.list.{column.type.value_field.name}")
+    elif types.is_struct(column.type):
+        for index, field in enumerate(column.type):
+            yield from _dictionaries(column.field(index), f"{path}.{field.name}")

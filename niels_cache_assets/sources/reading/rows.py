@@ -1,0 +1,382 @@
+"""Rows of JSON Lines and Parquet files, and the choice of their text field.
+
+One place for what both pretrain and SFT sources need from row files; what the rows mean belongs to the sources. Cost: json.loads per line;
+how Parquet is decoded is parquet_files.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
+from niels_cache_assets.sources.reading.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
+from niels_cache_assets.sources.reading.parquet_files import is_string_type, open_parquet
+from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from niels_cache_assets.sources.types import StreamContext
+
+Row = TypeVar("Row", bound=tuple[Any, ...])  # of it, in its file or files; its values come last
+
+BATCH_DOCUMENTS = 256
+BATCH_CHARACTERS = 1 << 20
+PARQUET_ROWS = 1024
+_BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others is no JSON
+_SCAN_BLOCK = 1 << 20  # no limit is smaller
+_SHOWN_KEY = 80
+PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
+PROOF_ROWS = 10_000
+_PEEK_CHARACTERS = 1 << 24
+_PROOF_CHARACTERS = 1 << 25
+
+
+def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = None) -> Iterator[list[Document]]:
+    """Group documents: up to 256, or about a million characters, so that large documents do not pile up.
+
+    `places`: the pass that the documents come of; it reports where each next batch begins.
+    """
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            if places is not None:
+                places.report_place()
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        if places is not None:
+            places.report_place()
+        yield batch
+
+
+def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
+    """A hundred rows, or those with the first few megabytes of text: they are all in memory. The values are the last of each."""
+    characters = 0
+    for row in islice(stream, PEEK_ROWS):
+        yield row
+        characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
+        if characters >= _PEEK_CHARACTERS:
+            return
+
+
+def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
+    """Enough rows to refuse a data set for what none of them has: ten thousand, or those with tens of megabytes of text.
+
+    The reader stops at the first row that has it. The values are the last of each.
+    """
+    characters = 0
+    for row in islice(stream, PROOF_ROWS):
+        yield row
+        characters += _characters(row[-1])
+        if characters >= _PROOF_CHARACTERS:
+            return
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_characters, inner))
+
+
+def row_id(value: Any, file: str, row: int) -> str:
+    """A row's own id as text, or file#row where it has none."""
+    return f"{file}#{row}" if value is None else writable(str(value))
+
+
+def text_problem(text: Any) -> str | None:
+    """Why a row's text is no document (the reason under which it is counted), or None."""
+    if type(text) is not str:
+        return "null_text" if text is None else "non_string_text"
+    return "empty" if not text or text.isspace() else None
+
+
+class HeldText:
+    """Whether a field holds text in any row of a pass, and what the first row holds that has something else there.
+
+    One wrong row is counted as `non_string_text` and passed over; where no row has text, it is the configuration that is wrong. `field` may
+    be set while it is read.
+    """
+
+    def __init__(self, field: str = "text") -> None:
+        self.field = field
+        self._is_there = False
+        self._other: tuple[str, int, str] | None = None
+
+    def problem(self, text: Any, file: str, row: int) -> str | None:
+        """Return `text_problem` of the field's value in that row, and remember what it is."""
+        found = text_problem(text)
+        if found is None or found == "empty":
+            self._is_there = True
+        elif found == "non_string_text" and self._other is None:
+            self._other = (file, row, kind_of(text))
+        return found
+
+    def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
+        """At the end of a pass, leave a hint in the report if no row had text in the field, though some had something else.
+
+        fields: as of choose_text_field. key: what names the field in the configuration; None if nothing does. kind: the column's type,
+        where its file says it.
+        """
+        hint = self.hint(fields, key=key, kind=kind)
+        if hint is not None and context.start is None:  # of what an earlier run read, nothing is known
+            context.report.hints.append(hint)
+
+    def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
+        """What is wrong and what to do, as of `tell`; None if a row had text in the field, or none had anything."""
+        if self._is_there or self._other is None:
+            return None
+        file, row, found = self._other
+        return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
+
+
+def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
+    """Raise NielsCacheError if no row that was looked at has text in the field that text_field names, though some have something else."""
+    hint = held.hint(fields, key="text_field", kind=kind)
+    if hint is not None:
+        raise NielsCacheError(hint)
+
+
+def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
+    others = ", ".join(name for name, is_string in fields.items() if is_string and name != field)
+    if key is None:
+        hint = f" (text is in: {others})" if others else ""
+        return f"this source reads that field alone{hint}"
+    return f"set {key} to one of: {others}" if others else f"{key} cannot help: no other field holds text"
+
+
+def kind_of(value: Any) -> str:
+    """Name the type of a row's value, for a message."""
+    names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
+    return names.get(type(value), type(value).__name__)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: an object that gives a key twice is an error, as it is to other readers; json itself would keep the last silently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {ascii(twice)[:_SHOWN_KEY]} twice")
+    return found
+
+
+def json_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line index from 0, object) of a JSON Lines file from `position` on. Blank lines are passed over; what else is no object is an error.
+
+    So is a line of more than `limit` bytes. The object of a line with bytes that are not of `encoding` is a DamagedRow.
+
+    With `on_damage` a compressed file ends with the last whole line before the damage that it is
+    given (`open_bytes`).
+    """
+    damage: list[DamagedFile] = []
+
+    def remember(error: DamagedFile) -> None:
+        damage.append(error)
+        on_damage(error)  # type: ignore[misc]
+
+    with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+            if not line.strip(_BLANKS):
+                continue
+            if damage and not line.endswith("\n"):
+                return
+            try:
+                row = json.loads(line, object_pairs_hook=unique_keys)
+            except RecursionError as error:
+                raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; take the line out") from error
+            except ValueError as error:
+                if index == 0 and line.lstrip(_BLANKS).startswith("["):
+                    _refuse_array(file, error)
+                raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
+            if not isinstance(row, dict):
+                if index == 0 and isinstance(row, list) and all(isinstance(item, dict) for item in row):
+                    _refuse_array(file)
+                raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
+            yield index, row if marked is None else DamagedRow.of_json(row, marked)
+
+
+def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
+    """Raise how lines are made of a file that is one list of objects."""
+    name = shlex.quote(file.name)
+    raise NielsCacheError(f"{file.name}: is one JSON array; write an object a line: jq -c '.[]' {name} > lines.jsonl") from error
+
+
+def refuse_long_lines(file: SourceFile, limit: int) -> None:
+    """Raise NielsCacheError for a local file with a line of more than `limit` bytes, for readers that know no limit.
+
+    Reads it to its end where it is compressed or larger than that; otherwise its size says enough.
+    """
+    if "://" in file.url or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
+        return
+    number = 1
+    length = 0  # of line `number` until here
+    with reading(file), open_bytes(file, lambda damage: None) as stream:  # its reader tells of damage
+        while block := stream.read(_SCAN_BLOCK):
+            head, newline, _ = block.partition(b"\n")
+            if length + len(head) > limit:
+                refuse_length(f"{file.name}: line {number}", limit)
+            length = len(block) - block.rfind(b"\n") - 1 if newline else length + len(block)
+            number += block.count(b"\n")
+
+
+def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
+    """The Python values of an Arrow column; strings by way of NumPy, which is several times faster.
+
+    Strings that are not UTF-8 are decoded as `encoding`. `damaged` is filled with the marked text of those of which bytes were replaced.
+    """
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        try:
+            return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
+        except (UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
+            return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
+    return cast(list[Any], column.to_pylist())
+
+
+def _rows_of(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+    """The rows of a batch; strings that are not UTF-8, also inside lists and structs, as of column_values."""
+    try:
+        return cast(list[dict[str, Any]], batch.to_pylist())
+    except UnicodeDecodeError:
+        columns = [
+            [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()]
+            for column in batch.columns
+        ]
+    rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [_settled(row) for row in rows]
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes for strings."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if is_string_type(kind):
+        return pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.large_list(_with_bytes(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
+    return kind
+
+
+def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
+    """The value with text, with marks, for the bytes of strings. `kind`: its type before `_with_bytes`."""
+    import pyarrow.types as types
+
+    if value is None:
+        return None
+    if is_string_type(kind):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode(encoding, MARKS)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return [_marked(inner, kind.value_type, encoding) for inner in value]
+    if types.is_struct(kind):
+        return {field.name: _marked(value[field.name], field.type, encoding) for field in kind}
+    return value
+
+
+def _settled(marked: dict[str, Any]) -> dict[str, Any]:
+    """A row with marks as a DamagedRow; the row itself where it has none."""
+    size = 0
+
+    def clean(value: Any) -> Any:
+        nonlocal size
+        if isinstance(value, list):
+            return [clean(inner) for inner in value]
+        if isinstance(value, dict):
+            return {key: clean(inner) for key, inner in value.items()}
+        if not isinstance(value, str):
+            return value
+        size += damage_of(value).size
+        return unmarked(value)
+
+    values = clean(marked)
+    return DamagedRow(values, marked, MARK, size) if size else marked
+
+
+def parquet_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    columns: Sequence[str] | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row index from 0, object) of a Parquet file from `position` on; of the asked columns, those that the file has.
+
+    Strings that are not UTF-8 are decoded as `encoding`; a row of which bytes were replaced then is a DamagedRow.
+
+    A row that takes more than `limit` bytes in Arrow is an error.
+    """
+    position = position or FilePosition()
+    with open_parquet(file) as parquet:
+        position.rows = parquet.rows
+        wanted = None if columns is None else [name for name in columns if name in parquet.columns]
+        for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
+            if batch.nbytes > limit:  # one of them may be longer by itself
+                for row in range(len(batch)):
+                    if batch.slice(row, 1).nbytes > limit:
+                        refuse_length(f"{file.name}: row {first + row}", limit)
+            for row, values in enumerate(_rows_of(batch, encoding), first):
+                position.row = row + 1
+                yield row, values
+
+
+def file_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file (by its suffix; of `columns`, those that it has), else of JSON Lines (whole)."""
+    if file.name.lower().endswith(".parquet"):
+        return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
+    return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
+
+
+def choose_text_field(configured: str | None, fields: dict[str, bool], where: str, *, has_key: bool = True) -> str:
+    """The configured field, else `text`, else the first string field. `fields` maps each name to whether it holds strings.
+
+    has_key: whether the source has the key text_field.
+    """
+    names = ", ".join(fields) or "none"
+    if configured is not None:
+        if configured not in fields:
+            raise NielsCacheError(f"{where}: no field {configured!r}; set text_field to one of: {names}")
+        return configured
+    if "text" in fields:
+        return "text"
+    for name, is_string in fields.items():
+        if is_string:
+            return name
+    advice = f"set text_field to one of: {names}" if has_key else f"the fields are: {names}"
+    raise NielsCacheError(f"{where}: no text field found; {advice}")

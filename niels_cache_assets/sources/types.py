@@ -1,0 +1,287 @@
+"""What a source is: one typed configuration table that can say what it reads and stream it.
+
+A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it, so a new
+source is one module and one line in `sources/__init__.py`. Nothing here opens a file; splitting, tokenizing and writing are not done here.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
+
+from niels_cache_assets.config import defaults
+from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
+from niels_cache_assets.fingerprint import settings_that_count
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Family
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.reading.files import SourceFile
+
+PrepareStep = Literal["clean", "dedup"]
+
+FILES_HELP = "Globs of files, or folders of them; local or fsspec URLs; .gz, .bz2, .xz, .zst are decompressed"
+PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
+
+
+class SourceUnavailable(NielsCacheError):
+    """The source cannot be reached now (network, hub down); a finished cache of it stays usable."""
+
+
+def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
+    """Paths are relative to the TOML file that holds them (validation context: `base_dir`); ~ and $VARIABLES are expanded.
+
+    URLs stay as they are.
+    """
+    if not isinstance(value, str) or "://" in value:
+        return value
+    if not value:
+        raise ValueError("is empty; give a path, or leave the key out")
+    if "\0" in value:
+        raise ValueError("holds a NUL, which no path can")
+    try:
+        path = Path(os.path.expandvars(value)).expanduser()
+    except RuntimeError as error:  # ~somebody who is unknown here
+        raise ValueError("names a user with no home directory here; write the path out") from error
+    return str(Path(info.context["base_dir"] if info.context else ".") / path)
+
+
+ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+
+
+class HeldOut(Protocol):
+    """What the members of a mixture keep for val: held_out.py's, as a mixture asks for it."""
+
+    seed: int
+
+    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
+        """Find what one member keeps for val."""
+
+    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
+        """Return each document of a member with the reason for which it is left out, or None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamContext:
+    """What one pass over a source is given.
+
+    `revision` is what `revision()` returned for this build, so that resolving and reading cannot disagree. `report` is filled while the
+    stream is consumed. `siblings` are all pretrain tables by name, for sources that are made of others (interleave). `start`: where to
+    begin, a place that an earlier pass over the same revision reported (None: the beginning). `report` then holds
+    what that pass had counted there, and the source adds to it. `revisions`: of the siblings that are read, by name; the first pass of a
+    build fills it for all of its passes, for a branch may move meanwhile. `held_out`: what the siblings keep for
+    val; None: it is read like the rest, as for a tokenizer's sample.
+    """
+
+    seed: int
+    revision: str | None = None
+    report: SourceReport = field(default_factory=SourceReport)
+    log: Callable[[str], None] = lambda message: None
+    siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
+    start: Place | None = None
+    revisions: dict[str, str | None] = field(default_factory=dict)
+    held_out: HeldOut | None = None
+
+
+class Source(BaseModel):
+    """Keys every table has. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    family: ClassVar[Family]
+    code_version: ClassVar[str] = "1"  # bump by hand when a source's output changes for the same input
+    never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not decide what the source gives
+    endings: ClassVar[tuple[str, ...]] = ()  # of the files that a folder in `files` stands for
+
+    source: str
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built, not checked, and listed by `list --all` alone")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key_for_data(cls, table: Any) -> Any:
+        """`files` and `path` are one key with two names: a kind that has one of them takes the other for it.
+
+        `files` may be one string instead of a list.
+        """
+        if not isinstance(table, Mapping):
+            return table
+        kept, known, given = dict(table), cls.model_fields.keys() & {"files", "path"}, table.keys() & {"files", "path"}
+        if len(known) == 1 and given:
+            (key,) = known
+            if len(given) == 2:
+                raise ValueError(f"files and path are one key: give {key} alone")
+            kept[key] = kept.pop(*given)
+            if key == "path" and isinstance(kept[key], list | tuple):
+                if len(kept[key]) != 1:
+                    raise ValueError(f"{key} is one place; give one, not {len(kept[key])}")
+                (kept[key],) = kept[key]
+        for key in ("files", "val_files"):
+            if key in cls.model_fields and isinstance(kept.get(key), str):
+                kept[key] = [kept[key]]
+        return kept
+
+    def missing_setting(self) -> str | None:
+        """What the user has to set before this table is a partition, or None. Opens nothing."""
+        return None
+
+    def input_files(self) -> list[SourceFile]:
+        """The files that the table names; empty where it reads none. Raises NielsCacheError where they are not there."""
+        return []
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        """Look at the beginning of local files as a build would, and no further.
+
+        Raises NielsCacheError for what a build would refuse at once, SourceUnavailable for files that cannot be asked for now.
+        """
+        self.readable_files()
+
+    def readable_files(self) -> list[SourceFile]:
+        """`input_files`, all of which are there. Raises NielsCacheError for a local one that is not, or is no file."""
+        files = self.input_files()
+        for file in files:
+            if "://" not in file.url and not os.access(file.url, os.R_OK):
+                raise NielsCacheError(f"{file.url} is not there or cannot be read; correct its path or its permissions")
+            if "://" not in file.url and not os.path.isfile(file.url):
+                raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
+        return files
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        """The upstream version now: hub commit, or digest of the files' names and content. None where there is no such thing.
+
+        Raises SourceUnavailable where it cannot be asked now, NielsCacheError where it does not exist.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """`source` of meta.json: kind, streaming and what identifies the data; no absolute path, no clock, no host."""
+        return {"kind": self.source, "streaming": True}
+
+    @property
+    def version_that_counts(self) -> str:
+        """The code version of what this table reads."""
+        return self.code_version
+
+    def shown_settings(self) -> dict[str, Any]:
+        """The settings as people are shown them: `identity`, without what has no say here."""
+        return self.identity()
+
+    @property
+    def hub_config(self) -> str | None:
+        """`dataset_config` of meta.json: the configuration of the hub data set that is read; None where none is."""
+        return getattr(self, "config", None)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the bytes, for the fingerprint. Which keys name files is among them; where the files lie is not."""
+        never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
+        settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
+        given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
+        return {**settings, "given": given, "code_version": self.version_that_counts}
+
+
+class PretrainSource(Source):
+    """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both.
+
+    What is costly per document (markup to text) belongs into `convert`, which a corpus runs in worker processes.
+    """
+
+    family: ClassVar[Family] = "pretrain"
+    # Preparation and decontamination count where they are done.
+    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "decontaminate", "decontaminate_threshold"})
+    shuffles_itself: ClassVar[bool] = False  # the stream applies shuffle_buffer (Hugging Face); otherwise the builder does
+
+    train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is met")
+    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, met before train starts; 0 for no val")
+    val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
+    shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
+    prepare: tuple[PrepareStep, ...] = Field(
+        (), strict=False, description="'clean', 'dedup' or both: done before tokenization, to all of the source: token budgets count later"
+    )
+    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] that are otherwise for this data set")
+    decontaminate: Literal["off", "exact", "near"] = Field(
+        "off", description="Keep documents that equal, or nearly equal, one of val out of train"
+    )
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Jaccard similarity from which 'near' holds")
+
+    @model_validator(mode="after")
+    def _one_split_rule(self) -> Self:
+        if self.val_frac is not None and (self.train_tokens is not None or self.val_tokens is not None):
+            raise ValueError("give token budgets (train_tokens, val_tokens) or val_frac, not both")
+        unused = self.model_fields_set & {"train_tokens", "val_tokens", "val_frac"}
+        if self.cleaning is not None and "clean" not in self.prepare:
+            raise ValueError('cleaning does nothing without prepare = ["clean"]; add that, or remove it')
+        if len(set(self.prepare)) != len(self.prepare):
+            raise ValueError("prepare names a step twice")
+        if "dedup" in self.prepare and self.decontaminate != "off":
+            raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
+        if self.has_own_splits and unused:
+            raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
+        return self
+
+    @property
+    def has_own_splits(self) -> bool:
+        """Documents carry `split`: upstream's own splits."""
+        return False
+
+    @property
+    def seeded_val_frac(self) -> float | None:
+        """The share of the documents without a split that goes to val, seeded; None where token budgets (or upstream alone) decide."""
+        if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
+            return None
+        return defaults.VAL_FRAC if self.val_frac is None else self.val_frac
+
+    @property
+    def builder_shuffle(self) -> int:
+        """Documents that the builder shuffles at a time; 0 where it keeps the order, which the stream itself may have shuffled."""
+        return 0 if self.shuffles_itself else self.shuffle_buffer
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        if self.readable_files():
+            unshuffled = self.model_copy(update={"shuffle_buffer": 0})
+            next(iter(unshuffled.unconverted(StreamContext(seed=0, siblings=siblings))), None)
+
+    @abstractmethod
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        """Stream the documents in batches (tens to hundreds each), lazily, in the same order for the same context."""
+
+    def count_unsplit(self, context: StreamContext) -> int:
+        """How many documents come without a split of their own, which val_frac has to know first. One pass; it reports nothing."""
+        unreported = replace(context, report=SourceReport(), start=None)
+        return sum(document.split is None for batch in self.documents(unreported) for document in batch)
+
+    def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
+        """The documents before `convert`, in batches: `documents` is the one after the other."""
+        return self.documents(context)
+
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+        """Finish what `unconverted` gave: documents, and the reasons of those dropped here. Picklable and pure; may run in any process."""
+        return documents, Counter()
+
+    def gives_plain_text(self, document: Document) -> bool:
+        """Whether `convert` has made plain text of this document's markup, so that cleaning has not to look for any."""
+        return False
+
+
+class SftSource(Source):
+    """A table of [sft.*]."""
+
+    family: ClassVar[Family] = "sft"
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val, seeded")
+
+    @property
+    def split_unit(self) -> Literal["example", "group"]:
+        """What val_frac counts: examples, or groups of them that must stay on one side."""
+        return "example"
+
+    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+        if self.readable_files():
+            next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
+
+    @abstractmethod
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        """Stream the conversations in batches, lazily, in the same order for the same context."""

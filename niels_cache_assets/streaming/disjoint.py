@@ -1,0 +1,240 @@
+"""Whether train and val of a finished pretrain cache share a document: told from its tokens, exactly, whatever built it.
+
+    overlap = splits_disjoint("cache/pretrain/wikitext", tokenizer)
+    overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
+
+Val is decoded and indexed (streaming/val_index.py), then train is decoded chunk by chunk and asked document by document, on all cores.
+Nothing is estimated and no near duplicate is missed. Memory is bounded by val and a few chunks of a megabyte, not by train. Nothing is
+repaired: decontaminate and dedup do that, in the next build.
+
+A document that a budget cut is compared as it lies there, where nothing else compared it. Where decontaminate did while the cache was
+built, with all of its text, that holds: if its first words alone equal a document, or are near to one at a threshold that was looked for,
+that is not counted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.show.lineage import rows_of
+from niels_cache_assets.streaming.encode import map_in_order
+from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, documents_name, list_shards
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.reading import available_threads
+
+_TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
+_CHARACTERS_PER_TOKEN = 4
+_DOCUMENTS_PER_CHUNK = 1_024
+
+OnProgress = Callable[[int, int], None]  # tokens done, tokens in all
+
+
+class Place(NamedTuple):
+    """A document of a split: its ordinal there, and where it came from."""
+
+    ordinal: int
+    source_id: str
+    file: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappingPair:
+    """A document of train and the earliest of val that it equals (canonical text), or else the earliest that it is near to."""
+
+    kind: Kind
+    similarity: float  # 1 where exact, else Jaccard of the word 5-grams
+    train: Place
+    val: Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOverlap:
+    """Documents of train that are also in val: how many of each kind (each counts once), and the first pairs in train's order."""
+
+    train_documents: int
+    val_documents: int
+    exact: int
+    near: int
+    pairs: tuple[OverlappingPair, ...]
+
+    @property
+    def disjoint(self) -> bool:
+        return not self.exact and not self.near
+
+
+def splits_disjoint(
+    folder: str | Path,
+    tokenizer: Any,
+    *,
+    threshold: float | None = 0.8,
+    max_pairs: int = 100,
+    threads: int | None = None,
+    scratch: str | Path | None = None,
+    progress: OnProgress | None = None,
+) -> SplitOverlap:
+    """Compare train with val of the pretrain cache in `folder`, made with `tokenizer` (its `decode` is used).
+
+    `threshold`: Jaccard similarity of word 5-grams, above 0 and below 1, from which documents are near each other; None: only equal ones
+    are looked for.
+    `scratch`: a folder for 8 bytes a word of val while this runs (default: the system's). `progress` is called after every chunk of train.
+
+    Raises NielsCacheError for a folder that holds no pretrain cache, another tokenizer than the one it was made with, a threshold that
+    means nothing, and for broken files.
+    """
+    folder = Path(folder)
+    meta = read_meta(str(folder / META_NAME))
+    if meta.get("kind") != "pretrain":
+        raise NielsCacheError(f"{folder}: kind is {meta.get('kind')!r}; only a pretrain cache has documents in train and val to compare")
+    made_with, given = meta.get("tokenizer_sha256"), getattr(tokenizer, "model_sha256", None)
+    if made_with and given and made_with != given:
+        raise NielsCacheError(f"{folder}: was made with another tokenizer ({made_with[:12]} ..., not {given[:12]} ...); build it again")
+    train, val = (_Documents(folder, split, meta, tokenizer) for split in ("train", "val"))
+    counts: Counter[Kind] = Counter()
+    found: list[tuple[int, Match]] = []
+    kind: Kind = "exact" if threshold is None else "near"
+    decided = _decided_whole(meta, threshold)
+
+    def counts_as_overlap(ordinal: int, match: Match) -> bool:
+        return match.kind not in decided or (ordinal != train.cut and match.ordinal != val.cut)
+
+    with ValIndex(kind, threshold=threshold, folder=Path(scratch) if scratch else None) as index:
+        for chunk in val.chunks():
+            index.add(val.texts(chunk))
+        index.seal()
+
+        def ask(chunk: range) -> tuple[range, list[Match | None]]:
+            return chunk, index.find(train.texts(chunk))
+
+        chunks = train.chunks() if len(val) else iter(())
+        with closing(map_in_order(ask, chunks, threads=threads or available_threads(), size_of=train.characters)) as answers:
+            for chunk, matches in answers:
+                hits = [
+                    (ordinal, match)
+                    for ordinal, match in zip(chunk, matches, strict=True)
+                    if match is not None and counts_as_overlap(ordinal, match)
+                ]
+                counts.update(match.kind for _, match in hits)
+                found += hits[: max_pairs - len(found)]
+                if progress is not None:
+                    progress(int(train.ends[chunk[-1]]), int(train.ends[-1]))
+    train_places = train.places([ordinal for ordinal, _ in found])
+    val_places = val.places([match.ordinal for _, match in found])
+    return SplitOverlap(
+        train_documents=len(train),
+        val_documents=len(val),
+        exact=counts["exact"],
+        near=counts["near"],
+        pairs=tuple(
+            OverlappingPair(kind=match.kind, similarity=match.similarity, train=train_places[ordinal], val=val_places[match.ordinal])
+            for ordinal, match in found
+        ),
+    )
+
+
+class _Documents:
+    """The documents of one split as texts, by ordinal; nothing is read before it is asked for."""
+
+    def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
+        self._tokens = MappedTokens(list_shards(folder / split))
+        self._shard_ends = np.cumsum(self._tokens.shard_lengths)
+        tokens = int(self._shard_ends[-1]) if len(self._shard_ends) else 0
+        path = folder / doc_ends_name(split)
+        self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
+        self._lineage = folder / documents_name(split)
+        self._end_tokens = 1 if meta.get("append_eot") else 0
+        self.cut = _cut_document(meta, split, len(self.ends))
+        self._decode = _decoder(tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def chunks(self) -> Iterator[range]:
+        """Ordinals of about a megabyte of text at a time."""
+        first = 0
+        while first < len(self.ends):
+            start = int(self.ends[first - 1]) if first else 0
+            end = int(np.searchsorted(self.ends, np.uint64(start + _TOKENS_PER_CHUNK), side="right"))
+            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, len(self.ends))
+            yield range(first, end)
+            first = end
+
+    def characters(self, ordinals: range) -> int:
+        """About how many characters these documents have."""
+        start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
+        return (int(self.ends[ordinals[-1]]) - start) * _CHARACTERS_PER_TOKEN
+
+    def texts(self, ordinals: range) -> list[str]:
+        start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
+        ends = [end - start for end in self.ends[ordinals[0] : ordinals[-1] + 1].tolist()]
+        ids = self._read(start, start + ends[-1]).tolist()
+        return [self._decode(ids[begin : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
+        """Where these documents came from. Reads only the row groups that they are in."""
+        import pyarrow.parquet
+
+        places: dict[int, Place] = {}
+        wanted = np.unique(np.array(ordinals, dtype=np.int64))
+        if not len(wanted):
+            return places
+        with pyarrow.parquet.ParquetFile(self._lineage) as file:
+            for here, rows in rows_of(file, wanted, ["source_id", "file", "row"]):
+                for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
+                    places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
+        return places
+
+    def _read(self, start: int, end: int) -> NDArray[np.uint16]:
+        """Tokens of the split's stream; a document may lie in several shards."""
+        parts = []
+        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+        while start < end:
+            begin = int(self._shard_ends[shard] - self._tokens.shard_lengths[shard])
+            part = self._tokens.shards[shard][start - begin : end - begin]
+            parts.append(part)
+            start += len(part)
+            shard += 1
+        return np.concatenate([*parts, np.empty(0, np.uint16)])
+
+
+def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
+    """What the build itself looked for between whole documents, as strictly as it is looked for now."""
+    decontaminate = meta.get("decontaminate")
+    if decontaminate is None:
+        return set()
+    if decontaminate["kind"] == "near" and threshold is not None and decontaminate["threshold"] <= threshold:
+        return {"exact", "near"}
+    return {"exact"}
+
+
+def _cut_document(meta: Meta, split: Split, documents: int) -> int | None:
+    """Ordinal of the document that a budget cut. Caches of before this was written down were cut at the end of a split."""
+    if "cut_document" in meta:
+        ordinal: int | None = meta["cut_document"][split]
+        return ordinal
+    return documents - 1 if meta.get("cut", {}).get(split) else None
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Ids to a text with the canonical text of `tokenizer.decode`, by table where the tokenizer has one, which is three times faster."""
+    piece_bytes = getattr(tokenizer, "piece_bytes", None)
+    if piece_bytes is None:
+        return lambda ids: str(tokenizer.decode(ids))
+    table = piece_bytes()
+
+    def decode(ids: list[int]) -> str:
+        if len(ids) < 2:  # itemgetter gives no tuple then
+            return b"".join(table[token] for token in ids).decode("utf-8", "replace")
+        return b"".join(itemgetter(*ids)(table)).decode("utf-8", "replace")
+
+    return decode

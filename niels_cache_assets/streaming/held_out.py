@@ -1,0 +1,214 @@
+"""What the members of a mixture keep for val, found before the mixture is read: neither its train nor its val may hold any of it.
+
+    how a member is split       which of its documents are held out
+    upstream's split, val_frac  those that its stream says are of val, by the seed of the configuration
+    token budgets               those of val_documents.parquet, if its finished cache is what a build would make now;
+                                otherwise its stream is tokenized, in the order of its own build, until val's budget is met
+
+Both ways of the last give the same documents, a document that the budget cuts included, so the order of builds shows in no byte. If a
+member has `decontaminate`, what equals (or is near to) its val is held out as well, of whichever member it is. Then the texts of its val
+are needed, and its stream is read for them.
+
+Cost: one look-up per document; tokenizing val once more where no cache of the member is there; with decontaminate, what that costs in a
+build (streaming/decontaminate.py), on one thread. Memory: 16 bytes for each document of val by budget (about 100 in Python), and with
+decontaminate that of streaming/val_index.py: bounded by val.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from niels_cache_assets.cache_identity import cache_fingerprint
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.prepared import PreparedMember
+from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.streaming.decontaminate import REASONS
+from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate, in_chunks
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.intake import as_documents
+from niels_cache_assets.streaming.shuffle import shuffled
+from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, view_tokenizer
+from niels_cache_runtime.cache.opening import open_one_build
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import dataset_dir, documents_name
+from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    from niels_cache_assets.streaming.val_index import Kind, ValIndex
+
+MEMBER_VAL = "member_val"
+COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
+_KEY_COLUMNS = ["file", "row", "source_id"]
+
+Key = bytes
+
+
+class HeldOut:
+    """What members keep for val, found once for all passes of a build. A context manager: with decontaminate it holds files in `root`.
+
+    `siblings`: as in a StreamContext. `tokenizer`: needed where a member is split by token budgets.
+    """
+
+    def __init__(
+        self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: SentencePieceTokenizer | None
+    ) -> None:
+        self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
+        self._keys: dict[str, frozenset[Key]] = {}
+        self._indexes: list[ValIndex] = []
+        self._open = ExitStack()
+        self.seed = registry.build.seed  # by which the members' own builds shuffle and split
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
+        """Find what one member keeps for val; at once if that is known. All members before any of them is sorted.
+
+        `documents` opens the member's stream at `revision`, each document with the split that it has before it is tokenized.
+        """
+        if name in self._keys:
+            return
+        member = self._registry.pretrain[name]
+        compared = member.decontaminate != "off"
+        keys = self._built_keys(name, revision) if member.val_tokens and not compared else None
+        if keys is None and (member.val_tokens or compared):
+            log(f"reading the val of {name}, to leave it out" + (", and what is like it" if compared else ""))
+            if member.val_tokens:
+                val = self._within_budget(name, documents())
+            else:
+                val = (document for document in documents() if document.split == "val")
+            if compared:
+                val = self._indexed(member, val)
+            keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
+        self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
+
+    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
+        """Each document of a member with the reason for which it is left out, or None.
+
+        Raises NielsCacheError if its source gives several documents the origin of one that is held out.
+        """
+        keys, found = self._keys[name], 0
+
+        def kept_for_val(document: Document) -> bool:
+            nonlocal found
+            if document.split == "val":
+                return True
+            if not keys or _key(document.file, document.row, document.source_id) not in keys:
+                return False
+            found += 1
+            if found > len(keys):
+                raise NielsCacheError(
+                    f"{name}: several of its documents have the same file, row and source_id ({document.source_id!r:.80}), so what it keeps"
+                    " for val cannot be told from the rest; its source must give each document its own"
+                )
+            return True
+
+        if not self._indexes:
+            for document in documents:
+                yield document, MEMBER_VAL if kept_for_val(document) else None
+            return
+        for chunk in in_chunks(documents, lambda document: len(document.text)):
+            reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
+            for index in self._indexes:
+                asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
+                for position, match in zip(asked, index.find([chunk[at].text for at in asked]), strict=True):
+                    if match is not None:
+                        reasons[position] = COPY_REASONS[match.kind]
+            for position, document in enumerate(chunk):
+                yield document, reasons.get(position)
+
+    def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
+        """From the lineage of the member's finished cache; None if a build would not keep that cache, or its lineage is damaged."""
+        directory = dataset_dir(self._root, "pretrain", name)
+        path = directory / documents_name("val")
+
+        def read() -> frozenset[Key] | None:
+            import pyarrow.parquet as pq
+
+            meta = finished_meta(directory)
+            if meta is None or not meta.get("built") or place_problem(meta, family="pretrain", name=name) is not None:
+                return None
+            if meta.get("fingerprint") != self._fingerprint(name, revision):
+                return None
+            if sha256_file(str(path)) != meta["files"][documents_name("val")]["sha256"]:
+                return None
+            with pq.ParquetFile(path) as parquet:
+                batches = (batch.to_pydict() for batch in parquet.iter_batches(columns=_KEY_COLUMNS))
+                return frozenset(_key(*row) for batch in batches for row in zip(*(batch[column] for column in _KEY_COLUMNS), strict=True))
+
+        return open_one_build(directory, read)
+
+    def _fingerprint(self, name: str, revision: str | None) -> str:
+        """Of the cache that a build of this member would make."""
+        reader = self._siblings[name]
+        return cache_fingerprint(
+            self._registry,
+            self._registry.pretrain[name],
+            self._registry.build,
+            tokenizer_sha256=self._needed_tokenizer(name).model_sha256,
+            revision=revision,
+            siblings=self._siblings,
+            prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
+        )
+
+    def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:
+        """Those that fill val's budget, as build_pretrain_cache takes them; no more is read."""
+        member, view = self._registry.pretrain[name], view_tokenizer(self._needed_tokenizer(name))
+        splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=member.val_tokens or 0, eot=view.eot)
+        stream = as_documents(documents)
+        if member.builder_shuffle:
+            stream = shuffled(stream, buffer_size=member.builder_shuffle, seed=self.seed)
+        encoded = encode_documents(
+            stream,
+            view,
+            Feed.of((), SourceReport()),
+            threads=self._registry.build.threads or available_threads(),
+            append_eot=True,
+            raise_on_collision=False,
+        )
+        with closing(encoded) as batches:
+            for batch in batches:
+                is_val = splitter.val_mask(batch).tolist()
+                yield from (document for document, val in zip(batch.documents, is_val, strict=True) if val)
+                splitter.place(batch)
+                if splitter.val_is_full:
+                    return
+        raise NielsCacheError(
+            f"{name}: its source ends before val has its {member.val_tokens:,} tokens, so no document is left to mix; lower its val_tokens"
+        )
+
+    def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
+        """The documents of val; their texts are then what documents of all members are compared with."""
+        from niels_cache_assets.streaming.val_index import ValIndex
+
+        kind: Kind = "near" if member.decontaminate == "near" else "exact"
+        index = self._open.enter_context(ValIndex(kind, threshold=member.decontaminate_threshold, folder=self._root))
+        for chunk in in_chunks(val, lambda document: len(document.text)):
+            index.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
+            yield from chunk
+        index.seal()
+        self._indexes.append(index)
+
+    def _needed_tokenizer(self, name: str) -> SentencePieceTokenizer:
+        if self._tokenizer is None:
+            raise NielsCacheError(
+                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
+            )
+        return self._tokenizer
+
+
+def _key(file: str, row: int, source_id: str) -> Key:
+    """What tells a document of a stream from every other, and is in its lineage."""
+    return hashlib.blake2b(f"{file}\0{row}\0{source_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,98 @@
+"""How well a tokenizer fits its texts: characters per token of each source, and the long words that it cuts.
+
+Measured when a tokenizer is trained, on the beginning of each source's text as it is read then; the figures are kept in its meta.json.
+Whole texts, not the sample's lines: a newline is a token of its own, and the sample has none. Cost: a tenth of a second for each source,
+and its beginning in memory. An imported tokenizer was trained elsewhere: what was built with it counts then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import is_foreign
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.place import check_place
+
+MEASURED_CHARACTERS = 1 << 18  # of each source
+LONGEST_WORDS = 9
+
+_WORD = re.compile(r"[^\W\d_]+")
+_LONGEST = 32  # letters; longer runs are seldom words
+_LAST_LETTER = "\u052f"  # Latin, Greek and Cyrillic, which every font has
+
+
+def characters_per_token(characters: int, tokens: int) -> float | None:
+    """Of whole texts: newlines and blanks are characters of it, and special tokens such as EOT do not count. None without text."""
+    return characters / tokens if tokens else None
+
+
+def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
+    """Of the documents of a pretrain cache, without the EOT of each; rounded. None where its meta.json does not count characters (sft)."""
+    if "characters" not in meta:
+        return None
+    tokens = sum(meta[f"{split}_tokens"] - (meta["documents"][split] if meta["append_eot"] else 0) for split in splits)
+    return _rounded(characters_per_token(sum(meta["characters"][split] for split in splits), tokens))
+
+
+def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
+    """The texts as they are; the first MEASURED_CHARACTERS of them go into `beginning`, which `measure_texts` takes."""
+    room = MEASURED_CHARACTERS
+    for text in texts:
+        if room > 0 and text:
+            beginning.append(text[:room])
+            room -= len(text)
+        yield text
+
+
+def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """Keys of meta.json's `trained_on`, from texts by source.
+
+    `characters_per_token`: of each source that has any text. `longest_words`: the longest of all.
+    """
+    ratios: dict[str, float] = {}
+    words: set[str] = set()
+    for name, texts in beginnings.items():
+        tokens = sum(len(ids) for ids in tokenizer.encode_unchecked(texts))
+        ratio = _rounded(characters_per_token(sum(map(len, texts)), tokens))
+        if ratio is not None:
+            ratios[name] = ratio
+        words.update(word for text in texts for word in _WORD.findall(text) if _is_a_word(word))
+    return {"characters_per_token": ratios, "longest_words": sorted(words, key=lambda word: (-len(word), word))[:LONGEST_WORDS]}
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 3)
+
+
+def _is_a_word(found: str) -> bool:
+    """Neither CamelCase nor a run of letters of some code, as far as can be seen."""
+    return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
+
+
+def by_source(root: Path, meta: Meta) -> dict[str, float]:
+    """Characters per token: of the texts it was trained on, and of other sources of their pretrain caches that this tokenizer made."""
+    found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
+    for name in built_names(root / "pretrain"):
+        try:
+            folder = dataset_dir(root, "pretrain", name)
+            built = check_place(read_meta(str(folder / META_NAME)), folder)
+        except NielsCacheError:  # the checks' to report
+            continue
+        ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
+        if ratio is not None:
+            found.setdefault(name, ratio)
+    return found
+
+
+def split_words(meta: Meta, tokenizer: SentencePieceTokenizer) -> dict[str, list[str]]:
+    """The longest words of the sample, each as its pieces, without the blank that begins a word. Empty where there was no sample."""
+    pieces = tokenizer.piece_bytes()
+    words: list[str] = meta.get("trained_on", {}).get("longest_words", [])
+    cut = {word: [pieces[token].decode(errors="replace") for token in tokenizer.encode(word)] for word in words}
+    return {word: [piece for piece in (parts[0].lstrip(" "), *parts[1:]) if piece] for word, parts in cut.items()}

@@ -1,0 +1,94 @@
+"""What `status` says of a trained tokenizer: the data sets of its sample, and those that were left out and can be read now.
+
+Costs a small read for each data set that was left out; of one that reads local files, its first document. The hub is never asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.sources.types import PATH_KEYS, StreamContext
+from niels_cache_assets.tokenizer.sample import raw_texts
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+
+_ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and every cache is built again with it"
+
+
+def training_note(registry: Registry, root: Path, meta: Meta) -> str | None:
+    """`trained on notes (prepared), web; without chats, which can be read now: ...`; None for an imported tokenizer."""
+    trained_on = meta.get("trained_on")
+    if not isinstance(trained_on, dict):
+        return None
+    sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
+    said = [f"trained on {', '.join(name + _as_what(registry, name, read_as) for name in sources)}"] if sources else []
+    lacking = {name: f"the rest of {name}" if sources.get(name) else name for name in skipped}
+    back = [name for name in lacking if _can_be_read(registry, root, name, meta)]
+    gone = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+    if gone:
+        said.append(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} not configured any more, which changes nothing: {_ADVICE}")
+    still = [words for name, words in lacking.items() if name not in back]
+    if still:
+        said.append(f"without {', '.join(still)}, which could not be read")
+    if back:
+        said.append(f"without {', '.join(lacking[name] for name in back)}, which can be read now: {_ADVICE}")
+    return "; ".join(said) or None
+
+
+def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in `trained_on`, whose form nothing else checks; empty if it is not one."""
+    value = trained_on.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _as_what(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
+    """` (prepared)` and the like; nothing for a data set without `prepare`, which has nothing but its raw text."""
+    words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
+    return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")
+
+
+def _can_be_read(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
+    """Whether something here shows it: a cache that was built with this tokenizer, so since then; a corpus; or local files.
+
+    What was read in part and then failed would do so again, as far as its files can tell.
+    """
+    if name not in [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]:
+        return False
+    return (
+        _was_built_since(registry, root, name, meta)
+        or _has_corpus(registry, root, name)
+        or (name not in _table(meta["trained_on"], "sources") and _gives_text(registry, name))
+    )
+
+
+def _was_built_since(registry: Registry, root: Path, name: str, meta: Meta) -> bool:
+    try:
+        built = read_meta(str(dataset_dir(root, registry.family_of(name), name) / META_NAME))
+    except NielsCacheError:
+        return False
+    return bool(built.get("built")) and built.get("tokenizer_sha256") == meta["sha256"]
+
+
+def _has_corpus(registry: Registry, root: Path, name: str) -> bool:
+    if name not in registry.prepared():
+        return False
+    try:
+        open_prepared(registry, name, root=root, minus_duplicates=False)
+    except NielsCacheError:
+        return False
+    return True
+
+
+def _gives_text(registry: Registry, name: str) -> bool:
+    """Whether its files are on this machine and begin with something that can be read."""
+    source = registry.source(name)
+    if "://" in str([getattr(source, key, None) for key in PATH_KEYS]):
+        return False
+    try:
+        return bool(source.input_files()) and next(raw_texts(source, StreamContext(seed=registry.build.seed)), None) is not None
+    except Exception:  # of a source, whatever it is: not now either
+        return False
