@@ -8,13 +8,16 @@ import fcntl
 import json
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
@@ -168,3 +171,59 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # a process may have any bytes as its name
     except OSError:
         return ""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_afterwards() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back until the block has ended.
+
+    By handlers, because a mask of this thread holds nothing back: any other thread takes the signal, and Python handles it in this one.
+    The wakeup descriptor is set aside as well, so that whoever reads it does not end the process for a handler that does not come.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread
+        return
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    wakeup = signal.set_wakeup_fd(-1)
+    handlers = {number: signal.signal(number, note) for number in map(int, _SIGNALS) if signal.getsignal(number) is not None}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        for number in received[:1]:
+            signal.raise_signal(number)
+
+
+_GRACE_SECONDS = 5.0
+
+
+def run_attended() -> None:
+    descriptor, module, *arguments = sys.argv[1:]
+    assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
+
+    def watch() -> None:
+        os.read(int(descriptor), 1)
+        os.killpg(os.getpid(), signal.SIGINT)
+        time.sleep(_GRACE_SECONDS)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background of a shell inherits that it is ignored
+    threading.Thread(target=watch, name="attended", daemon=True).start()
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # while it is still loading; its traceback would say nothing
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    run_attended()

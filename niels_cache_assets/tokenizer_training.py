@@ -80,7 +80,7 @@ def _run_child(spec: dict[str, Any]) -> None:
     command = [
         sys.executable,
         "-m",
-        "niels_cache_assets.attended",
+        "niels_cache_assets.processes",
         str(read_end),
         "niels_cache_assets.tokenizer_training",
         json.dumps(spec),

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.types import PretrainSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 

@@ -43,7 +43,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float) -> dic
     from niels_cache_assets.artifacts.builds import build_dataset
     from niels_cache_assets.config.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
-    from niels_cache_assets.sources.types import SourceUnavailable
+    from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_runtime.errors import NielsCacheError
 
     HfFileSystem.clear_instance_cache()  # what an earlier build listed is asked for again

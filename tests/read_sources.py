@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.types import SftSource, SourceUnavailable, StreamContext
+from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
 from tests.loopback_hub import LoopbackHub

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.cleaning.chain import Cleaner, Rejected
+from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
-from niels_cache_assets.cleaning.filters import REASONS
+from niels_cache_assets.cleaning.filters import REASONS, Rejected
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.layout import REJECTED

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from niels_cache_assets.cleaning.chain import Cleaner, Rejected
-from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejection
+from niels_cache_assets.cleaning.chain import Cleaner
+from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejected, Rejection
 from niels_cache_assets.cleaning.language import identify
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document

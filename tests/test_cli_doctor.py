@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.commands import doctor
-from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 

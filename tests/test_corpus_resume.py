@@ -17,11 +17,10 @@ from niels_cache_assets.corpus.counts import CorpusCounts
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
 from niels_cache_assets.dedup import buckets
-from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal, partial_directory, read_journal
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
-from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.messages import missing

@@ -15,8 +15,8 @@ from niels_cache_assets.defs.metadata.builds import state_in, state_of
 from niels_cache_assets.defs.metadata.excerpt import fenced
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.built_project import Built

@@ -16,7 +16,8 @@ from niels_cache_assets.defs.home import abandoned
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.sources.jsonl import Jsonl, Text
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import META_NAME, Split, documents_name

@@ -16,8 +16,8 @@ from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.requests import UPSTREAM_TAG
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sensors import notes_folder_sensor, upstream_revision_sensor
-from niels_cache_assets.sources.markdown_folder import Roam
 from niels_cache_assets.sources.reading.files import _content_digest
+from niels_cache_assets.sources.roam import Roam
 from tests.built_project import Built
 from tests.dagster_tools import Project, metadata
 from tests.hub_repositories import json_lines

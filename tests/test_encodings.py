@@ -20,19 +20,22 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.report import corpus_report
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources import chat_jsonl as chat
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, conversations
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub.text import Huggingface
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.mediawiki import dump as mediawiki
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.encodings import DecodesText, decoding_warning
 from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
@@ -389,7 +392,7 @@ def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 2)
+    monkeypatch.setattr(conversations, "_BATCH_CONVERSATIONS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
     monkeypatch.setattr(encodings, "_BLOCK", 61)

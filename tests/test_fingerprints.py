@@ -17,7 +17,7 @@ from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.jsonl import Text
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 
 KINDS: dict[str, type[Source]] = {**PRETRAIN_SOURCES, **SFT_SOURCES}

@@ -15,13 +15,17 @@ import pytest
 import zstandard
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.files import find_files
 from niels_cache_assets.sources.reading.limits import LimitsDocuments
+from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
-from niels_cache_assets.sources.hub.text import Huggingface
-from niels_cache_assets.sources.jsonl import Parquet
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.dolly15k import Dolly15k
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

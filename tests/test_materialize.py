@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock
 from niels_cache_runtime.format.meta import read_meta

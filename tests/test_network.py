@@ -279,7 +279,7 @@ def _reader(hub: LoopbackHub, before: str) -> AbstractContextManager[Watched]:
     script = """
         from niels_cache_assets.sources.net import network
         from niels_cache_assets.sources.types import StreamContext
-        from niels_cache_assets.sources.hub.text import Huggingface
+        from niels_cache_assets.sources.huggingface import Huggingface
         source = Huggingface(dataset="down/parquet", shuffle_buffer=20)
         with network.patience(600, lambda message: print(message, flush=True)):
             for batch in source.documents(StreamContext(seed=1, revision=source.revision({}))):

@@ -13,15 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub import tables as hub_tables
-from niels_cache_assets.sources.hub.text import Huggingface
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet
-from niels_cache_assets.sources.markdown_folder import Roam
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext

@@ -13,9 +13,9 @@ from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog, profile_tables
 from niels_cache_assets.own_data.new_config import catalog_table
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
-from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from tests import programs

@@ -10,8 +10,10 @@ import pytest
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
-from niels_cache_assets.sources.jsonl import Jsonl, Text
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
+from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows

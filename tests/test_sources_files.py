@@ -19,11 +19,14 @@ import pytest
 import zstandard
 
 from niels_cache_assets.own_data.by_name import sources_of
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.reading.files import files_digest, find_files, walk_folder
-from niels_cache_assets.sources.types import PretrainSource, SourceUnavailable
+from niels_cache_assets.sources.text import Text
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
 from tests.read_sources import read

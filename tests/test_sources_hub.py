@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub.errors import hub_errors
-from niels_cache_assets.sources.hub.text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
@@ -245,7 +246,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         import json, time
         from datasets import load_dataset
         from niels_cache_assets.sources.types import StreamContext
-        from niels_cache_assets.sources.hub.text import FinewebEdu
+        from niels_cache_assets.sources.fineweb_edu import FinewebEdu
         from tests.read_sources import read
         ours, _ = read(FinewebEdu(shuffle_buffer=20))
         plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
@@ -281,7 +282,7 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
     script = f"""
         import signal
         from niels_cache_assets.sources.types import StreamContext
-        from niels_cache_assets.sources.hub.text import FinewebEdu
+        from niels_cache_assets.sources.fineweb_edu import FinewebEdu
         source = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7)
         for batch in source.documents(StreamContext(seed=42)):
             print("reading", flush=True)

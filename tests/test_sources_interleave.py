@@ -12,9 +12,10 @@ import pytest
 from pydantic import PrivateAttr, ValidationError
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.hub.text import FinewebEdu
+from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.jsonl import Jsonl, Text
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError

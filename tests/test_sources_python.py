@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
+from niels_cache_assets.sources.python_docs import PythonDocs
+from niels_cache_assets.sources.python_help import PythonHelp
 from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
 

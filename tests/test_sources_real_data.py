@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.sources.chat_jsonl import Dolly15k
+from niels_cache_assets.sources.dolly15k import Dolly15k
+from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub.text import FinewebEdu
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.wikitext import Wikitext
 from tests.read_sources import read
 

@@ -19,16 +19,19 @@ from hypothesis import strategies as st
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.reading import with_prepared
-from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources import conversations
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub import tables as hub_tables
-from niels_cache_assets.sources.hub.text import Huggingface
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.mediawiki import dump as mediawiki
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
@@ -55,7 +58,7 @@ NOT_UTF8 = b"\xff\xe2\x82"
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of two, so that there are many places, and blocks that end inside pages and characters."""
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(chat, "_BATCH_CONVERSATIONS", 2)
+    monkeypatch.setattr(conversations, "_BATCH_CONVERSATIONS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 

@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.config.cleaning import CleaningSettings
-from niels_cache_assets.sources.jsonl import Jsonl, Text
+from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

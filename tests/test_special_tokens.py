@@ -26,7 +26,7 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.markdown_folder import Roam
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError

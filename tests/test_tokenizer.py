@@ -24,8 +24,9 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.show.lineage import read_lineage
-from niels_cache_assets.sources.jsonl import Jsonl, Text
-from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.tokenizer_training import round_trip_losses

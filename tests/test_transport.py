@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import hf_raise_for_status, httpx
 
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.errors import hub_errors
-from niels_cache_assets.sources.hub.text import Huggingface
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.net import http_answers, http_files, network, transport
 from niels_cache_assets.sources.reading.files import SourceFile, reading
-from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing

@@ -19,7 +19,8 @@ from niels_cache_assets.build_cache.alone import CacheBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt
 from niels_cache_assets.cache_identity import cache_identity, is_prepared
-from niels_cache_assets.config.registry import BuildSettings, Registry
+from niels_cache_assets.config.build import BuildSettings
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.space import file_bytes

@@ -21,11 +21,10 @@ from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.cache_identity import is_prepared
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.reading import with_prepared
-from niels_cache_assets.disk.journal import Recorded, read_journal
+from niels_cache_assets.disk.journal import Recorded, partial_directory, read_journal
 from niels_cache_assets.disk.made_of import differences
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta

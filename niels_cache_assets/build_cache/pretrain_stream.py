@@ -18,12 +18,12 @@ from niels_cache_assets.build_cache.resuming import Counts, Reached, take_up
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.streaming.decontaminate import TrainGuard
-from niels_cache_assets.streaming.encode import EncodedDocuments
-from niels_cache_assets.streaming.feed import Feed, Mark, Position
+from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter
+from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.format.layout import Split
 
 _LONG_COUNT_SECONDS = 1.0  # a pass over the source that took longer is worth a record of its own

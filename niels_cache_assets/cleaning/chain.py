@@ -4,21 +4,11 @@ A Cleaner keeps nothing between documents, so any process may clean any document
 and writing what remains is the corpus's work.
 """
 
-from typing import NamedTuple
-
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
-from niels_cache_assets.cleaning.filters import FILTERS, Facts
+from niels_cache_assets.cleaning.filters import FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
-
-
-class Rejected(NamedTuple):
-    """A document that goes, as it was normalized, and why; `value` is what the filter measured, None where it measures nothing."""
-
-    document: Document
-    reason: str
-    value: float | None
 
 
 class Cleaner:

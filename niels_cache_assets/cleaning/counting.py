@@ -15,7 +15,7 @@ from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.documents import Document
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.chain import Rejected
+    from niels_cache_assets.cleaning.filters import Rejected
 
 EXAMPLES = 50
 EXCERPT_CHARACTERS = 500

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, pairwise
 from operator import and_
+from typing import NamedTuple
 
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
@@ -241,3 +242,11 @@ def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
 def _repeated(parts: list[str]) -> tuple[int, int]:
     """(how many were there before, how many there are)."""
     return len(parts) - len(set(parts)), len(parts)
+
+
+class Rejected(NamedTuple):
+    """A document that goes, as it was normalized, and why; `value` is what the filter measured, None where it measures nothing."""
+
+    document: Document
+    reason: str
+    value: float | None

@@ -18,3 +18,6 @@ ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
 
 PROGRESS_SECONDS = 10.0
 NETWORK_PATIENCE = 600.0
+
+
+CONFIG_NAME = "niels_cache.toml"

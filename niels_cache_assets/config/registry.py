@@ -17,24 +17,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 
-from niels_cache_assets.config import defaults
 from niels_cache_assets.config.blend import BlendSettings
+from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.config.dagster import DagsterSettings
 from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.defaults import CONFIG_NAME
+from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file
+from niels_cache_assets.config.refusals import refuse_choice, refuse_unknown
 from niels_cache_assets.config.reports import ReportsSettings
-from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables, shipped_table
-from niels_cache_assets.config.toml import as_toml, parse_toml
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
+from niels_cache_assets.config.tokenizer import TokenizerSettings
+from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.types import PATH_KEYS, ConfigPath, PretrainSource, SftSource, Source
+from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
-CONFIG_NAME = "niels_cache.toml"
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
 PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
 ROOT_VARIABLE = "NIELS_CACHE_ROOT"
@@ -44,50 +46,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # a file's may have 255 bytes, and names of files are made of it
 _ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # of a table, told at once
-_SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
-_ONE_KEY = frozenset({"files", "path"})  # each stands for the other in a kind that has one of them
-_NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
 
-Tables = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class BuildSettings(BaseModel):
-    """[build]: what every data set shares."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    cache_dir: ConfigPath = Field("cache", description="Root of all caches")
-    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
-    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
-    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; None uses every core. Never changes the bytes")
-    network_patience: float = Field(
-        defaults.NETWORK_PATIENCE,
-        ge=0,
-        allow_inf_nan=False,
-        strict=False,
-        description="Seconds for which a request that fails is repeated before the build fails",
-    )
-
-
-class TokenizerSettings(BaseModel):
-    """[tokenizer]: import `model`, or train one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-    model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
-    model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
-    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
-    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
-    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
-    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
-
-    @field_validator("special_tokens")
-    @classmethod
-    def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
-        if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
-            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}, each a string of its own")
-        return {key: value[key] for key in defaults.ROLE_KEYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +60,7 @@ class _Origin:
 
     def of(self, label: str, key: str) -> str:
         """What to blame for a key; without one, for keys of that table that do not go together."""
-        keys = _ONE_KEY if key in _ONE_KEY else (key,)
+        keys = ONE_KEY if key in ONE_KEY else (key,)
         for said, option in self.options.items():
             if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
                 return option
@@ -197,7 +157,7 @@ class Registry:
         """Raise the message for a name that is not configured: what to add if the catalog has it, else the nearest of `choices`."""
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
-        _refuse_data_set(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
+        refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
@@ -221,7 +181,7 @@ def load_registry(
     named = config or os.environ.get(CONFIG_VARIABLE)
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
-    user = _read_toml(Path(file), remedy) if file else {}
+    user = read_tables(Path(file), remedy) if file else {}
     said = chosen if chosen else user.get("profile")
     wanted = None if file and said is None else str(said or FALLBACK_PROFILE)
     user.pop("profile", None)
@@ -233,8 +193,8 @@ def load_registry(
     if wanted is None:
         shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # where caches lie
     advice: list[str] = []
-    configured = _merge(shipped, _with_catalog(user, shipped, origin.where, advice), origin.where)
-    tables = _merge(configured, _absolute_paths(dict(overrides or {})), "command line")
+    configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
+    tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
     return _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
 
 
@@ -265,115 +225,6 @@ def _file_above() -> str | None:
     return next((shlex.quote(str(path)) for path in found), None)
 
 
-def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
-    """Raise the message for a name that is not among the valid ones, with the nearest. `elsewhere`: what to add where none is near."""
-    choices = list(choices)
-    near = difflib.get_close_matches(given, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
-    raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
-
-
-def _refuse_data_set(
-    where: str,
-    problem: str,
-    given: str,
-    choices: Iterable[str],
-    *,
-    names: Iterable[str],
-    origin: str,
-    elsewhere: str = "",
-    families: Iterable[Family] = FAMILIES,
-) -> NoReturn:
-    """`names`: all that are configured. `families`: those that would do."""
-    choices, names = list(choices), set(names)
-    addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
-    near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
-    if given in names or not near or difflib.get_close_matches(given, choices, n=1):
-        refuse_choice(where, problem, given, choices, elsewhere)
-    shown = "it" if near[0] == given else repr(near[0])
-    add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
-    raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
-
-
-def _with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
-    """The user's tables; those that name a shipped data set without `source`, and have no such table below them, with the catalog's keys.
-
-    `advice`: gets a line for each of these.
-    """
-    found = dict(user)
-    for family in FAMILIES:
-        tables = user.get(family)
-        if not isinstance(tables, Mapping):
-            continue
-        found[family] = dict(tables)
-        for name, table in tables.items():
-            from_catalog = shipped_table(family, name)
-            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
-                continue
-            found[family][name] = {**from_catalog, **table}
-            keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
-            advice.append(
-                f"{where}: [{family}.{name}] has no source, so the rest of it is the catalog's; to say it in the file, add {keys}"
-            )
-    return found
-
-
-def _read_toml(path: Path, remedy: str) -> Tables:
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
-    except UnicodeDecodeError as error:
-        raise NielsCacheError(f"{path}: is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
-    except ValueError as error:
-        raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
-    except RecursionError as error:
-        raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
-
-
-def _merge(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
-    """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
-    merged = dict(below)
-    for section, tables in above.items():
-        if section not in _SECTIONS:
-            if isinstance(tables, Mapping):
-                for family in FAMILIES:
-                    if tables.get("source") in _SOURCES[family]:
-                        raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
-            refuse_choice(where, "unknown table", section, _SECTIONS)
-        if not isinstance(tables, Mapping):
-            raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
-        merged[section] = dict(merged.get(section, {}))
-        for key, value in tables.items():
-            old = merged[section].get(key)
-            same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
-            merged[section][key] = _changed(old, value) if section in _NAMED and same_kind else value
-    return merged
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
-    """A table with other keys. Where its data lies has two names, and the later one wins."""
-    gone = _ONE_KEY - new.keys() if new.keys() & _ONE_KEY else set()
-    return {**{key: value for key, value in old.items() if key not in gone}, **new}
-
-
-def _absolute_paths(tables: Tables) -> Tables:
-    """What is typed at a prompt is relative to where it is typed, not to the configuration file."""
-
-    def resolve(key: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {inner: resolve(inner, item) for inner, item in value.items()}
-        if key in PATH_KEYS | {"model", "cache_dir"}:
-            paths = value if isinstance(value, list) else [value]
-            resolved = [
-                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
-            ]
-            return resolved if isinstance(value, list) else resolved[0]
-        return value
-
-    return {section: resolve(section, table) for section, table in tables.items()}
-
-
 def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
     where = origin.where
     typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
@@ -393,11 +244,11 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
                 )
             if not isinstance(table.get("source"), str):
                 raise NielsCacheError(
-                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, _SOURCES[family]))}{_catalog_hint(name)}"
+                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
                 )
-            if table["source"] not in _SOURCES[family]:
-                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], _SOURCES[family])
-            typed[family][name] = _validate(_SOURCES[family][table["source"]], table, origin, label)
+            if table["source"] not in SOURCES[family]:
+                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
+            typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
@@ -460,7 +311,7 @@ def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[s
         for member in blends[name].weights:
             if member not in members:
                 problem = f"[blend.{name}] has a weight for an unknown pretrain data set"
-                _refuse_data_set(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
+                refuse_unknown(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
     return blends
 
 

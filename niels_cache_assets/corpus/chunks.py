@@ -124,8 +124,8 @@ class ChunkWork:
         )
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
-        from niels_cache_assets.cleaning.chain import Rejected
         from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS
+        from niels_cache_assets.cleaning.filters import Rejected
 
         if self.cleaning is not None:
             result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.config.registry import Registry, refuse_choice
+from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import CODE_VERSION
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count

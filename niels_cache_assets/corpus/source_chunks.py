@@ -14,7 +14,8 @@ from niels_cache_assets.corpus.chunks import Chunk
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import in_chunks
-from niels_cache_assets.streaming.feed import Feed, Mark
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.types import Mark
 
 
 class SourceChunks:

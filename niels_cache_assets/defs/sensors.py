@@ -22,8 +22,9 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.broken import in_one_line, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.disk.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.commit import partial_path, sync
 from niels_cache_runtime.format.meta_form import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
@@ -287,3 +287,12 @@ def _clear(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def partial_directory(target: str | Path) -> Path:
+    """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
+    return partial_path(real_path(target))
+
+
+def real_path(target: str | Path) -> Path:
+    return Path(os.path.realpath(target))  # a link to a larger disk stays one

@@ -95,7 +95,7 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
 
     What an unfinished build has written counts as room: it is gone on with, or goes.
     """
-    from niels_cache_assets.streaming.directories import partial_directory  # which needs this module
+    from niels_cache_assets.disk.journal import partial_directory  # which needs this module
 
     if need is None:
         return

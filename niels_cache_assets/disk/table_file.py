@@ -16,7 +16,7 @@ import numpy as np
 
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
-from niels_cache_assets.signals import signals_afterwards
+from niels_cache_assets.processes import signals_afterwards
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,8 @@ from datasets import Dataset, NamedSplit
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
-from niels_cache_assets.config.registry import cache_root, load_registry, refuse_choice
+from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.gather import check_positive
 from niels_cache_runtime.cache.opening import check_same_id

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.config.registry import BuildSettings, TokenizerSettings, is_valid_name, load_registry, refuse_choice
+from niels_cache_assets.config.build import BuildSettings
+from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.registry import is_valid_name, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog
+from niels_cache_assets.config.tokenizer import TokenizerSettings
 from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.by_name import files_in
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, recognize

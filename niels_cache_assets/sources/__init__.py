@@ -1,13 +1,19 @@
 """Kinds of sources by the name that `source = "..."` has in a table. Importing this opens nothing and loads no large library."""
 
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl, Dolly15k
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.dolly15k import Dolly15k
+from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub.text import FinewebEdu, Huggingface
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.jsonl import Jsonl, Parquet, Text
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder, Roam
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.oasst1 import Oasst1
-from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
+from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.python_docs import PythonDocs
+from niels_cache_assets.sources.python_help import PythonHelp
+from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext

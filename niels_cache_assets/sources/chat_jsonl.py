@@ -6,24 +6,22 @@ What makes a conversation valid is in niels_cache_assets.sources.conversations; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.show.wording import counted
-from niels_cache_assets.sources.conversations import conversation_problem
-from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.conversations import conversation_problem, instruction_messages, joined, valid_batches
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import HeldText, file_rows, kind_of, row_id, rows_of_proof
+from niels_cache_assets.sources.reading.rows import file_rows, kind_of, row_id, rows_of_proof
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
-_BATCH_CONVERSATIONS = 256
 _FIELDS_NAMED = 50
 _OPTIONAL = ("input_field", "system_field")
 _OF_FORM = {  # what makes every row the same kind of wrong
@@ -37,42 +35,6 @@ _FORMS = (
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
 )
 _ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
-
-
-def valid_batches(
-    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
-) -> Iterator[list[Conversation]]:
-    """Conversations in batches; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
-    batch = []
-    for conversation in conversations:
-        if problem := conversation_problem(conversation.messages):
-            report.dropped[problem] += 1
-            continue
-        batch.append(conversation)
-        if len(batch) == _BATCH_CONVERSATIONS:
-            if files is not None:
-                files.report_place()
-            yield batch
-            batch = []
-    if batch:
-        if files is not None:
-            files.report_place()
-        yield batch
-
-
-def joined(instruction: Any, extra: Any, between: str) -> Any:
-    """The user's message of an instruction and further input. Of what is no string the value itself comes back, to be counted."""
-    if extra is None or not isinstance(instruction, str):
-        return instruction
-    if not isinstance(extra, str):
-        return extra
-    return f"{instruction}{between}{extra}" if extra.strip() else instruction
-
-
-def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
-    """A one-turn conversation; values are not checked here."""
-    messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
-    return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
 class ChatJsonl(DecodesText, SftSource):
@@ -219,39 +181,3 @@ def _messages(value: Any) -> list[Message] | None:
             continue
         messages.append({"role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content})
     return cast(list[Message], messages)
-
-
-class Dolly15k(HubData, SftSource):
-    """Databricks' Dolly: one turn a row; `context` is added to the instruction where there is one."""
-
-    source: Literal["dolly15k"] = "dolly15k"
-    dataset: str = "databricks/databricks-dolly-15k"
-    system_message: str | None = Field(None, description="System message put before every example; None for none")
-
-    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        return valid_batches(self._conversations(context), context.report)
-
-    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        decoding = Decoding(self, context, of_files=self.reads_files)
-        held = {name: HeldText(name) for name in ("instruction", "response")}
-        for part in self.parts():
-            for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
-                for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
-                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
-                    for name, value in (("instruction", instruction), ("response", response)):
-                        held[name].problem(value, files[index], rows[index])
-                    given = (text for text in (instruction, response, extra) if isinstance(text, str))
-                    if not decoding.admits(files[index], *given, replaced=replaced):
-                        continue
-                    user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
-                    messages = instruction_messages(self.system_message, user, response)
-                    file, row = files[index], rows[index]
-                    yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
-        for field in held.values():
-            field.tell(context, {}, key=None)
-
-    def _columns(self, fields: dict[str, bool]) -> list[str]:
-        wanted = ["instruction", "response", "context", "category"]
-        if missing := [name for name in wanted if name not in fields]:
-            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
-        return wanted

@@ -1,9 +1,11 @@
 """What makes a conversation trainable: one check, shared by the sources that read conversations and the builder that writes them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY
+from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.sources.reading.places import FilePass
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -24,3 +26,42 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
             return "empty_content"
         roles.add(role)
     return None if "assistant" in roles else "no_assistant"
+
+
+_BATCH_CONVERSATIONS = 256
+
+
+def valid_batches(
+    conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
+) -> Iterator[list[Conversation]]:
+    """Conversations in batches; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
+    batch = []
+    for conversation in conversations:
+        if problem := conversation_problem(conversation.messages):
+            report.dropped[problem] += 1
+            continue
+        batch.append(conversation)
+        if len(batch) == _BATCH_CONVERSATIONS:
+            if files is not None:
+                files.report_place()
+            yield batch
+            batch = []
+    if batch:
+        if files is not None:
+            files.report_place()
+        yield batch
+
+
+def joined(instruction: Any, extra: Any, between: str) -> Any:
+    """The user's message of an instruction and further input. Of what is no string the value itself comes back, to be counted."""
+    if extra is None or not isinstance(instruction, str):
+        return instruction
+    if not isinstance(extra, str):
+        return extra
+    return f"{instruction}{between}{extra}" if extra.strip() else instruction
+
+
+def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
+    """A one-turn conversation; values are not checked here."""
+    messages: list[Any] = [{"role": "system", "content": system}] if system not in (None, "") else []
+    return cast(list[Message], [*messages, {"role": "user", "content": user}, {"role": "assistant", "content": assistant}])

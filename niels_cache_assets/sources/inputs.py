@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from niels_cache_assets.config.registry import CONFIG_NAME, Registry
+from niels_cache_assets.config.defaults import CONFIG_NAME
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.show.wording import counted
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
-from niels_cache_assets.sources.types import PATH_KEYS, Source, SourceUnavailable
+from niels_cache_assets.sources.types import PATH_KEYS, Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 

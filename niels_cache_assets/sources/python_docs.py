@@ -6,16 +6,14 @@ What the quickstart profile builds: real prose, no network. The parsing is in st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.reading.stdlib_docs import DocumentedObject, documented_objects, stdlib_revision
-from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
-
-_BATCH_CONVERSATIONS = 256
+from niels_cache_assets.sources.reading.stdlib_docs import documented_objects, stdlib_revision
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class PythonDocs(PretrainSource):
@@ -36,44 +34,3 @@ class PythonDocs(PretrainSource):
                 context.report.dropped["short_docstring"] += 1
             else:
                 yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)
-
-
-class PythonHelp(SftSource):
-    """Questions about public functions and classes, answered by the first paragraphs of their docstrings."""
-
-    source: Literal["python_help"] = "python_help"
-    min_characters: int = Field(60, ge=1, description="Docstrings shorter than this are dropped (and counted)")
-    max_characters: int = Field(800, ge=1, description="Answers take whole paragraphs up to this length, and at least the first")
-
-    def revision(self, siblings: Mapping[str, Any]) -> str | None:
-        return stdlib_revision()
-
-    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        batch = []
-        for found in documented_objects(frozenset({"class", "function"})):
-            if any(part.startswith("_") for part in found.name.split(".")):
-                continue
-            if len(found.doc) < self.min_characters:
-                context.report.dropped["short_docstring"] += 1
-                continue
-            batch.append(self._conversation(found))
-            if len(batch) == _BATCH_CONVERSATIONS:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
-    def _conversation(self, found: DocumentedObject) -> Conversation:
-        first, *others = found.doc.split("\n\n")
-        answer = first
-        for paragraph in others:
-            if len(answer) + 2 + len(paragraph) > self.max_characters:
-                break
-            answer = f"{answer}\n\n{paragraph}"
-        return Conversation(
-            [{"role": "user", "content": f"What does `{found.name}` do?"}, {"role": "assistant", "content": answer}],
-            source_id=found.name,
-            file=found.file,
-            row=found.line,
-            category=found.kind,
-        )

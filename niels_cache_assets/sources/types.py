@@ -31,10 +31,6 @@ FILES_HELP = "Globs of files, or folders of them; local or fsspec URLs; .gz, .bz
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # where the data lies, not what it is: its digest is the revision
 
 
-class SourceUnavailable(NielsCacheError):
-    """The source cannot be reached now (network, hub down); a finished cache of it stays usable."""
-
-
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """Paths are relative to the TOML file that holds them (validation context: `base_dir`); ~ and $VARIABLES are expanded.
 

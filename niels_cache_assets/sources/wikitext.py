@@ -12,10 +12,10 @@ from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.hub.data import HubData, Part
+from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
-from niels_cache_assets.sources.reading.places import RowsPass
+from niels_cache_assets.sources.reading.places import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched, choose_text_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.streaming.encode import EncodedDocuments, describe_item
+from niels_cache_assets.streaming.encode import describe_item
+from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

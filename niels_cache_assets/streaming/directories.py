@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, read_journal
+from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory, read_journal, real_path
 from niels_cache_assets.disk.space import bytes_below, naming, refusal
 from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.cache.opening import listed_files
@@ -55,11 +55,6 @@ def finished_meta(directory: Path) -> Meta | None:
     return meta if whole and not link_problem(directory, files) else None
 
 
-def partial_directory(target: str | Path) -> Path:
-    """Where a build of `target` works. One that can be gone on with has JOURNAL_NAME in it."""
-    return partial_path(_real(target))
-
-
 class Work(NamedTuple):
     """What is going on beside a directory: who builds it now, whether an unfinished build can be gone on with, and how far that is."""
 
@@ -71,7 +66,7 @@ class Work(NamedTuple):
 
 def work_on(target: str | Path) -> Work:
     """What is going on beside `target`. Costs one small read."""
-    target = _real(target)
+    target = real_path(target)
     try:
         recorded = read_journal(partial_directory(target))
     except OSError:
@@ -103,7 +98,7 @@ def locked(
 
     Raises as `atomic_directory` does.
     """
-    target = _real(target)
+    target = real_path(target)
     with ExitStack() as held:
         try:
             require_utf8(target, "build into another folder")
@@ -118,7 +113,7 @@ def locked(
 @contextmanager
 def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
     """Yield the directory that takes the place of `target`, whose lock is held. See `atomic_directory`."""
-    target = _real(target)
+    target = real_path(target)
     partial = partial_path(target)
     placed, problem = False, ""
     try:
@@ -179,7 +174,7 @@ def _what_stands(target: Path) -> str:
 def place_of(target: Path) -> tuple[int, int] | None:
     """Return what changes when another directory takes the place of `target`, None if nothing is there."""
     try:
-        found = os.stat(_real(target))
+        found = os.stat(real_path(target))
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
@@ -187,7 +182,7 @@ def place_of(target: Path) -> tuple[int, int] | None:
 
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
     """Remove what killed builds of `target` left, unless somebody is building it now. `resumable`: but not what can be gone on with."""
-    target = _real(target)
+    target = real_path(target)
     if not any(os.path.lexists(path) for path in (partial_directory(target), aside_path(target), _spare_journal(target))):
         return
     try:
@@ -205,10 +200,6 @@ def sweep_beside_hit(target: str | Path) -> None:
     """Remove what killed builds left beside a cache that is what is wanted: what is unfinished was of other settings, data or --force."""
     with suppress(NielsCacheError):  # a cache that cannot be written is a hit all the same
         sweep_leftovers(target, resumable=False)
-
-
-def _real(target: str | Path) -> Path:
-    return Path(os.path.realpath(target))  # a link to a larger disk stays one
 
 
 def _make_parents(target: Path) -> None:

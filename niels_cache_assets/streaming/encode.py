@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.in_flight import no_size, results_in_order
+from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 
 if TYPE_CHECKING:
-    from niels_cache_assets.streaming.feed import Feed, Position
+    from niels_cache_assets.streaming.feed import Feed
+    from niels_cache_assets.streaming.types import Position
 
 COLLISION = "special_token_collision"
 INVALID_UNICODE = "invalid_unicode"
@@ -33,32 +34,6 @@ _CHUNK_CHARACTERS = 1_000_000
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedDocuments:
-    """Documents that survived encoding with their tokens back to back.
-
-    `tokens`: uint16, each document followed by EOT where asked. `lengths`: int64, tokens per document, EOT included.
-    `characters`: int64 per document. `dropped`: reasons of those left out here. `position`: of the last document that was encoded.
-    `screened`: compared with val already (decontaminate.py).
-    """
-
-    documents: list[Document]
-    tokens: np.ndarray
-    lengths: np.ndarray
-    characters: np.ndarray
-    dropped: Counter[str]
-    position: Position
-    screened: bool = False
-
-    def keep(self, kept: np.ndarray) -> EncodedDocuments:
-        """These documents without those where `kept`, bool (documents,), is False."""
-        if kept.all():
-            return self
-        documents = [document for document, keep in zip(self.documents, kept.tolist(), strict=True) if keep]
-        tokens = self.tokens[np.repeat(kept, self.lengths)]
-        return replace(self, documents=documents, tokens=tokens, lengths=self.lengths[kept], characters=self.characters[kept])
 
 
 def normalize_newlines(text: str) -> str:

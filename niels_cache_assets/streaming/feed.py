@@ -8,38 +8,17 @@ on more threads: a Position, taken with each chunk, goes with it. Cost: one smal
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from niels_cache_assets.documents import Place, SourceReport
+from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.splits import FractionSplitter
+from niels_cache_assets.streaming.types import Mark, Position
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=list[Any])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A point between two batches of a source: the items before it, those of them that had no split of their own, the place, the counts."""
-
-    items: int
-    unsplit: int
-    place: Place
-    dropped: dict[str, int]
-    facts: dict[str, Any]
-
-
-class Position(NamedTuple):
-    """How far a source was read when it gave the last item of a chunk: items so far, the latest mark, and what the report said then."""
-
-    items: int
-    mark: Mark | None
-    dropped: Counter[str]
-    facts: dict[str, Any]
-    share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

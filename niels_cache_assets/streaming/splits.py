@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.encode import EncodedDocuments
+from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 

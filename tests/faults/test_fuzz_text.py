@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.markdown_folder import Roam
 from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

@@ -138,7 +138,7 @@ def test_an_attended_module_ends_with_who_started_it_and_so_does_all_that_it_sta
     starter = f"""
 import os, subprocess, sys, time
 read_end, write_end = os.pipe()
-command = [sys.executable, "-m", "niels_cache_assets.attended", str(read_end), "patient", "an argument"]
+command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), "patient", "an argument"]
 subprocess.Popen(command, pass_fds=[read_end], start_new_session=True, cwd={str(tmp_path)!r})
 time.sleep(300)
 """
@@ -157,7 +157,7 @@ def test_an_attended_module_that_is_interrupted_while_it_loads_says_nothing(tmp_
     """As Ctrl-C does where the UI is still starting."""
     (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(300)\n")
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "niels_cache_assets.attended", str(read_end), "slow"]
+    command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), "slow"]
     process = subprocess.Popen(
         command, pass_fds=[read_end], start_new_session=True, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -50,14 +50,13 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import drop_lists, layout, store
 from niels_cache_assets.corpus.identity import HELD_OUT_VERSION, held_out_identity
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
 from niels_cache_assets.documents import Conversation, Document, Message
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources import chat_jsonl as chat
+from niels_cache_assets.sources import conversations as conversations_module
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_assets.streaming import decontaminate, encode
-from niels_cache_assets.streaming.directories import partial_directory
 from niels_cache_runtime import DatasetLoader, TokenLoader
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.batch import Batch
@@ -153,7 +152,7 @@ def small_pieces() -> Iterator[None]:
         for module, constant, value in (
             (encode, "_CHUNK_ITEMS", ITEMS),
             (rows, "BATCH_DOCUMENTS", ITEMS),
-            (chat, "_BATCH_CONVERSATIONS", ITEMS),
+            (conversations_module, "_BATCH_CONVERSATIONS", ITEMS),
             (store, "TEXT_BYTES_PER_GROUP", 1_000),
             (store, "TEXT_BYTES_PER_FILE", 3_000),
         ):

@@ -259,7 +259,8 @@ def _options(arguments: argparse.Namespace) -> str:
 
 def _ui_command(arguments: argparse.Namespace) -> str:
     """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
-    from niels_cache_assets.config.registry import CONFIG_NAME, CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
+    from niels_cache_assets.config.defaults import CONFIG_NAME
+    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ

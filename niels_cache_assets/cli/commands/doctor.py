@@ -262,8 +262,8 @@ def _dagster_home() -> Finding:
 
 def _hub(registry: Registry) -> Iterator[Finding]:
     """Whether each data set that comes from the hub can be read with the token that is there; the first failed connection ends it."""
+    from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_assets.sources.hub.data import HubData
-    from niels_cache_assets.sources.types import SourceUnavailable
     from niels_cache_runtime.format.layout import FAMILIES
 
     wanted: dict[str, str | None] = {}

@@ -84,7 +84,7 @@ checked as `doctor` would: what could not be read is refused, and then no file i
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask where nothing was said and somebody is there, then write."""
-    from niels_cache_assets.config.registry import CONFIG_NAME
+    from niels_cache_assets.config.defaults import CONFIG_NAME
     from niels_cache_assets.own_data.new_config import Wishes, render
     from niels_cache_runtime.format.layout import FAMILIES
 

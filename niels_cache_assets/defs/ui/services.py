@@ -1,7 +1,7 @@
 """The processes behind the web UI, what `dagster dev` starts: a code server, and the daemon that launches queued runs and backfills.
 
 They run in sessions of their own, so that Ctrl-C in the terminal reaches only the process that holds them, which then ends runs first,
-services afterwards; and they end with it, however it ends (niels_cache_assets.attended).
+services afterwards; and they end with it, however it ends (niels_cache_assets.processes).
 """
 
 import json
@@ -92,7 +92,7 @@ class Services:
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
         read_end = self._pipe[0]
-        command = [sys.executable, "-m", "niels_cache_assets.attended", str(read_end), module, *arguments]
+        command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), module, *arguments]
         self._processes[name] = subprocess.Popen(
             command,
             pass_fds=[read_end],

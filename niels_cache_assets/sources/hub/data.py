@@ -18,15 +18,16 @@ from pydantic import Field, model_validator
 
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
-from niels_cache_assets.sources.net.network import install, shown
+from niels_cache_assets.sources.net.install import install
+from niels_cache_assets.sources.net.network import shown
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, open_bytes, reading
 from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import is_string_type
+from niels_cache_assets.sources.reading.places import Part
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _LOADERS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json")
@@ -43,14 +44,6 @@ class HubRows(NamedTuple):
     files: list[str]
     rows: list[int]
     damaged: dict[int, Damage]
-
-
-class Part(NamedTuple):
-    """One upstream split to read, and the split that its rows keep (None: split by the builder)."""
-
-    upstream: str
-    split: Split | None
-    files: list[str] | None
 
 
 class HubData(DecodesText):

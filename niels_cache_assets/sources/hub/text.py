@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.hub.data import HubData, Part
+from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.places import RowsPass
+from niels_cache_assets.sources.reading.places import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, HeldText, choose_text_field, row_id
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
@@ -72,19 +72,3 @@ class HubText(HubData, PretrainSource):
                     places.file, places.row = files[-1], rows[-1] + 1
                     places.report_place()
                 yield batch[start : start + BATCH_DOCUMENTS]
-
-
-class Huggingface(HubText):
-    """Any hub data set of text."""
-
-    source: Literal["huggingface"] = "huggingface"
-
-
-class FinewebEdu(HubText):
-    """FineWeb-Edu, one crawl of it by default, in token budgets."""
-
-    source: Literal["fineweb_edu"] = "fineweb_edu"
-    dataset: str = "HuggingFaceFW/fineweb-edu"
-    config: str | None = "CC-MAIN-2024-10"
-    train_tokens: PositiveInt | None = defaults.FINEWEB_TRAIN_TOKENS
-    val_tokens: NonNegativeInt | None = defaults.FINEWEB_VAL_TOKENS

@@ -19,12 +19,12 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.sources.types import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
@@ -261,21 +261,3 @@ class Tries:
         """The request was answered, or enough of its body came."""
         self._failures = 0
         _patience.ended = None
-
-
-@lru_cache(maxsize=1)
-def install() -> None:
-    """Make the hub's library and fsspec's http(s) ask patiently. Costs the import of huggingface_hub the first time, then nothing.
-
-    Listings of the hub come page by page in the calling thread: threads of the library would hold up an interrupt.
-    """
-    import fsspec
-    from huggingface_hub.utils import _http, set_client_factory
-
-    from niels_cache_assets.sources.net.transport import made_patient
-
-    factory = _http._GLOBAL_CLIENT_FACTORY
-    set_client_factory(lambda: made_patient(factory()))
-    for scheme in ("http", "https"):
-        fsspec.register_implementation(scheme, "niels_cache_assets.sources.net.http_files.HttpFiles", clobber=True)
-    fsspec.config.conf.setdefault("hf", {}).setdefault("max_workers", 1)

@@ -19,6 +19,7 @@ from typing import Any
 
 from huggingface_hub.utils import httpx
 
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.net.http_answers import (
     Broken,
     Validator,
@@ -31,7 +32,6 @@ from niels_cache_assets.sources.net.http_answers import (
     validator_of,
 )
 from niels_cache_assets.sources.net.network import Tries, shown
-from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
 READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from niels_cache_assets.sources.net.network import endless_redirect, first_line, install, is_of_network, shown
+from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.net.install import install
+from niels_cache_assets.sources.net.network import endless_redirect, first_line, is_of_network, shown
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
-from niels_cache_assets.sources.types import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 
 _MOST_NAMES = 10_000  # of a folder, among which a misspelt one is looked for

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from niels_cache_assets.documents import Place
 from niels_cache_assets.sources.reading.compressed import bytes_read
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 
 if TYPE_CHECKING:
-    from niels_cache_assets.sources.hub.data import Part
+    pass
     from niels_cache_assets.sources.reading.files import SourceFile
     from niels_cache_assets.sources.types import StreamContext
 
@@ -151,3 +152,11 @@ def _size(url: str) -> int:
         return 0 if "://" in url else os.path.getsize(url)
     except OSError:  # whoever opens it says what is wrong
         return 0
+
+
+class Part(NamedTuple):
+    """One upstream split to read, and the split that its rows keep (None: split by the builder)."""
+
+    upstream: str
+    split: Split | None
+    files: list[str] | None

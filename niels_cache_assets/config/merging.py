@@ -1,0 +1,103 @@
+"""Tables over tables: the user's file over a profile, the catalog's keys below both, and flags over all. No value is checked here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.shipped import shipped_table
+from niels_cache_assets.config.toml import as_toml, parse_toml
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.types import PATH_KEYS, Source
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
+_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "dagster")
+ONE_KEY = frozenset({"files", "path"})  # each stands for the other in a kind that has one of them
+_NAMED = (*FAMILIES, "blend")  # their tables have names of the user's choice
+
+
+Tables = dict[str, Any]
+
+
+def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
+    """The user's tables; those that name a shipped data set without `source`, and have no such table below them, with the catalog's keys.
+
+    `advice`: gets a line for each of these.
+    """
+    found = dict(user)
+    for family in FAMILIES:
+        tables = user.get(family)
+        if not isinstance(tables, Mapping):
+            continue
+        found[family] = dict(tables)
+        for name, table in tables.items():
+            from_catalog = shipped_table(family, name)
+            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
+                continue
+            found[family][name] = {**from_catalog, **table}
+            keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
+            advice.append(
+                f"{where}: [{family}.{name}] has no source, so the rest of it is the catalog's; to say it in the file, add {keys}"
+            )
+    return found
+
+
+def read_tables(path: Path, remedy: str) -> Tables:
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise NielsCacheError(f"{path}: is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
+    except ValueError as error:
+        raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
+
+
+def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
+    """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
+    merged = dict(below)
+    for section, tables in above.items():
+        if section not in _SECTIONS:
+            if isinstance(tables, Mapping):
+                for family in FAMILIES:
+                    if tables.get("source") in SOURCES[family]:
+                        raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
+            refuse_choice(where, "unknown table", section, _SECTIONS)
+        if not isinstance(tables, Mapping):
+            raise NielsCacheError(f"{where}: {section} must be a table, not {tables!r}")
+        merged[section] = dict(merged.get(section, {}))
+        for key, value in tables.items():
+            old = merged[section].get(key)
+            same_kind = isinstance(old, dict) and isinstance(value, Mapping) and value.get("source", old.get("source")) == old.get("source")
+            merged[section][key] = _changed(old, value) if section in _NAMED and same_kind else value
+    return merged
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
+    """A table with other keys. Where its data lies has two names, and the later one wins."""
+    gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
+    return {**{key: value for key, value in old.items() if key not in gone}, **new}
+
+
+def absolute_paths(tables: Tables) -> Tables:
+    """What is typed at a prompt is relative to where it is typed, not to the configuration file."""
+
+    def resolve(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {inner: resolve(inner, item) for inner, item in value.items()}
+        if key in PATH_KEYS | {"model", "cache_dir"}:
+            paths = value if isinstance(value, list) else [value]
+            resolved = [
+                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
+            ]
+            return resolved if isinstance(value, list) else resolved[0]
+        return value
+
+    return {section: resolve(section, table) for section, table in tables.items()}

@@ -1,0 +1,52 @@
+"""`dolly15k`: Databricks' Dolly, instructions and answers written by people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.sources.conversations import instruction_messages, joined, valid_batches
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.rows import HeldText
+from niels_cache_assets.sources.types import SftSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+
+
+class Dolly15k(HubData, SftSource):
+    """Databricks' Dolly: one turn a row; `context` is added to the instruction where there is one."""
+
+    source: Literal["dolly15k"] = "dolly15k"
+    dataset: str = "databricks/databricks-dolly-15k"
+    system_message: str | None = Field(None, description="System message put before every example; None for none")
+
+    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
+        decoding = Decoding(self, context, of_files=self.reads_files)
+        held = {name: HeldText(name) for name in ("instruction", "response")}
+        for part in self.parts():
+            for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
+                for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
+                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
+                    for name, value in (("instruction", instruction), ("response", response)):
+                        held[name].problem(value, files[index], rows[index])
+                    given = (text for text in (instruction, response, extra) if isinstance(text, str))
+                    if not decoding.admits(files[index], *given, replaced=replaced):
+                        continue
+                    user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
+                    messages = instruction_messages(self.system_message, user, response)
+                    file, row = files[index], rows[index]
+                    yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
+        for field in held.values():
+            field.tell(context, {}, key=None)
+
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        wanted = ["instruction", "response", "context", "category"]
+        if missing := [name for name in wanted if name not in fields]:
+            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        return wanted

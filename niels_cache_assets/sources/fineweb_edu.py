@@ -1,0 +1,20 @@
+"""`fineweb_edu`: web pages of educational value, FineWeb-Edu."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from niels_cache_assets.config import defaults
+from niels_cache_assets.sources.hub.text import HubText
+
+
+class FinewebEdu(HubText):
+    """FineWeb-Edu, one crawl of it by default, in token budgets."""
+
+    source: Literal["fineweb_edu"] = "fineweb_edu"
+    dataset: str = "HuggingFaceFW/fineweb-edu"
+    config: str | None = "CC-MAIN-2024-10"
+    train_tokens: PositiveInt | None = defaults.FINEWEB_TRAIN_TOKENS
+    val_tokens: NonNegativeInt | None = defaults.FINEWEB_VAL_TOKENS

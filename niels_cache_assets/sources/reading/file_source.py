@@ -1,0 +1,28 @@
+"""Keys that the kinds share which read globs of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from niels_cache_assets.sources.reading.encodings import DecodesText
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource
+
+
+class FileSource(DecodesText, PretrainSource):
+    """Keys shared by the kinds that read globs of files."""
+
+    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
+
+    def input_files(self) -> list[SourceFile]:
+        return find_files(self.files, self.endings)
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self.input_files())
+
+
+class RowFileSource(FileSource):
+    text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
+    id_field: str | None = Field(None, description="Field of the source id; None takes `id` where there is one, else file#row")

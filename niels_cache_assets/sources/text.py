@@ -1,0 +1,91 @@
+"""`text`: pretrain data sets from plain text files that the user has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import IO, ClassVar, Literal
+
+from pydantic import Field
+
+from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.compressed import OnDamage, with_compressions
+from niels_cache_assets.sources.reading.damage import KeepsDamaged
+from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, read_lines, read_text
+from niels_cache_assets.sources.reading.file_source import FileSource
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.limits import refuse_length
+from niels_cache_assets.sources.reading.places import FilePass, FilePosition
+from niels_cache_assets.sources.types import StreamContext
+
+
+class Text(KeepsDamaged, FileSource):
+    """Plain text files: one document per file, per paragraph (between blank lines) or per line. `row` counts those in the file."""
+
+    code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
+
+    source: Literal["text"] = "text"
+    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="What one document is")
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        files = FilePass(self.input_files(), context)
+        yield from rows.batched(self._documents(files, context), files)
+
+    def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        on_damage, decoding = self.on_damage(context, files), Decoding(self, context)
+        for file in files.files():
+            for row, text, marked in self._pieces(file, files.position, on_damage):
+                replaced = decoding.count_marked(file.name, marked)
+                if not text or text.isspace():
+                    context.report.dropped["empty"] += 1
+                elif decoding.admits(file.name, text, replaced=replaced):
+                    yield Document(text, f"{file.name}#{row}", file.name, row)
+            if not files.position.row:
+                context.report.dropped["empty"] += 1  # a file without a line or paragraph
+
+    def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
+        """(row, text, the same with marks or None) from `position` on; of unlimited files in constant memory."""
+        limit = self.max_document_bytes
+        if self.sample_by == "document":
+            if not position.row:
+                position.row = position.rows = 1
+                yield 0, *read_text(file, on_damage, encoding=self.encoding, limit=limit)
+            return
+        pieces = _lines if self.sample_by == "line" else _paragraphs
+        with reading(file), open_bytes(file, on_damage) as stream:
+            yield from pieces(stream, position, file.name, limit, self.encoding)
+
+
+def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
+    for index, line, marked in read_lines(stream, position, where, limit, encoding):
+        yield index, line.rstrip("\r\n"), marked
+
+
+def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
+    """Runs of lines between blank lines, without the last line end."""
+    encoding = encoding_of(stream, encoding)
+    row = position.seek(stream)
+    begin = position.offset
+    lines = FilePosition()  # behind `begin`
+    where = f"{where}: after byte {begin}" if begin else where
+    paragraph: list[str] = []
+    damaged: list[str] = []
+    length = 0
+    for index, line, marked in chain(read_lines(stream, lines, where, limit, encoding, is_start=not begin), [(-1, "", None)]):
+        if line and not line.isspace():
+            paragraph.append(line.rstrip("\r\n"))
+            length += len(paragraph[-1]) + 1
+            if marked is not None:
+                damaged.append(marked)
+            if length > limit:
+                refuse_length(f"{where}: the paragraph at line {index + 1}", limit)
+        elif paragraph:
+            row += 1
+            if row > position.row:
+                position.row = row
+                if lines.offset:
+                    position.offset_row, position.offset = row, begin + lines.offset
+                yield row - 1, "\n".join(paragraph), "".join(damaged) or None
+            paragraph, damaged, length = [], [], 0
