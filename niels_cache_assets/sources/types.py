@@ -53,15 +53,17 @@ ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
 
 
 class HeldOut(Protocol):
-    """What the members of a mixture keep for val: held_out.py's, as a mixture asks for it."""
+    """What the members of a mixture keep for val, as `streaming.held_out` finds it before the mixture is read."""
 
-    seed: int
+    @property
+    def seed(self) -> int:
+        """The seed by which the members' own builds shuffle and split."""
 
     def find(self, name: str, *, revision: str | None, documents: Callable[[], Iterable[Document]], log: Callable[[str], None]) -> None:
-        """Find what one member keeps for val."""
+        """Find what one member keeps for val; all members before any of them is sorted."""
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
-        """Return each document of a member with the reason for which it is left out, or None."""
+        """Give each document of a member with the reason for which it is left out, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
