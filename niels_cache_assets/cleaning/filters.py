@@ -1,8 +1,9 @@
 """Filters: each looks at one normalized document and says why it should go, or nothing. The first reason wins, so the cheap come first.
 
-A filter is a function of a document's facts and the settings, and one line of FILTERS; its reason, a threshold in settings.py. Thresholds
-follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix) where it has the rule. Definitions all share:
-a word is what lies between white space (str.split), a letter is str.isalpha, a line is a line with something in it.
+A filter is a function of a document's facts and the settings, and one line of `_JUDGES`. Its name, at the same place in reasons.py, is its
+reason; its threshold is in config/cleaning.py. Thresholds follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the
+appendix) where it has the rule. Definitions all share: a word is what lies between white space (str.split), a letter is str.isalpha, a line
+is a line with something in it.
 
 Cost: about 0.1 ms a kilobyte of a document that passes them all, half of it for words and their pairs.
 """
@@ -16,6 +17,7 @@ from itertools import compress, pairwise
 from operator import and_
 from typing import NamedTuple
 
+from niels_cache_assets.cleaning.reasons import REASONS
 from niels_cache_assets.config.cleaning import CleaningSettings
 from niels_cache_assets.documents import Document
 
@@ -186,21 +188,21 @@ def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
 
 
-FILTERS: tuple[tuple[str, Filter], ...] = (
-    ("redirect", redirect),
-    ("empty", empty),
-    ("disambiguation", disambiguation),
-    ("too_short", too_short),
-    ("list_page", list_page),
-    ("bad_mean_word_len", bad_mean_word_len),
-    ("high_symbol_ratio", high_symbol_ratio),
-    ("low_alpha_ratio", low_alpha_ratio),
-    ("no_stopwords", no_stopwords),
-    ("repetitive", repetitive),
-    ("language_error", language_error),
-    ("not_english", not_english),
+_JUDGES: tuple[Filter, ...] = (
+    redirect,
+    empty,
+    disambiguation,
+    too_short,
+    list_page,
+    bad_mean_word_len,
+    high_symbol_ratio,
+    low_alpha_ratio,
+    no_stopwords,
+    repetitive,
+    language_error,
+    not_english,
 )
-REASONS: tuple[str, ...] = tuple(reason for reason, _ in FILTERS)
+FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # each under its name
 
 
 def _is_followed_by_list(text: str, place: int) -> bool:

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from niels_cache_assets.cleaning.reasons import REASONS
+
 _NEVER_SKIPPED = {
     "empty": "a document without text has nothing to keep",
     "unreadable": "a document with lone surrogates cannot be written",
@@ -44,8 +46,7 @@ class CleaningSettings(BaseModel):
     @field_validator("skip")
     @classmethod
     def _skips_what_there_is(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from niels_cache_assets.cleaning.filters import REASONS  # which need these settings
-        from niels_cache_assets.cleaning.normalizers import NORMALIZERS
+        from niels_cache_assets.cleaning.normalizers import NORMALIZERS  # compiles its patterns, for those alone who skip something
 
         skippable = [name for name in (*REASONS, *dict(NORMALIZERS)) if name not in _NEVER_SKIPPED]
         for name in value:
