@@ -1,7 +1,12 @@
-"""Which process does something, recorded in a file that the process holds a lock on until it ends, however it ends.
+"""Signals and child processes: records of who is at work, signals that wait, and children that end with their parent.
 
-The lock says whether it lives, also across containers of one machine, and whatever process has its number now; the record says on which
-machine that can be believed, and which process to end if it must be. What is recorded so is not known here.
+    hold_record, read_record, claimed_record, is_held    which process does something: a file that it locks until it ends, however it ends
+    signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
+    end_with_parent                                      in a child of multiprocessing: end when the parent has ended
+    python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
+
+A record's lock says whether its process lives, also across containers of one machine, and whatever process has its number now; the record
+says on which machine that can be believed, and which process to end if it must be. What is recorded so is not known here.
 """
 
 import fcntl
@@ -21,7 +26,7 @@ from types import FrameType
 
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
-_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_GRACE_SECONDS = 5.0  # between a signal that asks and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +208,13 @@ def signals_afterwards() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-_GRACE_SECONDS = 5.0
-
-
 def run_attended() -> None:
+    """Run the module that the command line names, until the process that started this one is gone.
+
+    FD is the end of a pipe for reading, whose other end only that process holds: it closes when the process ends, also by SIGKILL. Then
+    this process and all that it started are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead a session of
+    its own (`start_new_session`), which also keeps Ctrl-C in the terminal from it: who started it decides when it ends.
+    """
     descriptor, module, *arguments = sys.argv[1:]
     assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
 

@@ -1,6 +1,6 @@
-"""`chat_jsonl` and `dolly15k`: SFT rows that hold one conversation each.
+"""`chat_jsonl`: SFT rows of files that the user has, one conversation each.
 
-What makes a conversation valid is in niels_cache_assets.sources.conversations; here rows become messages. Cost: one row at a time.
+What makes a conversation valid is in `sources.conversations`; here rows become messages. Cost: one row at a time.
 """
 
 from __future__ import annotations

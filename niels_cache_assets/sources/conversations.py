@@ -1,4 +1,4 @@
-"""What makes a conversation trainable: one check, shared by the sources that read conversations and the builder that writes them."""
+"""What the sources of conversations share: which of them are trainable, batches of those, and messages made of an instruction."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""`dolly15k`: Databricks' Dolly, instructions and answers written by people."""
+"""`dolly15k`: Databricks' Dolly, instructions and answers written by people, of the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`parquet`, `jsonl` and `text`: pretrain data sets from files that the user has.
-
-Files are globs, local or fsspec URLs, compressed or not, read in the order of their relative paths. Cost: reading and decoding; the
-input order is kept, a shuffle is the builder's. Data sets of the Hugging Face hub are not read here.
-"""
+"""`jsonl`: pretrain data sets from files with one JSON object a line, which the user has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`markdown_folder` and `roam`: notes below a folder, one document each (of a Roam JSON export: one per page).
-
-Files come in the order of their relative paths; hidden files and folders (.git, .obsidian) are left out. One file is in memory at a time.
-"""
+"""`markdown_folder`: notes below a folder, one document for each *.md. How they are read: `reading.notes`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python_docs` and `python_help`: data sets that every machine has, made of the standard library's docstrings.
+"""`python_docs`: a pretrain data set that every machine has, made of the standard library's docstrings.
 
-What the quickstart profile builds: real prose, no network. The parsing is in stdlib_docs.
+The quickstart profile builds it: real prose, no network. The parsing is in `reading.stdlib_docs`.
 """
 
 from __future__ import annotations

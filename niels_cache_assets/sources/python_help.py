@@ -1,4 +1,7 @@
-"""`python_help`: questions and answers about Python, made of the standard library's docstrings."""
+"""`python_help`: an SFT data set that every machine has, made of the standard library's docstrings.
+
+The quickstart profile builds it: real prose, no network. The parsing is in `reading.stdlib_docs`.
+"""
 
 from __future__ import annotations
 

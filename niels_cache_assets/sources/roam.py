@@ -1,4 +1,4 @@
-"""`roam`: a graph exported from Roam Research, one document a page."""
+"""`roam`: a graph exported from Roam, as Markdown files or JSON. How it is read: `reading.notes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fineweb_edu` and `huggingface`: text data sets of the Hugging Face hub, streamed and shuffled by their own library."""
+"""Keys and reading of text data sets of the Hugging Face hub: what `fineweb_edu` and `huggingface` share. The library shuffles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Keys that the kinds share which read globs of files."""
+"""Keys that the kinds share which read files of the user: `jsonl`, `parquet`, `text`.
+
+Files are globs, local or fsspec URLs, compressed or not, read in the order of their relative paths. Cost: reading and decoding; the
+input order is kept, a shuffle is the builder's. Data sets of the Hugging Face hub are not read here.
+"""
 
 from __future__ import annotations
 

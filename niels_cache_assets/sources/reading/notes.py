@@ -1,4 +1,7 @@
-"""Notes below a folder, one document each: Markdown files, and the pages of Roam's JSON exports."""
+"""Notes below a folder, one document each; of a Roam JSON export, one per page.
+
+Files come in the order of their relative paths; hidden files and folders (.git, .obsidian) are left out. One file is in memory at a time.
+"""
 
 from __future__ import annotations
 
