@@ -2,10 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.old_paths import MOVED
+from niels_cache_runtime.old_paths import forward
+
 if TYPE_CHECKING:
     from niels_cache_assets.exchange.hf import to_hf_dataset
 
 __all__ = ["to_hf_dataset"]
+
+forward(MOVED)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,10 @@ that type checkers can read too. Cost: one look into the table for every module 
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     f"niels_cache_runtime.{old}": f"niels_cache_runtime.{new}"
@@ -60,12 +61,14 @@ MOVED = {
 
 
 class OldPaths:
-    """A finder, and loader, of modules under their former paths. moved: former to present path, both absolute.
+    """A finder, and loader, of modules under their former paths.
+
+    moved: former to present path, both absolute. A module that became several has them all; its names are looked for in that order.
 
     Not derived from the classes of importlib.abc: importing those would take twice as long as importing this package.
     """
 
-    def __init__(self, moved: Mapping[str, str]) -> None:
+    def __init__(self, moved: Mapping[str, str | Sequence[str]]) -> None:
         self._moved = dict(moved)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -75,13 +78,40 @@ class OldPaths:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the present module in the place of `module`; `import` then gives that."""
+        """Put the present module in the place of `module`; `import` then gives that. Of several, `module` gets the names."""
         old = module.__name__
-        new = self._moved[old]
-        warnings.warn(f"{old} is now {new}; the former path goes with the next release", DeprecationWarning, stacklevel=2)
-        sys.modules[old] = importlib.import_module(new)
+        moved = self._moved[old]
+        homes = (moved,) if isinstance(moved, str) else moved
+        warnings.warn(f"{old} is now {' and '.join(homes)}; the former path goes with the next release", DeprecationWarning, stacklevel=2)
+        present = [importlib.import_module(home) for home in homes]
+        if len(present) == 1:
+            sys.modules[old] = present[0]
+        for each in reversed(present):
+            vars(module).update({name: value for name, value in vars(each).items() if not name.startswith("__")})
 
 
-def forward(moved: Mapping[str, str]) -> None:
+def forward(moved: Mapping[str, str | Sequence[str]]) -> None:
     """Let every former path of `moved` import its present module, with a DeprecationWarning."""
     sys.meta_path.insert(0, OldPaths(moved))  # before files that an older version may have left behind
+
+
+def former_names(module: str, *homes: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module whose names are in `homes` now: it gives each of them, with a DeprecationWarning."""
+
+    def get(name: str) -> Any:
+        if not name.startswith("__") and not _is_submodule(module, name):
+            for home in homes:
+                if hasattr(importlib.import_module(home), name):
+                    told = f"{module}.{name} is now {home}.{name}; the former path goes with the next release"
+                    warnings.warn(told, DeprecationWarning, stacklevel=2)
+                    return getattr(importlib.import_module(home), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
+
+
+def _is_submodule(package: str, name: str) -> bool:
+    """Return whether `from package import name` will import a file: it asks for the attribute first."""
+    from importlib.util import find_spec
+
+    return hasattr(sys.modules[package], "__path__") and find_spec(f"{package}.{name}") is not None

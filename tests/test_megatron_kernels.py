@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_assets import megatron_kernels
 from niels_cache_runtime.megatron import kernels
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples
@@ -174,8 +173,3 @@ def test_a_forked_worker_builds_after_its_parent_did(monkeypatch: pytest.MonkeyP
     made = list(loader)
     assert len(made) == 2
     assert all(np.array_equal(samples.numpy(), here) for samples in made)
-
-
-def test_the_former_import_path_has_the_same_functions() -> None:
-    assert megatron_kernels.advance_lanes is kernels.advance_lanes
-    assert megatron_kernels.place_samples is kernels.place_samples

@@ -6,7 +6,7 @@ The quickstart profile builds it: real prose, no network. The parsing is in `rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,10 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.reading.stdlib_docs import documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_runtime.old_paths import former_names
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
 
 
 class PythonDocs(PretrainSource):

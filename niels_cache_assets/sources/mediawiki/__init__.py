@@ -1,1 +1,8 @@
 """MediaWiki: pages of an XML dump, and plain text of their markup. Which data set they are of is not known here."""
+
+from typing import TYPE_CHECKING
+
+from niels_cache_runtime.old_paths import former_names
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = former_names(__name__, "niels_cache_assets.sources.mediawiki.dump")
