@@ -1,4 +1,11 @@
-"""Kinds of sources by the name that `source = "..."` has in a table. Importing this opens nothing and loads no large library."""
+"""Kinds of sources by the name that `source = "..."` has in a table: one file each, under that name.
+
+    types, errors     what a source is, and the errors that others tell apart      conversations    what the SFT kinds share
+    net/    requests over the network       hub/          the Hugging Face hub      inputs, broken   what is known of all sources at once
+    reading/    files, rows, encodings      mediawiki/    dumps and their markup
+
+Importing this opens nothing and loads no large library.
+"""
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k

@@ -1,4 +1,4 @@
-"""All asset checks, in one list for the definitions. What a tokenizer or a cache must hold is checked one module further down."""
+"""All asset checks, in one list for the definitions; a module for each group of them."""
 
 import dagster as dg
 

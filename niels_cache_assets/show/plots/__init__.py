@@ -1,1 +1,1 @@
-"""Pictures of what was built, for the UI and for reports: measures.py counts, the others draw. No Dagster here."""
+"""Plots of what was built, for the UI and for reports: `measures` counts, the others draw. No Dagster here."""
