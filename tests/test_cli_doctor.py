@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_and_a_relative_home_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "_has_locks", lambda folder: False)
-    monkeypatch.setattr("niels_cache_assets.streaming.directories.can_exchange", lambda folder: False)
+    monkeypatch.setattr("niels_cache_runtime.format.commit.can_exchange", lambda folder: False)
     monkeypatch.setenv("DAGSTER_HOME", "home")
     found = examined(capsys, "--offline", "--profile", "quickstart", code=exit_codes.FAILED)
     assert [found[what]["state"] for what in ("locks", "exchange", "DAGSTER_HOME")] == ["problem", "note", "problem"]

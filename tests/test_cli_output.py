@@ -12,7 +12,6 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from niels_cache_assets.blends.prebuild import Part
 from niels_cache_assets.cli import completion, exit_codes, main
 from niels_cache_assets.cli.commands.completion import SHELLS
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
@@ -20,6 +19,7 @@ from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.config.shipped import PROFILES
 from niels_cache_assets.exchange.megatron import Link
+from niels_cache_assets.indices.prebuild import Part
 from niels_cache_runtime.format.layout import SPLITS
 from tests import programs
 from tests.messages import missing

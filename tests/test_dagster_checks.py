@@ -10,7 +10,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.checks.cache import BUDGETS_MET, CHECK_NAMES
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.checks.tokenizer import ROUND_TRIP, SPECIAL_TOKENS
-from niels_cache_assets.tokenizer_training import RoundTripLoss
+from niels_cache_assets.tokenizer.training import RoundTripLoss
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.built_project import Built

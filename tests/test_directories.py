@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory
-from niels_cache_assets.streaming import directories
-from niels_cache_assets.streaming.directories import atomic_directory, sweep_leftovers
+from niels_cache_assets.disk.staging import atomic_directory, sweep_leftovers
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
 from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.streaming.directories import finished_meta
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta, write_meta
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.cache.opening import open_split

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.index import prebuild
-from niels_cache_assets.blends import prebuild as prebuilding
-from niels_cache_assets.blends.prebuild import BlendPlan, build_here, plan_of, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.prebuild_index import array_progress
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.indices import prebuild as prebuilding
+from niels_cache_assets.indices.prebuild import BlendPlan, build_here, plan_of, read_blend_file
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
 from tests import megatron_core

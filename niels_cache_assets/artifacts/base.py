@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.streaming.directories import finished_meta, is_cache_name, locked, staged
+from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, Family
 from niels_cache_runtime.format.meta import Meta

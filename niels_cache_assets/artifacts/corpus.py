@@ -35,10 +35,10 @@ from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.disk.space import Need, corpus_need, file_bytes
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.alone import CacheBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt
-from niels_cache_assets.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.config.build import BuildSettings
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.space import file_bytes
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
-from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError

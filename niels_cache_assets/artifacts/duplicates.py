@@ -30,10 +30,10 @@ from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import Need
+from niels_cache_assets.disk.staging import finished_meta, work_on
 from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.streaming.directories import finished_meta, work_on
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text

@@ -14,8 +14,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.blends.prebuild import BlendPlan, Progress, build_indices, hash_of_all, index_folder, plan_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.indices.prebuild import BlendPlan, Progress, build_indices, hash_of_all, index_folder, plan_of
 from niels_cache_runtime.format.meta import Meta
 
 

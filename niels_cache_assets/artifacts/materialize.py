@@ -22,9 +22,9 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Log, Outcome, Work
 from niels_cache_assets.disk.space import require_room, telling
+from niels_cache_assets.disk.staging import place_of, sweep_beside_hit, sweep_leftovers
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.net.network import briefly, patience
-from niels_cache_assets.streaming.directories import place_of, sweep_beside_hit, sweep_leftovers
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta

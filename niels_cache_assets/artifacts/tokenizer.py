@@ -10,13 +10,13 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.fingerprint import settings_that_count
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.measures import measure_texts
-from niels_cache_assets.tokenizer_training import train
+from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file

@@ -10,8 +10,8 @@ from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
 from niels_cache_assets.build_cache.resuming import Resume
 from niels_cache_assets.build_cache.sft import build_sft_cache
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt_cache
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.documents import Message
-from niels_cache_assets.fingerprint import fingerprint_of
 
 __all__ = [
     "CODE_VERSIONS",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from niels_cache_assets.build_cache.resuming import Resume, answer_if_asked
-from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, write_meta
 

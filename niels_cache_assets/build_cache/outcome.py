@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from niels_cache_assets.build_cache.resuming import Counts
-from niels_cache_assets.fingerprint import fingerprint_of
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.format.layout import TOKEN_DTYPE_NAME

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.made_of import MadeOf, recordable
-from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.streaming.types import Mark
 from niels_cache_runtime.errors import NielsCacheError
 

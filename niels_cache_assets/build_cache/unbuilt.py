@@ -5,7 +5,7 @@ from typing import Literal
 
 from niels_cache_assets.build_cache.outcome import Provenance
 from niels_cache_assets.config.defaults import ROLE_KEYS
-from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, Family
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 

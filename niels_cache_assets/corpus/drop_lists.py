@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import split_identity
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME
-from niels_cache_assets.fingerprint import settings_that_count
 from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # bumped by hand when other documents go for the same signatures and settings

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import CODE_VERSION
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
-from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import PrivateAttr
 
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.documents import Document
-from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.splits import val_mask
 from niels_cache_runtime.errors import NielsCacheError

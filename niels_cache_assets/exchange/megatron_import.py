@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.disk.space import Need, require_room, telling
+from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
-from niels_cache_assets.fingerprint import fingerprint_of
-from niels_cache_assets.streaming.directories import atomic_directory
 from niels_cache_assets.streaming.pretrain_writer import LINEAGE
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError

@@ -1,7 +1,6 @@
-"""Indices of blends as megatron-core looks for them.
+"""Indices of blends, built before training asks for them: by our own names, and as megatron-core looks for them.
 
-    megatron_core_run: the indices of a whole run      megatron_core_cache: where it finds them: names, hashes, files
-    megatron_core_tokenizer: the part of the hash that says which tokenizer
-
-No index is built here: that is `blends.prebuild`.
+prebuild: what a blend is, and its index           given_files: text and JSON files that options name
+megatron_core_run: the indices of a whole run      megatron_core_cache: where it finds them: names, hashes, files
+megatron_core_tokenizer: the part of the hash that says which tokenizer
 """

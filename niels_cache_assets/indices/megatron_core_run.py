@@ -16,9 +16,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.blends.prebuild import BlendPlan, Part
 from niels_cache_assets.config.blend import MEGATRON_SURPLUS
 from niels_cache_assets.indices.megatron_core_cache import CoreNames, split_matrix
+from niels_cache_assets.indices.prebuild import BlendPlan, Part
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import CacheSplit, open_indexed, split_ranges
 from niels_cache_runtime.megatron.blend_indices import MANY_DATASETS

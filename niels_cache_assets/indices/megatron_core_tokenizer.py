@@ -8,8 +8,8 @@ other classes, those of --legacy-tokenizer among them, are given as their identi
 from collections.abc import Mapping
 from typing import Any
 
-from niels_cache_assets.blends.given_files import parse_json, read_text
 from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.indices.given_files import parse_json, read_text
 from niels_cache_runtime.errors import NielsCacheError
 
 _OF_HUGGINGFACE = ("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer")

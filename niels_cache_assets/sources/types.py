@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
 from niels_cache_assets.config import defaults
+from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import Conversation, Document, Place, SourceReport
-from niels_cache_assets.fingerprint import settings_that_count
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
 

@@ -22,13 +22,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from niels_cache_assets.cache_identity import cache_fingerprint
+from niels_cache_assets.artifacts.cache_identity import cache_fingerprint
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import PreparedMember
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.decontaminate import REASONS
-from niels_cache_assets.streaming.directories import finished_meta
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.streaming.directories import atomic_directory
+from niels_cache_assets.disk.staging import atomic_directory
 from tests.faults import children
 from tests.faults.disk import Disk
 

@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.streaming.directories import work_on
+from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
 from tests.dagster_tools import Project

@@ -13,7 +13,7 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.streaming.directories import work_on
+from niels_cache_assets.disk.staging import work_on
 from tests.messages import missing
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences

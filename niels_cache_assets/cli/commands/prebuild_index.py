@@ -21,9 +21,9 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Outcome
-    from niels_cache_assets.blends.prebuild import BlendPlan
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.indices.megatron_core_run import CoreRun
+    from niels_cache_assets.indices.prebuild import BlendPlan
 
 MEGATRON_CORE = "megatron-core"
 _BLEND: dict[str, Any] = {"metavar": "PREFIX", "nargs": "+"}
@@ -192,8 +192,8 @@ def _record(registry: Registry, name: str, root: Path) -> None:
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
-    from niels_cache_assets.blends.prebuild import BlendPlan, Part, plan_of, read_blend_file
     from niels_cache_assets.config.blend import ALL_TRAIN, MEGATRON_SEED
+    from niels_cache_assets.indices.prebuild import BlendPlan, Part, plan_of, read_blend_file
 
     given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
     if arguments.name is not None:
@@ -267,9 +267,9 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
 def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
     from niels_cache_assets.artifacts.index import prebuild
-    from niels_cache_assets.blends.prebuild import Part
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
     from niels_cache_assets.indices.megatron_core_run import check_data, plans_of
+    from niels_cache_assets.indices.prebuild import Part
 
     for name in _OF_A_BLEND:
         if getattr(arguments, name) is not None:
@@ -290,8 +290,8 @@ def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
 
 
 def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Outcome], *, seconds: float, as_json: bool) -> None:
-    from niels_cache_assets.blends.prebuild import Part
     from niels_cache_assets.indices.megatron_core_cache import VERSION
+    from niels_cache_assets.indices.prebuild import Part
 
     hit = all(outcome.state == "cache_hit" for outcome in outcomes)
     flag = f"--data-cache-path {run.folder}"

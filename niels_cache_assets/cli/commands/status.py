@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import Unfinished
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.streaming.directories import Work
+    from niels_cache_assets.disk.staging import Work
     from niels_cache_runtime.verify import Finding
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
-    from niels_cache_assets.streaming.directories import work_on
+    from niels_cache_assets.disk.staging import work_on
 
     work = work_on(judged.directory)
     is_unfinished = work.is_resumable and work.writer is None

@@ -8,6 +8,7 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
 from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
@@ -32,7 +33,6 @@ from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplica
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, told
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
-from niels_cache_assets.fingerprint import fingerprint_of
 
 _GROUP = "corpus"
 

@@ -9,6 +9,7 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
@@ -16,7 +17,6 @@ from niels_cache_assets.defs.metadata.builds import Metadata, json_entry, state_
 from niels_cache_assets.defs.metadata.tables import table
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
 
 _CODE_VERSION = "1"  # the algorithms' own version is in every hash

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.home.history import history_of
@@ -16,7 +17,6 @@ from niels_cache_assets.defs.metadata.builds import Metadata
 from niels_cache_assets.defs.metadata.pictures import picture
 from niels_cache_assets.defs.metadata.tables import table, without_empty
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
 from niels_cache_assets.show.reports.drawings import NONE, draw_report
 from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown

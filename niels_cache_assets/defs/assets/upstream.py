@@ -9,12 +9,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.cache_identity import cache_fingerprint, is_prepared
+from niels_cache_assets.artifacts.cache_identity import cache_fingerprint, is_prepared
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
-from niels_cache_assets.fingerprint import fingerprint_of
 from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"

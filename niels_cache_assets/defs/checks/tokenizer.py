@@ -10,7 +10,7 @@ from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.tables import table, without_empty
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer
-from niels_cache_assets.tokenizer_training import ROUND_TRIP_TEXTS, round_trip_losses
+from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
 
 SPECIAL_TOKENS = "special_tokens_are_one_id_each"

@@ -15,8 +15,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState, index_state
-from niels_cache_assets.blends.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.show.budgets import shortfall
 from niels_cache_assets.show.contents import all_counts, content_hash, total_bytes
 from niels_cache_assets.show.labels import label

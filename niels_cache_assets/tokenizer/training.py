@@ -1,6 +1,6 @@
 """Training a tokenizer on a sample of the configured data sets (tokenizer/sample.py), and what a tokenizer must not lose.
 
-SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer_training SPEC`) that is
+SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`) that is
 killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
 kept, bytes for what has no piece. Training text is spooled to disk; SentencePiece itself holds the sample in memory.
 """
@@ -82,7 +82,7 @@ def _run_child(spec: dict[str, Any]) -> None:
         "-m",
         "niels_cache_assets.processes",
         str(read_end),
-        "niels_cache_assets.tokenizer_training",
+        "niels_cache_assets.tokenizer.training",
         json.dumps(spec),
     ]
     try:
