@@ -201,8 +201,8 @@ class Artifact(ABC):
         """Return the same artifact, with nothing that it has looked at before."""
         return dataclasses.replace(self)  # type: ignore[type-var]
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[None]:
-        """Return a context that keeps other builds of it away."""
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
+        """Return a context that keeps other builds of it away, and says whether it had to wait for one."""
         return locked(self.directory, is_ours=self.owns, wait=wait, log=log)
 
     def stage(self) -> AbstractContextManager[Path]:

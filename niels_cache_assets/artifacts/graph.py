@@ -26,7 +26,6 @@ from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
-from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
@@ -58,8 +57,7 @@ class Graph:
         return Duplicates(registry=self.registry, root=self.root)
 
     def report(self, name: str) -> CorpusReport:
-        """Return the report of a data set's corpus. Raises NielsCacheError for a data set without one."""
-        require_prepared(self.registry, name)
+        """Return the report of a data set's corpus."""
         return CorpusReport(registry=self.registry, root=self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:

@@ -61,8 +61,8 @@ class BlendIndex(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {}
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[None]:
-        return nullcontext()
+    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def stage(self) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)

@@ -5,7 +5,7 @@
     3  a hit                        without a lock, so a read-only cache is one too
     4  a turn, and room on the disk before anything is written
     5  the lock                     or wait for it, if asked
-    6  look again                   if another build has ended since the first look
+    6  look again                   after a wait, or if another build has ended since the first look
     7  a staging directory with its journal, write, the record, and the exchange
 
 It is the same in a notebook, on the command line and in a Dagster run.
@@ -53,9 +53,11 @@ def materialize(
             found = _look(artifact, force=force)
         if isinstance(found, _Missing):
             require_room(artifact.directory, found.artifact.need(), log=log)
-            with artifact.lock(wait=wait, log=log):
-                if place_of(artifact.directory) != found.place:
+            with artifact.lock(wait=wait, log=log) as waited:
+                is_overtaken = place_of(artifact.directory) != found.place
+                if is_overtaken and not waited:
                     log(f"another build of {artifact.directory} has just ended; looking at what it made")
+                if is_overtaken or waited:
                     found = _look(artifact, force=force)
                 if isinstance(found, _Missing):
                     found = _build(found, force=force, on_progress=on_progress, log=log)

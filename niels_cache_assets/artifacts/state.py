@@ -134,8 +134,6 @@ def _judge_the_tokenizer(tokenizer: Tokenizer) -> Judgement:
 
 def _judge_corpus(corpus: Corpus) -> Judgement:
     judged = _judge_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    if not corpus.source.enabled:
-        return ("disabled", "") if judged[0] == "missing" else ("switched off", "switched off; its old corpus is kept")
     if judged[0] != "built":
         return judged
     try:

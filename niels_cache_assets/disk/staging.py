@@ -93,21 +93,29 @@ def atomic_directory(target: str | Path, *, is_ours: Callable[[str], bool] = is_
 @contextmanager
 def locked(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Hold the lock of `target`, which we may replace. `wait`: for another build to end, which `log` is told of, instead of raising Busy.
+
+    Yields whether it had to wait.
 
     Raises as `atomic_directory` does.
     """
-    target = real_path(target)
+    target, waited = real_path(target), False
+
+    def wait_for(writer: Writer) -> None:
+        nonlocal waited
+        waited = True
+        _wait_until_free(target, writer, log)
+
     with ExitStack() as held:
         try:
             require_utf8(target, "build into another folder")
             _refuse_foreign_directory(target, is_ours)
             _make_parents(target)
-            held.enter_context(writer_lock(target, wait=_waiting(target, log) if wait else None))
+            held.enter_context(writer_lock(target, wait=wait_for if wait else None))
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, target)}; {_what_stands(target)}: {target}") from error
-        yield
+        yield waited
 
 
 @contextmanager
@@ -142,22 +150,14 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
 
 
-def _waiting(target: Path, log: Callable[[str], None]) -> Callable[[Writer], None]:
-    """Return what is called while another build has the lock. It returns when that may have ended."""
-
-    def wait(writer: Writer) -> None:
-        told: Writer | None = None
-        while True:
-            if writer != told:
-                log(f"waiting for the other build of {target}: {writer}")
-                told = writer
-            time.sleep(_WAIT_SECONDS)
-            now = writer_of(target)
-            if now is None:
-                return
-            writer = now
-
-    return wait
+def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
+    told: Writer | None = None
+    while writer is not None:
+        if writer != told:
+            log(f"waiting for the other build of {target}: {writer}")
+            told = writer
+        time.sleep(_WAIT_SECONDS)
+        writer = writer_of(target)
 
 
 def _what_stands(target: Path) -> str:
