@@ -42,6 +42,7 @@ class BlendIndex(Artifact):
     name: str
     plan: BlendPlan | None = None
 
+    version = "1"  # the algorithms' own version is in every hash
     record = None
 
     @property

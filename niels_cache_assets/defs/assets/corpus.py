@@ -6,15 +6,15 @@
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus_report import CorpusReport
+from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.drop_lists import CODE_VERSION as DUPLICATES_CODE_VERSION
 from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
-from niels_cache_assets.corpus.layout import CODE_VERSION as CORPUS_CODE_VERSION
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import CODE_VERSION as REPORT_CODE_VERSION
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig
@@ -90,7 +90,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=CORPUS_CODE_VERSION,
+        code_version=Corpus.version,
         description=_DOCUMENTS,
     )
     def documents(
@@ -132,7 +132,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=f"{DUPLICATES_CODE_VERSION}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
+        code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
         description=_DUPLICATES,
     )
     def duplicates(
@@ -162,7 +162,7 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=CORPUS_CODE_VERSION,
+        code_version=Corpus.version,
         description=_KEPT,
     )
     def kept(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
@@ -181,7 +181,7 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=corpus_partitions(registry),
         group_name=REPORTS_GROUP,
         kinds={"report", "matplotlib"},
-        code_version=REPORT_CODE_VERSION,
+        code_version=CorpusReport.version,
         description=_REPORT,
     )
     def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:

@@ -8,6 +8,7 @@ partitions of an asset, so changed settings of one blend show all of them as uns
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
@@ -18,8 +19,6 @@ from niels_cache_assets.defs.metadata.tables import table
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
-
-_CODE_VERSION = "1"  # the algorithms' own version is in every hash
 
 _DESCRIPTION = """Which sample of which data set comes when, as Megatron-LM numbers them: built ahead, so that training only maps it.
 
@@ -50,7 +49,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
-        code_version=f"{_CODE_VERSION}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
+        code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
         description=_DESCRIPTION,
     )
     def gpt(
