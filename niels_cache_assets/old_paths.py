@@ -20,6 +20,7 @@ MOVED = {
         "contents": "show.contents",
         "conversations": "sources.conversations",
         "corpus.duplicates": "artifacts.duplicates artifacts.builds",
+        "corpus.member": "corpus.prepared corpus.reading",
         "corpus.plots": "show.plots.corpora",
         "corpus.prepare": "artifacts.corpus artifacts.builds",
         "corpus.sampling": "show.corpus_samples",
@@ -130,4 +131,7 @@ MOVED = {
         "web_self_test": "defs.ui.self_test",
         "wording": "show.wording",
     }.items()
-} | {"niels_cache_assets.megatron_kernels": ("niels_cache_runtime.megatron.kernels",)}
+} | {
+    "niels_cache_assets.megatron_kernels": ("niels_cache_runtime.megatron.kernels",),
+    "niels_cache_assets.streaming.locks": ("niels_cache_runtime.format.commit",),
+}

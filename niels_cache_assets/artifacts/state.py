@@ -2,7 +2,7 @@
 
 What `niels-cache list`, `niels-cache status` and the check `caches_in_sync` say of the tokenizer, corpora, duplicates and caches. Costs
 one or two small reads per data set and a look at each file's size: nothing is hashed and upstream is not asked, so a changed source goes
-unseen here. Who is building what, and how far, is streaming/directories.py's to say.
+unseen here. Who is building what, and how far, is disk/staging.py's to say.
 """
 
 from collections.abc import Callable, Iterable

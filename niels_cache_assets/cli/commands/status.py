@@ -1,7 +1,7 @@
 """`status [NAME ...]`: what is complete, stale, broken or being built, what the next build goes on with, and what to do.
 
-Costs what state.py does, one look at a lock and a journal each, and what unfinished.py does where a build was stopped; with --full
-every file is read. How things stand is decided there; here it is only put into words.
+Costs what artifacts/state.py does, one look at a lock and a journal each, and what artifacts/unfinished.py does where a build was
+stopped; with --full every file is read. How things stand is decided there; here it is only put into words.
 """
 
 from __future__ import annotations
