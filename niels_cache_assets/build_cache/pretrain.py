@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.build_cache.alone import build_alone
+from niels_cache_assets.build_cache.into_folder import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
 from niels_cache_assets.build_cache.resuming import Counts, Resume, open_journal

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.alone import build_alone
+from niels_cache_assets.build_cache.into_folder import build_alone
 from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
 from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
