@@ -7,7 +7,6 @@ A build that keeps a journal leaves its partial directory to the next one; what 
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory, read_journal, real_path
 from niels_cache_assets.disk.space import bytes_below, naming, refusal
+from niels_cache_assets.disk.waiting import wait_until_free
 from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -34,7 +34,6 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_form import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
-_WAIT_SECONDS = 0.2
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
 
@@ -105,7 +104,7 @@ def locked(
     def wait_for(writer: Writer) -> None:
         nonlocal waited
         waited = True
-        _wait_until_free(target, writer, log)
+        wait_until_free(target, writer, log)
 
     with ExitStack() as held:
         try:
@@ -148,16 +147,6 @@ def staged(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
         kept = f"; {file_size(left)} of the unfinished build are kept, and the next run goes on with them" if left else ""
         raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
-
-
-def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
-    told: Writer | None = None
-    while writer is not None:
-        if writer != told:
-            log(f"waiting for the other build of {target}: {writer}")
-            told = writer
-        time.sleep(_WAIT_SECONDS)
-        writer = writer_of(target)
 
 
 def _what_stands(target: Path) -> str:
