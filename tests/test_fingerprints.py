@@ -184,10 +184,10 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
         if "model_dump(" in line
     }
     assert {file for file, _ in dumps} == {
-        "fingerprint.py",
+        "config/fingerprint.py",
         "config/registry.py",  # one table made of another
         "config/cleaning.py",  # the same
-        "blends/prebuild.py",  # arguments of a plan
+        "indices/prebuild.py",  # arguments of a plan
         "defs/config.py",  # settings of a run
         "defs/assets/index.py",  # shown
         "cli/commands/show.py",  # shown
