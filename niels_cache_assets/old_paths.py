@@ -7,6 +7,7 @@ MOVED = {
     f"niels_cache_assets.{old}": tuple(f"niels_cache_assets.{each}" for each in new.split())  # several: the module was split
     for old, new in {
         "attended": "processes",
+        "blends": "indices",
         "blends.megatron_core_cache": "indices.megatron_core_cache",
         "blends.megatron_core_run": "indices.megatron_core_run",
         "blends.megatron_core_tokenizer": "indices.megatron_core_tokenizer",
