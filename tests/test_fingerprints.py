@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 from niels_cache_assets.artifacts import tokenizer
-from niels_cache_assets.artifacts.cache_identity import cache_fingerprint
+from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
@@ -102,8 +102,10 @@ def fingerprints(registry: Registry) -> dict[str, str]:
     found = {}
     for name, source in {**registry.pretrain, **registry.sft}.items():
         if name in {**PRETRAIN, **SFT}:
-            found[name] = cache_fingerprint(
-                registry, source, registry.build, tokenizer_sha256="0" * 64, revision="1", siblings=registry.pretrain, prepared=None
+            found[name] = fingerprint_of(
+                cache_identity(
+                    registry, source, registry.build, tokenizer_sha256="0" * 64, revision="1", siblings=registry.pretrain, prepared=None
+                )
             )
     return {
         **found,

@@ -1,4 +1,4 @@
-"""What decides the bytes of a cache, and its fingerprint: a finished cache with the same fingerprint needs no build."""
+"""What decides the bytes of a cache: a finished cache with the same fingerprint over it needs no build."""
 
 from __future__ import annotations
 
@@ -7,28 +7,11 @@ from typing import Any, TypeGuard
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.build import BuildSettings
-from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-
-
-def cache_fingerprint(
-    registry: Registry,
-    source: Source,
-    build: BuildSettings,
-    *,
-    tokenizer_sha256: str | None,
-    revision: str | None,
-    siblings: Mapping[str, PretrainSource],
-    prepared: PreparedCorpus | None,
-) -> str:
-    """sha256 over everything that decides a cache's bytes: what a finished cache must have for a build to be needless."""
-    return fingerprint_of(
-        cache_identity(registry, source, build, tokenizer_sha256=tokenizer_sha256, revision=revision, siblings=siblings, prepared=prepared)
-    )
 
 
 def cache_identity(

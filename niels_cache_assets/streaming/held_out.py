@@ -22,7 +22,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from niels_cache_assets.artifacts.cache_identity import cache_fingerprint
+from niels_cache_assets.artifacts.cache_identity import cache_identity
+from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.prepared import PreparedMember
 from niels_cache_assets.disk.staging import finished_meta
@@ -153,14 +154,16 @@ class HeldOut:
     def _fingerprint(self, name: str, revision: str | None) -> str:
         """Of the cache that a build of this member would make."""
         reader = self._siblings[name]
-        return cache_fingerprint(
-            self._registry,
-            self._registry.pretrain[name],
-            self._registry.build,
-            tokenizer_sha256=self._needed_tokenizer(name).model_sha256,
-            revision=revision,
-            siblings=self._siblings,
-            prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
+        return fingerprint_of(
+            cache_identity(
+                self._registry,
+                self._registry.pretrain[name],
+                self._registry.build,
+                tokenizer_sha256=self._needed_tokenizer(name).model_sha256,
+                revision=revision,
+                siblings=self._siblings,
+                prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
+            )
         )
 
     def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:

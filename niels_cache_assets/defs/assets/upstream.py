@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.cache_identity import cache_fingerprint, is_prepared
+from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import corpus_fingerprint
@@ -89,8 +89,8 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
     source, siblings = registry.source(name), with_prepared(registry, root)
     settings = {
-        "cache": cache_fingerprint(
-            registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None
+        "cache": fingerprint_of(
+            cache_identity(registry, source, registry.build, tokenizer_sha256=None, revision=None, siblings=siblings, prepared=None)
         ),
         "corpus": corpus_fingerprint(registry, name, revision=None, tokenizer_sha256=None) if is_prepared(source) else None,
     }
