@@ -1,17 +1,16 @@
 """Code and pickles that name a module by a former path still get that module."""
 
 import importlib
-import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import niels_cache_runtime
 from niels_cache_runtime.old_paths import MOVED
+from tests.former_paths import imported_anew, require_pickles_load
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 FORMER = set(
@@ -35,12 +34,6 @@ DOCUMENTED = {  # paths that pages and examples name, whose code is elsewhere
 
 def absolute(name: str) -> str:
     return f"niels_cache_runtime.{name}"
-
-
-def imported_anew(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import a module as a process does that has not imported this path yet."""
-    monkeypatch.delitem(sys.modules, path, raising=False)
-    return importlib.import_module(path)
 
 
 def test_every_former_path_is_a_file_or_in_the_table() -> None:
@@ -102,7 +95,4 @@ def test_pickles_that_name_former_modules_load_in_a_new_process() -> None:
         ("niels_cache_runtime.trace", "BatchTrace"): "niels_cache_runtime.loader.trace",
         ("niels_cache_runtime.pretrain_dataset", "PretrainTokenStreamDataset"): "niels_cache_runtime.samplers.pretrain_dataset",
     }
-    pickles = [f"c{module}\n{name}\n.".encode() for module, name in saved]
-    script = f"import pickle\nfor found in map(pickle.loads, {pickles!r}): print(found.__module__, found.__name__)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == [f"{home} {name}" for (_, name), home in saved.items()], done.stderr
+    require_pickles_load(saved)

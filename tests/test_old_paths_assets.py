@@ -6,12 +6,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import niels_cache_assets
 from niels_cache_assets.old_paths import MOVED
+from tests.former_paths import imported_anew, require_pickles_load
 
 ROOT = Path(niels_cache_assets.__file__).parent.parent
 ONE = {old: new for old, (new, *others) in MOVED.items() if not others}
@@ -28,12 +28,6 @@ NAMES = [  # of modules that are packages now, or have lost a name to another fi
     ("niels_cache_assets.sources.python_docs", "PythonHelp", "niels_cache_assets.sources.python_help"),
     ("niels_cache_assets.defs.metadata", "split_files", "niels_cache_assets.defs.metadata.builds"),
 ]
-
-
-def imported_anew(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import a module as a process does that has not imported this path yet."""
-    monkeypatch.delitem(sys.modules, path, raising=False)
-    return importlib.import_module(path)
 
 
 def test_no_path_in_the_table_hides_a_file() -> None:
@@ -98,7 +92,4 @@ def test_pickles_that_name_former_modules_load_in_a_new_process() -> None:
         ("niels_cache_assets.sources.chat", "ChatJsonl"): "niels_cache_assets.sources.chat_jsonl",
         ("niels_cache_assets.sources.hub", "Part"): "niels_cache_assets.sources.reading.places",
     }
-    pickles = [f"c{module}\n{name}\n.".encode() for module, name in saved]
-    script = f"import pickle\nfor found in map(pickle.loads, {pickles!r}): print(found.__module__, found.__name__)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == [f"{home} {name}" for (_, name), home in saved.items()], done.stderr
+    require_pickles_load(saved)
