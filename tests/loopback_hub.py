@@ -45,7 +45,7 @@ class LoopbackHub:
         self.faults = Faults()
         self.requests: list[tuple[str, str, str | None]] = []
         self.served: list[int] = []
-        self.tokens: set[str | None] = set()  # Authorization headers
+        self.tokens: set[tuple[str, str | None]] = set()  # (path, Authorization header) of each request
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self.hub.tokens.add(self.headers.get("Authorization"))
+        self.hub.tokens.add((self.path, self.headers.get("Authorization")))
         self.hub.requests.append((self.command, unquote(self.path), self.headers.get("Range")))
         url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -264,7 +264,10 @@ def test_a_token_is_sent_to_the_hub_and_stands_nowhere_else(
     hub.down = False
     del hub.repositories[DOLLY]
     told.append(watch.tick())
-    assert hub.tokens == {f"Bearer {TOKEN}"}
+    about_data_sets = {
+        token for path, token in hub.tokens if "/datasets/" in path
+    }  # the library also asks for lists of its own, without a token
+    assert about_data_sets == {f"Bearer {TOKEN}"}
     records = [record for key in UPSTREAM_KEYS.values() for record in project.instance.fetch_observations(key, limit=9).records]
     assert {record.partition_key for record in records} >= {"wiki", "mix", "dolly"}
     assert len(caplog.records) > 3
