@@ -51,7 +51,7 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import write_meta
 from niels_cache_runtime.loader.loader import TokenLoader
-from niels_cache_runtime.loader.packing.plan import plan_packing
+from niels_cache_runtime.loader.packing.plan import place_examples, shape_rows
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[[], object]
@@ -409,7 +409,7 @@ def packing(work: Path, scale: Scale) -> Iterator[Row]:
     seconds = []
     for epoch in range(3):
         begin = time.perf_counter()
-        plan = plan_packing(lengths, capacity=PACKED_T + 1, seed=0, epoch=epoch)
+        plan = place_examples(shape_rows(lengths, capacity=PACKED_T + 1), lengths, seed=0, epoch=epoch)
         seconds.append(time.perf_counter() - begin)
     rows = len(plan.row_starts) - 1
     yield Row(

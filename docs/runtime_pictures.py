@@ -20,7 +20,7 @@ from niels_cache_runtime.format.layout import TOKEN_DTYPE, shard_name
 from niels_cache_runtime.loader.blend import Blend
 from niels_cache_runtime.loader.documents import document_ids, document_mask
 from niels_cache_runtime.loader.order import Order
-from niels_cache_runtime.loader.packing.plan import plan_packing
+from niels_cache_runtime.loader.packing.plan import place_examples, shape_rows
 
 TARGET = Path(__file__).parent / "images"
 NAMES, WEIGHTS = ("web", "code", "books", "maths"), (0.4, 0.1, 0.3, 0.2)
@@ -158,7 +158,7 @@ def packing() -> Figure:
     """Examples one to a row, the same packed, and what attention sees in the first packed row."""
     capacity, examples = 512, 24
     lengths = torch.randn(examples, generator=torch.Generator().manual_seed(3)).mul(0.7).add(4.9).exp().long().clamp(20, capacity).numpy()
-    plan = plan_packing(lengths, capacity=capacity, seed=0, epoch=0)
+    plan = place_examples(shape_rows(lengths, capacity=capacity), lengths, seed=0, epoch=0)
     packed = [plan.examples[first:last].tolist() for first, last in zip(plan.row_starts[:-1], plan.row_starts[1:], strict=True)]
     figure, (single, dense, mask) = figure_of(11, 3.9, columns=(1, 1, 0.8))
     for panel, rows, name in ((single, [[index] for index in range(examples)], "One example a row"), (dense, packed, "Packed")):

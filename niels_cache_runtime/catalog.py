@@ -9,7 +9,6 @@ mapped then, and torch is imported with the first sampler or loader. Text is the
 
 import difflib
 import html
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import map_offsets
-from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split
+from niels_cache_runtime.cache.checks import check_index
+from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
+from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
 from niels_cache_runtime.catalog_text import html_table, in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
-from niels_cache_runtime.format.doc_ends import require_doc_ends
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
@@ -139,27 +138,17 @@ class CacheSplit:
         opened = open_split(self.folder, doc_ends=True)
         check_same_build(self.folder, opened=self.dataset.meta, reopened=opened.meta)
         ends = require_doc_ends(self.folder, opened.doc_ends)
-        mapped, lengths = opened.tokens, opened.tokens.shard_lengths
-        gaps = mapped.shard_starts - (np.cumsum(lengths) - lengths)
-        back_to_back = mapped.tokens is not None and not gaps[lengths > 0].any()
-        pieces = [mapped.tokens[: int(lengths.sum())]] if mapped.tokens is not None and back_to_back else mapped.shards
+        pieces = opened.tokens.shards if opened.tokens.stream is None else [opened.tokens.stream]
         return TokenStream(pieces=pieces, offsets=np.concatenate([np.zeros(1, np.int64), np.asarray(ends).astype(np.int64)]))
 
     def __len__(self) -> int:
         return len(self.stream.offsets) - 1 if self.rows is None else self.rows  # the stream says why it has none
 
     def __getitem__(self, index: int) -> NDArray[np.uint16]:
-        number = operator.index(index)
         stream = self.stream
-        rows = len(stream.offsets) - 1
-        if not -rows <= number < rows:
-            raise IndexError(f"{self._name}: row {number} of {rows}")
-        start, stop = stream.offsets[number % rows : number % rows + 2].tolist()
-        parts, begin = [], 0
-        for piece in stream.pieces:
-            if begin < stop and start < begin + len(piece):
-                parts.append(piece[max(0, start - begin) : stop - begin])
-            begin += len(piece)
+        number = check_index(index, len(stream.offsets) - 1, what="row", from_end=True)
+        start, stop = stream.offsets[number : number + 2].tolist()
+        parts = list(slice_pieces(stream.pieces, start, stop))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property

@@ -15,48 +15,32 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_KEPT_THEIR_NAME = {  # room to modules
+    "cache": ("mmap", "opening"),
+    "format": ("described", "foreign_meta", "meta", "meta_keys", "npy_files", "place", "reading"),
+    "loader": ("batch", "blend", "documents", "mixture", "order", "prefetch", "source", "steps", "windows"),
+    "samplers": ("pretrain_dataset", "sequential", "sft_dataset"),
+    "verify": ("invariants", "invariants_sft", "offset_file"),
+}
+_RENAMED = {
+    "batches": "cache.gather",
+    "doc_ends": "cache.opening",
+    "hostile_paths": "format.safe_open",
+    "invariants_foreign": "verify.invariants",
+    "kept_examples": "loader.packing.kept",
+    "loader_settings": "loader.settings",
+    "loader_state": "loader.state",
+    "meta_form": "format.meta_keys",
+    "packing": "loader.packing.plan",
+    "planning": "loader.mixture",
+    "progress_bar": "verify.__main__",
+    "verified_folder": "verify.folder",
+    "verified_root": "verify.root",
+    "verified_table": "verify.table",
+}
 MOVED = {
     f"niels_cache_runtime.{old}": f"niels_cache_runtime.{new}"
-    for old, new in {
-        "batch": "loader.batch",
-        "batches": "cache.gather",
-        "blend": "loader.blend",
-        "described": "format.described",
-        "doc_ends": "format.doc_ends",
-        "documents": "loader.documents",
-        "foreign_meta": "format.foreign_meta",
-        "hostile_paths": "format.safe_open",
-        "invariants": "verify.invariants",
-        "invariants_foreign": "verify.invariants_foreign",
-        "invariants_sft": "verify.invariants_sft",
-        "kept_examples": "loader.packing.kept",
-        "loader_settings": "loader.settings",
-        "loader_state": "loader.state",
-        "meta": "format.meta",
-        "meta_form": "format.meta_form",
-        "meta_keys": "format.meta_keys",
-        "mixture": "loader.mixture",
-        "mmap": "cache.mmap",
-        "npy_files": "format.npy_files",
-        "offset_file": "verify.offset_file",
-        "opening": "cache.opening",
-        "order": "loader.order",
-        "packing": "loader.packing.plan",
-        "place": "format.place",
-        "planning": "loader.mixture",
-        "prefetch": "loader.prefetch",
-        "pretrain_dataset": "samplers.pretrain_dataset",
-        "progress_bar": "verify.progress_bar",
-        "reading": "format.reading",
-        "sequential": "samplers.sequential",
-        "sft_dataset": "samplers.sft_dataset",
-        "source": "loader.source",
-        "steps": "loader.steps",
-        "verified_folder": "verify.folder",
-        "verified_root": "verify.root",
-        "verified_table": "verify.table",
-        "windows": "loader.windows",
-    }.items()
+    for old, new in (_RENAMED | {name: f"{room}.{name}" for room, names in _KEPT_THEIR_NAME.items() for name in names}).items()
 }
 
 

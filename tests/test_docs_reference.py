@@ -14,8 +14,7 @@ from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megat
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.meta_form import form_problem
-from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS
+from niels_cache_runtime.format.meta_keys import EVERY, META_KEYS, form_problem
 from tests.small_project import small_project
 from tests.tiny import sentences
 

@@ -13,7 +13,7 @@ import torch
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, doc_ends_name
-from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, indexed_builder, indexed_writer, plan_indexed, write_indexed
+from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, indexed, indexed_writer, plan_indexed, write_indexed
 from niels_cache_runtime.megatron.indexed import DTYPES, HEADER
 from tests import megatron_core
 from tests.hand_made import write_shards
@@ -94,7 +94,7 @@ def test_the_index_is_the_same_whatever_the_block(tmp_path: Path, monkeypatch: p
     documents = [[1] * (1 + index % 7) for index in range(100)]
     split = write_split(tmp_path / "cache", documents, shard_tokens=50)
     write_indexed(tmp_path / "whole", split)
-    monkeypatch.setattr(indexed_builder, "BLOCK", 7)
+    monkeypatch.setattr(indexed, "BLOCK", 7)
     monkeypatch.setattr(indexed_writer, "BLOCK", 7)
     monkeypatch.setattr(indexed_writer, "_COPY_TOKENS", 5)
     write_indexed(tmp_path / "blocks", split)

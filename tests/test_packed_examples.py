@@ -313,7 +313,7 @@ def test_the_report_reads_as_a_sentence_and_examples_without_a_target_are_warned
         ({"seed": None}, "seed=None"),
         ({"seed": True}, "seed=True"),
         ({"loss_on": "user"}, "loss_on='user': .*'assistant', 'last_assistant', 'all'"),
-        ({"overflow": "split"}, "overflow='split': must"),
+        ({"overflow": "split"}, "overflow='split': "),
         ({"eot_id": None}, "pass eot_id="),
         ({"asst_id": None}, "pass asst_id="),
         ({"asst_id": EOT}, "must differ"),

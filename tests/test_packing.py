@@ -1,4 +1,4 @@
-"""plan_packing: every example once, whole, in as few rows as best fit decreasing needs."""
+"""Packing: every example once, whole, in as few rows as best fit decreasing needs."""
 
 import hashlib
 from collections import Counter
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, plan_packing, shape_rows
+from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
 
 
 def drawn(n: int, low: int, high: int, *, seed: int = 0) -> np.ndarray:
@@ -31,6 +31,10 @@ def best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:
         else:
             rooms.append(capacity - length)
     return sorted(capacity - room for room in rooms)
+
+
+def plan_packing(lengths: np.ndarray, *, capacity: int, seed: int | None, epoch: int) -> Packing:
+    return place_examples(shape_rows(lengths, capacity=capacity), lengths, seed=seed, epoch=epoch)
 
 
 cases = st.integers(1, 60).flatmap(

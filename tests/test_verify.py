@@ -19,8 +19,8 @@ import torch
 from niels_cache_runtime import NielsCacheError, read_meta, verify
 from niels_cache_runtime.format import reading
 from niels_cache_runtime.format.layout import IDX_DTYPE
-from niels_cache_runtime.verify import progress_bar, verify_cache, verify_dataset
-from niels_cache_runtime.verify.__main__ import main
+from niels_cache_runtime.verify import verify_cache, verify_dataset
+from niels_cache_runtime.verify.__main__ import ProgressBar, main
 from niels_cache_runtime.verify.invariants import SpecialIds
 from tests.hand_made import (
     ASST,
@@ -355,7 +355,7 @@ def test_on_a_terminal_the_progress_bar_uses_plain_characters_and_leaves_an_empt
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    bar = progress_bar.ProgressBar()
+    bar = ProgressBar()
     bar(5_000_000, 10_000_000)
     bar(10_000_000, 10_000_000)
     bar.clear()

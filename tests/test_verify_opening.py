@@ -68,7 +68,7 @@ def test_changed_content_is_refused_where_hashes_are_asked_for(tmp_path: Path, o
         with pytest.raises(NielsCacheError, match=f"{Path(path).name}: .*sha256"):
             open_it(root, verify="sha256")
         (root / path).write_bytes(kept)
-    with pytest.raises(NielsCacheError, match=r"verify='md5': .* size, sha256"):
+    with pytest.raises(NielsCacheError, match=r"verify='md5': "):
         open_it(root, verify="md5")
     for family in ("pretrain/notes", "sft/chats"):
         (root / family / META_NAME).unlink()

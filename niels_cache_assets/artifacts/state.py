@@ -27,7 +27,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
-from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 
 Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]

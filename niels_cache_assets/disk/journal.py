@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.disk.made_of import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
-from niels_cache_runtime.format.meta_form import is_count
+from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 JOURNAL_NAME = "journal.json"

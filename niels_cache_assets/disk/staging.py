@@ -31,7 +31,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)

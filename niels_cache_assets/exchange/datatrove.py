@@ -15,7 +15,7 @@ import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.format.doc_ends import cut_documents
+from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 200 * 1000**3  # its 100 billion tokens in a file

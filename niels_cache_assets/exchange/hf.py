@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
-from niels_cache_runtime.cache.gather import check_positive
+from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.opening import check_same_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream

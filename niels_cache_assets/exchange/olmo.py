@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.doc_ends import cut_documents
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
 MAX_BYTES = 1 << 30  # dolma's 512 Mi tokens in a file

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.opening import OpenedSplit, open_split
+from niels_cache_runtime.cache.opening import OpenedSplit, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.doc_ends import require_doc_ends
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_BYTES, TOKEN_DTYPE, Split
 from niels_cache_runtime.format.meta import Meta, read_meta
 

@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.sft import assistant_target_mask
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_BYTES, Family, Split, idx_name, list_shards, tokens_name
 from niels_cache_runtime.format.meta import load_meta
-from niels_cache_runtime.format.meta_form import is_count
+from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
 
 MAX_TOKENS = 1 << 62  # all of them

@@ -6,7 +6,6 @@ a container limits them, torch's pool of threads stalled for 16 ms at a time. St
 call into numpy or torch then costs a microsecond or more: there are few. Which rows to take is the samplers' business.
 """
 
-import operator
 import weakref
 from collections import deque
 from typing import Any
@@ -15,47 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKEN_BYTES, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 
 _CPU = torch.device("cpu")
-_MOST = 2**62
 _INT64 = np.dtype(np.int64)
 _Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-def check_positive(name: str, value: int) -> int:
-    """`value` as an int (also from numpy's integers), or a NielsCacheError that names the setting."""
-    return _check_from(1, name, value)
-
-
-def check_count(name: str, value: int) -> int:
-    """Do as `check_positive`; 0 is allowed."""
-    return _check_from(0, name, value)
-
-
-def _check_from(least: int, name: str, value: int) -> int:
-    number = as_int(value)
-    if number is None or not least <= number < _MOST:
-        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number of at least {least}, and one that an int64 holds")
-    return number
-
-
-def check_token_id(name: str, value: int) -> int:
-    """`value` as an int that a token can have, or a NielsCacheError that names the setting."""
-    number = as_int(value)
-    if number is None or not 0 <= number < MAX_VOCAB_SIZE:
-        raise NielsCacheError(f"{name}={value!r}: must be a token id, a whole number from 0 to {MAX_VOCAB_SIZE - 1}")
-    return number
-
-
-def as_int(value: Any) -> int | None:
-    """The int that `value` is, None if it is none; True and False are none."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,10 +54,10 @@ class MappedTokens:
     Raises NielsCacheError for a file that is missing, unreadable, of odd length, or replaced by one of another size meanwhile.
     """
 
-    def __init__(self, paths: Sequence[str | Path], *, one_range: bool = True) -> None:
+    def __init__(self, paths: Sequence[str | Path]) -> None:
         sizes = [_tokens_size(path) for path in paths]
         self.shard_lengths = np.array(sizes, dtype=np.int64) // TOKEN_BYTES
-        buffer = _map_one_range(paths, sizes) if one_range and any(sizes) and _can_map_one_range() else None
+        buffer = _map_one_range(paths, sizes) if any(sizes) and _can_map_one_range() else None
         self.tokens: NDArray[np.uint16] | None = None
         if buffer is not None:
             self.shard_starts = np.cumsum([0, *map(_page_end, sizes)], dtype=np.int64)[:-1] // TOKEN_BYTES
@@ -70,6 +70,25 @@ class MappedTokens:
         else:
             self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
             self.shards = [_map_alone(path, size) for path, size in zip(paths, sizes, strict=True)]
+
+    @property
+    def stream(self) -> NDArray[np.uint16] | None:
+        """All tokens as one array, or None if the shards do not lie back to back."""
+        gaps = self.shard_starts - (np.cumsum(self.shard_lengths) - self.shard_lengths)
+        if self.tokens is None or gaps[self.shard_lengths > 0].any():
+            return None
+        return self.tokens[: int(self.shard_lengths.sum())]
+
+
+def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
+    """Yield the parts of consecutive 1-D `pieces` that make up items start to stop - 1 of them all."""
+    begin = 0
+    for piece in pieces:
+        if begin >= stop:
+            return
+        if start < begin + len(piece):
+            yield piece[max(start - begin, 0) : stop - begin]
+        begin += len(piece)
 
 
 def _tokens_size(path: str | Path) -> int:

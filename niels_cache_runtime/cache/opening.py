@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.cache.checks import check_choice
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
@@ -26,7 +27,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
 )
 from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, build_id, read_meta
-from niels_cache_runtime.format.meta_form import check_form, is_count
+from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
@@ -85,6 +86,30 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 
+def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    """The `doc_ends` of the split's folder as it was opened. Raises NielsCacheError where there are none."""
+    if doc_ends is None:
+        name = doc_ends_name(Path(folder).name)
+        raise NielsCacheError(f"{folder}: its documents are unknown, because {name} is not beside it; rebuild this data set")
+    return doc_ends
+
+
+def cut_documents(folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int) -> list[tuple[int, int, int, int]]:
+    """The split cut into ranges of whole documents with at most `max_tokens` each: first and end document, first and end token.
+
+    Raises NielsCacheError for a document that is longer.
+    """
+    cuts, document, token = [], 0, 0
+    while document < len(doc_ends):
+        stop = int(doc_ends.searchsorted(np.uint64(token + max_tokens), side="right"))
+        if stop == document:
+            size = int(doc_ends[document]) - token
+            raise NielsCacheError(f"{folder}: document {document} has {size} tokens, {size * TOKEN_BYTES} bytes: raise max_bytes")
+        cuts.append((document, stop, token, int(doc_ends[stop - 1])))
+        document, token = stop, int(doc_ends[stop - 1])
+    return cuts
+
+
 def _splits_in(folder: Path, below: str) -> list[Path]:
     """First shards of the splits of data sets in a folder: `below` is a glob of where these lie in it."""
     found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
@@ -124,8 +149,7 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     Raises NielsCacheError if it is unreadable, says that the data set was not built, or names another tokenizer than the
     cache root holds now, or if there is none and `verify` asks for hashes.
     """
-    if verify not in get_args(Verify):
-        raise NielsCacheError(f"verify={verify!r}: must be one of {', '.join(get_args(Verify))}")
+    check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
     if not path.exists():
         if verify == "sha256":

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import check_token_id
+from niels_cache_runtime.cache.checks import check_token_id
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
@@ -101,7 +101,10 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
     return given
 
 
-def check_ids_differ(tokens_path: str, *, eot_id: int, asst_id: int) -> None:
-    """Raise NielsCacheError where one id would both begin and end what an assistant says."""
-    if asst_id == eot_id:
-        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot_id}; they must differ")
+def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
+    """The ids of EOT and the assistant sentinel, as `resolve_id`. Raises NielsCacheError too where they are the same."""
+    eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
+    asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
+    if asst == eot:
+        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
+    return eot, asst

@@ -46,7 +46,7 @@ def describe(given: str | Path) -> Whereabouts:
 def _describe(path: Path) -> Whereabouts:
     if not path.exists():
         return Whereabouts("missing", "no such folder", [])
-    inside = None if _is_dataset(path) else next((parent for parent in _parents(path) if _is_dataset(parent)), None)
+    inside = None if _is_dataset(path) else next((parent for parent in (_above(path, 1), _above(path, 2)) if _is_dataset(parent)), None)
     if inside is not None:
         part = path.absolute().relative_to(inside.absolute()).as_posix()
         what = f"the split {part}" if part in SPLITS and path.is_dir() else f"the {'folder' if path.is_dir() else 'file'} {part}"
@@ -73,12 +73,8 @@ def _is_root(path: Path) -> bool:
     return _is_dataset(tokenizer_dir(path)) or any(built_names(path / name) for name in _NAMED)
 
 
-def _parents(path: Path) -> list[Path]:
-    """The two folders above it, written as the path is where it can be."""
-    return [_above(path, levels) for levels in (1, 2)]
-
-
 def _above(path: Path, levels: int) -> Path:
+    """The folder so many levels above, written as the path is where it can be."""
     return path.parents[levels - 1] if len(path.parts) >= levels and ".." not in path.parts else path.absolute().parents[levels - 1]
 
 

@@ -1,11 +1,14 @@
 """Every key that a meta.json of ours has: in which kinds of folders, what form its value has, and what it says.
 
-The one table of them. `meta_form` checks values by it where a folder is opened, docs/meta.md is made of it, and a test holds it to what is
-built. Which keys are needed is known to those who need them.
+The one table of them. docs/meta.md is made of it, a test holds it to what is built, and `check_form` checks values by it once, where a
+folder is opened: somebody who edits a meta.json and hashes it again passes `read_meta`. Which keys are needed is known to those who need
+them. Whether values agree with each other and with the files is `verify`'s business.
 """
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
+
+from niels_cache_runtime.errors import NielsCacheError
 
 Kind = Literal["tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"]
 Form = Literal[
@@ -136,3 +139,18 @@ META_KEYS: tuple[MetaKey, ...] = (
 )  # fmt: skip
 
 FORM_OF: dict[str, Form] = {key.name: key.form for key in META_KEYS}  # one form for a name, whatever the kind
+
+
+def form_problem(meta: dict[str, Any]) -> str | None:
+    """One clause about the first key with a value that no such key has, else None."""
+    for name, form in FORM_OF.items():
+        if name in meta and not FORMS[form](meta[name]):
+            return f"{name} is {meta[name]!r:.80}, expected {form}"
+    return None
+
+
+def check_form(meta: dict[str, Any], path: object) -> dict[str, Any]:
+    """`meta`, read from `path`. Raises NielsCacheError with its `form_problem`."""
+    if problem := form_problem(meta):
+        raise NielsCacheError(f"{path}: {problem}; rebuild this data set")
+    return meta

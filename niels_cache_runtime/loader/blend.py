@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 MAX_PERIOD = 2**20
@@ -75,9 +75,7 @@ class Blend:
 
     def counts(self, samples: int) -> NDArray[np.int64]:
         """How many of the first `samples` global samples come from each source, (sources,) int64."""
-        total = as_int(samples)
-        if total is None or total < 0:
-            raise NielsCacheError(f"samples={samples!r}: must be a whole number of at least 0")
+        total = check_whole("samples", samples)
         return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
 
     def position(self, source: int, number: int) -> int | None:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from niels_cache_runtime.cache.gather import check_positive, resolve_device
+from niels_cache_runtime.cache.checks import check_choice, check_positive, check_whole
+from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
@@ -24,8 +25,6 @@ from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.settings import (
     LoaderSettings,
-    check_choice,
-    check_count,
     check_one_tokenizer,
     check_shares,
     name_sources,
@@ -136,7 +135,7 @@ class TokenLoader(IterableDataset[Batch]):
         self.names = tuple(folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
-        self._prefetch = check_count("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
+        self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
         self._sources: list[Source] = [open_source(folder, settings, verify=verify) for folder in folders.values()]
         check_one_tokenizer(self.names, self._sources)
         self._mixture = Mixture(
@@ -252,7 +251,7 @@ class TokenLoader(IterableDataset[Batch]):
         """
         position = self.position
         if steps is not None:
-            position = self._steps.advance(position, check_count("steps", steps))
+            position = self._steps.advance(position, check_whole("steps", steps))
         state = make_state(
             position, settings=self._settings.of_constructor(), weights=self._settings.weights, sources=self._source_states()
         )
@@ -280,7 +279,7 @@ class TokenLoader(IterableDataset[Batch]):
             check_same_weights(state, saved_weights, self._settings.weights)
         elif saved_weights != self._settings.weights and len(self.names) > 1:
             known = {name: source for name, source in zip(self.names, self._sources, strict=True) if name in state["sources"]}
-            weights = row_weights(tuple(known), list(known.values()), self._settings.with_weights(saved_weights))
+            weights = row_weights(tuple(known), list(known.values()), replace(self._settings, weights=saved_weights))
             saved = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
             check_past_weights(state, self._mixture, saved)
         worker, here = state.get("worker"), get_worker_info()
@@ -300,8 +299,8 @@ class TokenLoader(IterableDataset[Batch]):
         step: as `self.step` counts, any step of the run, with the batch size it ran with. rank: another rank's batch.
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
-        number = check_count("step", step)
-        rank = self.rank if rank is None else check_count("rank", rank)
+        number = check_whole("step", step)
+        rank = self.rank if rank is None else check_whole("rank", rank)
         first, last = self._steps.find(self.position, number, rank=rank)
         if first == last:
             raise NielsCacheError(f"step={number}: the last batch of a pass, of which rank {rank} had no row")

@@ -3,17 +3,16 @@
 Every access reads the rows it is asked for and nothing else; `__getitems__` reads a whole list with one gather per source.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.loader.batch import BatchMaker
 from niels_cache_runtime.loader.mixture import Mixture
 
 Sample = dict[str, torch.Tensor]
+_BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
 
 
 class SampleDataset(Dataset[Sample]):
@@ -36,23 +35,7 @@ class SampleDataset(Dataset[Sample]):
         """The samples of these indices, in their order."""
         if not indices:
             return []
-        samples = np.array([self._checked(index) for index in indices], dtype=np.int64)
+        samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)
         batch = self._maker.make(self._mixture.locate(samples))
-        columns: dict[str, Any] = {
-            "x": batch.x,
-            "y": batch.y,
-            "y_masked": batch.y_masked,
-            "document_ids": batch.document_ids,
-            "position_ids": batch.position_ids,
-            "dataset_ids": batch.dataset_ids,
-        }
-        present = {name: rows for name, rows in columns.items() if rows is not None}
+        present = {name: rows for name in _BY_ROW if (rows := getattr(batch, name)) is not None}
         return [{name: rows[row] for name, rows in present.items()} for row in range(len(indices))]
-
-    def _checked(self, index: int) -> int:
-        number = as_int(index)
-        if number is None:
-            raise TypeError(f"index {index!r}: must be a whole number")
-        if not -self._length <= number < self._length:
-            raise IndexError(f"index {number}: this dataset has {self._length} samples")
-        return number % self._length

@@ -1,6 +1,6 @@
 """The order in which a source's samples are visited: a shuffled permutation per epoch, computed where it is asked for, never stored.
 
-    position in epoch  --Order.at-->  sample number  --Order.positions_of-->  position in epoch
+    position in epoch  --Order.at-->  sample number
 
 A few integers of state whatever the number of samples, so resuming at any position costs nothing. About 40 ns per sample in
 blocks of 4096; a call costs about 0.1 ms however few positions it is given, so ask in blocks. The order is part of the format:
@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
+MAX_SEED = 2**64 - 1
 
 _ROUNDS = 8  # 4 already look random on long halves (Luby and Rackoff 1988) and pass our checks for n of 1000; 8 leave a margin
 _ROUNDS_OF_FEW = 24  # with halves of two or three values, 8 leave some permutations visibly more frequent, 12 none that we found
@@ -42,8 +43,8 @@ class Order:
     """
 
     def __init__(self, n: int, *, seed: int, name: str = "") -> None:
-        self._n = _whole("n", n, lowest=1, highest=MAX_SAMPLES)
-        seed = _whole("seed", seed, lowest=0, highest=2**64 - 1)
+        self._n = check_whole("n", n, least=1, most=MAX_SAMPLES)
+        seed = check_whole("seed", seed, most=MAX_SEED)
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(2**62, (4,), generator=generator).tolist()
         # torch's CPU generator keeps only the lower 32 bits of its seed: the whole seed goes in as well.
@@ -57,31 +58,24 @@ class Order:
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
-        return self._walk(positions, epoch, forwards=True)
-
-    def positions_of(self, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """The inverse of `at`: at which position of an epoch each of the samples `numbers` (m,) is visited, (m,) int64."""
-        return self._walk(numbers, epoch, forwards=False)
-
-    def _walk(self, start: NDArray[np.int64], epoch: int, *, forwards: bool) -> NDArray[np.int64]:
-        if start.size and not 0 <= start.min() <= start.max() < self._n:
-            wrong = "position" if forwards else "sample number"
-            raise NielsCacheError(f"{wrong} {start[(start < 0) | (start >= self._n)][0]}: there are {self._n} samples per epoch, from 0")
-        keys = self._keys(_whole("epoch", epoch, lowest=0))
-        reached = self._step(start.astype(np.uint64), keys, forwards=forwards)
+        if positions.size and not 0 <= positions.min() <= positions.max() < self._n:
+            wrong = positions[(positions < 0) | (positions >= self._n)][0]
+            raise NielsCacheError(f"position {wrong}: there are {self._n} samples per epoch, from 0")
+        keys = self._keys(check_whole("epoch", epoch))
+        reached = self._step(positions.astype(np.uint64), keys)
         outside = np.flatnonzero(reached >= self._n)
         while len(outside):
-            further = self._step(reached[outside], keys, forwards=forwards)
+            further = self._step(reached[outside], keys)
             reached[outside] = further
             outside = outside[further >= self._n]
         return reached.view(np.int64)
 
-    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64], *, forwards: bool) -> NDArray[np.uint64]:
-        """The Feistel network, in uint64 that wraps around, or its inverse: a permutation of all numbers of the rectangle."""
+    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The Feistel network, in uint64 that wraps around: a permutation of all numbers of the rectangle."""
         halves = np.divmod(numbers, self._sides[1])
         mixed = np.empty_like(numbers)
         spare = np.empty_like(numbers)
-        for number in range(self._rounds) if forwards else reversed(range(self._rounds)):
+        for number in range(self._rounds):
             changed, other, side = halves[number % 2], halves[1 - number % 2], self._sides[number % 2]
             np.add(other, keys[number, 0], out=mixed)
             np.multiply(mixed, _MULTIPLIER, out=mixed)
@@ -92,12 +86,8 @@ class Order:
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
             # Modulo the side: of the two candidates, the one that did not wrap around is the smaller.
-            if forwards:
-                np.add(changed, mixed, out=changed)
-                np.subtract(changed, side, out=mixed)
-            else:
-                np.subtract(changed, mixed, out=changed)
-                np.add(changed, side, out=mixed)
+            np.add(changed, mixed, out=changed)
+            np.subtract(changed, side, out=mixed)
             np.minimum(changed, mixed, out=changed)
         return halves[0] * self._sides[1] + halves[1]
 
@@ -124,11 +114,3 @@ def _tight_rectangle(n: int) -> tuple[int, int]:
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))
     return min(candidates, key=lambda sides: sides[0] * sides[1])
-
-
-def _whole(name: str, value: int, *, lowest: int, highest: int | None = None) -> int:
-    number = as_int(value)
-    if number is None or number < lowest or (highest is not None and number > highest):
-        limits = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-        raise NielsCacheError(f"{name}={value!r}: must be a whole number {limits}")
-    return number

@@ -3,20 +3,20 @@
 Every message names the setting and the nearest valid choice. Making batches is not its business.
 """
 
-import difflib
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_runtime.cache.gather import as_int, check_positive
+from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive, check_whole
 from niels_cache_runtime.cache.opening import Verify, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, tokens_name
 from niels_cache_runtime.loader.batch import FIELDS
+from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.windows import PretrainWindows
@@ -69,14 +69,12 @@ class LoaderSettings:
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
         given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
-        given["seed"] = check_count("seed", given["seed"])
-        given["rank"] = check_count("rank", given["rank"])
+        given["seed"] = check_whole("seed", given["seed"], most=MAX_SEED)
+        given["rank"] = check_whole("rank", given["rank"], most=given["world_size"] - 1)
         for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
             if given[name] not in (True, False):
                 raise NielsCacheError(f"{name}={given[name]!r}: must be True or False")
             given[name] = bool(given[name])
-        if given["rank"] >= given["world_size"]:
-            raise NielsCacheError(f"rank={given['rank']}: world_size={given['world_size']} has ranks 0 to {given['world_size'] - 1}")
         if given["B"] * given["T"] >= 1 << 31:
             raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
         if not isinstance(given["fields"], Collection):
@@ -102,9 +100,6 @@ class LoaderSettings:
         """The keyword arguments that build such a loader again, JSON-able; without sizes, ranks, device and weights."""
         return self.of_samples() | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
-    def with_weights(self, weights: list[tuple[int, dict[str, float]]]) -> "LoaderSettings":
-        return replace(self, weights=weights)
-
 
 def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the constructor from `of_constructor`, as a state has them. Raises NielsCacheError unless it has these."""
@@ -114,14 +109,6 @@ def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it is cut or was edited"
         )
     return dict(settings)
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise NielsCacheError unless `value` is one of `choices`."""
-    if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
-        raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
@@ -134,14 +121,6 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
     if round(rows) > 0 and abs(rows - round(rows)) < 1e-6 * rows:
         cannot = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
         raise NielsCacheError(f"B={B!r}: {cannot}: write B={int(B)} or B={int(B) + 1}")
-
-
-def check_count(name: str, value: Any) -> int:
-    """`value` as an int of at least 0, or a NielsCacheError that names the setting."""
-    number = as_int(value)
-    if number is None or number < 0:
-        raise NielsCacheError(f"{name}={value!r}: must be a whole number, 0 or more")
-    return number
 
 
 def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
@@ -194,23 +173,20 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     try:
         os.stat(path.parent / tokens_name(path.name))  # type: ignore[arg-type]
     except (FileNotFoundError, NotADirectoryError):
-        pass
+        if splits := [split for split in SPLITS if (path / tokens_name(split)).exists()]:
+            raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}") from None
+        return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
     except (OSError, ValueError) as error:  # no permission; a name that no file can have
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
-    if (path.parent / tokens_name(path.name)).exists():  # type: ignore[arg-type]
-        return PackedExamples(
-            folder,
-            T=settings.T,
-            seed=settings.seed,
-            loss_on=settings.loss_on,
-            overflow=settings.overflow,
-            shuffle=settings.shuffle,
-            verify=verify,
-        )
-    splits = [split for split in SPLITS if (path / tokens_name(split)).exists()]
-    if splits:
-        raise NielsCacheError(f"{folder}: an SFT data set; name the split: {path / splits[0]}")
-    return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+    return PackedExamples(
+        folder,
+        T=settings.T,
+        seed=settings.seed,
+        loss_on=settings.loss_on,
+        overflow=settings.overflow,
+        shuffle=settings.shuffle,
+        verify=verify,
+    )
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
@@ -241,10 +217,7 @@ def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) 
     used = {contents.get(name) for name, weight in shares.items() if weight}
     if len(used) <= 1 or any(weight < 0 for weight in shares.values()):
         return shares
-    return _in_parts({name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()})
-
-
-def _in_parts(shares: Mapping[str, Any]) -> dict[str, float]:
-    """Shares in whole parts of 2**16, at least 1 each: averages deserve no finer ones, and the blend's period stays short."""
-    total = sum(shares.values())
-    return {name: max(1, round(_PARTS * share / total)) if share > 0 and total > 0 else share for name, share in shares.items()}
+    of_rows = {name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}
+    total = sum(of_rows.values())
+    # In whole parts of 2**16, at least 1 each: averages deserve no finer ones, and the blend's period stays short.
+    return {name: max(1, round(_PARTS * share / total)) if share > 0 else share for name, share in of_rows.items()}

@@ -7,7 +7,7 @@ its business.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 _MOST_SAMPLES = 2**60
@@ -171,7 +171,4 @@ def position_from_state(state: dict[str, Any]) -> Position:
 
 
 def _number(value: Any) -> int:
-    number = as_int(value)
-    if number is None or not 0 <= number < _MOST_SAMPLES:
-        raise ValueError(f"{value!r:.40} is no whole number from 0 to {_MOST_SAMPLES - 1}")
-    return number
+    return check_whole("position", value, most=_MOST_SAMPLES - 1)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import WindowReader, check_positive
-from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
+from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.gather import WindowReader
+from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import IDX_DTYPE, doc_ends_name
@@ -71,7 +72,7 @@ class PretrainWindows:
         self.packs = False
         self._reader = WindowReader(split.tokens, length=T + 1)
         self._gaps = split.tokens.shard_starts - self._stream_starts  # from a place in the stream to one in memory
-        self._back_to_back = split.tokens.tokens is not None and not self._gaps[split.tokens.shard_lengths > 0].any()
+        self._back_to_back = split.tokens.stream is not None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,12 +102,8 @@ class PretrainWindows:
         starts = self._starts(numbers)
         if not boundaries:
             return Rows(tokens=self._read_tokens(starts))
-        if self._doc_ends is None:
-            raise NielsCacheError(
-                f"{self.folder}: where its documents end is unknown, {doc_ends_name(os.path.basename(self._path))} is not beside it; "
-                "rebuild this data set, or do without document boundaries"
-            )
-        return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(self._doc_ends, starts, T=self.T))
+        ends = require_doc_ends(self.folder, self._doc_ends)
+        return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
     def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
         """Shard, offset and document of every token of the samples `numbers` (n,); documents -1 where there is no doc_ends file."""

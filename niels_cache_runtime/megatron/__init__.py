@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.megatron.gpt_indices import split_ranges
     from niels_cache_runtime.megatron.index_cache import IndexCache
     from niels_cache_runtime.megatron.indexed import IndexedDataset
-    from niels_cache_runtime.megatron.indexed_builder import IndexedWriter
-    from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
+    from niels_cache_runtime.megatron.indexed_writer import IndexedWriter, plan_indexed, write_indexed
 
 __all__ = [
     "CacheSplit",
@@ -37,7 +36,7 @@ _MODULES = {
     "CacheSplit": "cache_split",
     "IndexCache": "index_cache",
     "IndexedDataset": "indexed",
-    "IndexedWriter": "indexed_builder",
+    "IndexedWriter": "indexed_writer",
     "MegatronBlendedDataset": "blended",
     "MegatronGPTDataset": "gpt_dataset",
     "open_blend": "blended",

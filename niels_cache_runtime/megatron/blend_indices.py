@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
-from niels_cache_runtime.megatron.kernels import advance_for
+from niels_cache_runtime.megatron.kernels import Floats, advance_for
 
 MANY_DATASETS = 32_767  # from here on Megatron refuses, and dataset_index is int32
 
-Floats = NDArray[np.float64]
 Advance = Callable[[Floats, Floats, NDArray[np.int64], NDArray[Any], NDArray[np.int64]], None]
 
 _LANE_COUNTS = 1 << 15  # counts of all lanes together: what fits into a core's cache
@@ -71,12 +70,7 @@ def build_blending_indices(
     advance: does the steps, see `advance_lanes`; by default the compiled one of `kernels` for a large blend, if numba is installed. Raises
     NielsCacheError for a weight that is not above 0.
     """
-    known = _checked(weights)
-    dataset_index = allocate("dataset_index", (size,), index_dtype(len(known)))
-    sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
-    advance = advance or advance_for(datasets=len(known), samples=size)
-    _fill(known, dataset_index, sample_index, advance=advance, progress=progress)
-    return dataset_index, sample_index
+    return _build(_checked(weights), size, advance=advance, allocate=allocate, progress=progress)
 
 
 def build_exhaustive_blending_indices(
@@ -86,16 +80,10 @@ def build_exhaustive_blending_indices(
 
     Raises NielsCacheError for a count that is no whole number above 0.
     """
-    known = [as_int(count) for count in counts]
-    if any(count is None or count < 1 for count in known):
-        raise NielsCacheError(f"counts {list(counts)[:5]}: each must be a whole number of at least 1")
-    sizes = np.array(known, dtype=np.int64)
+    sizes = np.array([check_positive("count", count) for count in counts], dtype=np.int64)
     total = int(sizes.sum())
     weights = sizes / float(total)
-    dataset_index = allocate("dataset_index", (total,), index_dtype(len(sizes)))
-    sample_index = allocate("dataset_sample_index", (total,), np.dtype(np.int64))
-    advance = advance or advance_for(datasets=len(sizes), samples=total)
-    _fill(weights, dataset_index, sample_index, advance=advance, progress=progress)
+    dataset_index, sample_index = _build(weights, total, advance=advance, allocate=allocate, progress=progress)
     # Until the first data set would give more than it has, nobody is missed who is left out.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
@@ -192,35 +180,30 @@ def _checked(weights: Sequence[float]) -> Floats:
     return known
 
 
-def _fill(
-    weights: Floats, dataset_index: NDArray[Any], sample_index: NDArray[np.int64], *, advance: Advance | None, progress: Progress | None
-) -> None:
+def _build(
+    weights: Floats, size: int, *, advance: Advance | None, allocate: Allocate, progress: Progress | None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Round by round: as many lanes as there are, of equal length; the next round begins where the last lane ended. Too few: one by one."""
-    size, done = len(dataset_index), 0
+    dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
+    sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
+    advance = advance or advance_for(datasets=len(weights), samples=size)
     most_lanes = min(max(_LANE_COUNTS // len(weights), 8), _MOST_LANES)
     fewest_steps = max(_FEWEST_STEPS, 8 * len(weights))  # a lane forgets a wrong guess well before it ends
-    counts = np.zeros(len(weights))
+    counts, done = np.zeros(len(weights)), 0
     while done < size:
         if advance is None and size - done < _FEWEST_LANES * fewest_steps:
             _fill_one_by_one(weights, counts, done, dataset_index, sample_index)
-            if progress is not None:
-                progress("dataset_index", size, size)
-            return
-        lanes = min(max((size - done) // fewest_steps, 1), most_lanes)
-        steps = min((size - done) // lanes, max(2 * fewest_steps, _MOST_STEPS))
-        stop = done + lanes * steps
-        shape = (lanes, steps)
-        counts = _fill_round(
-            weights,
-            counts,
-            done,
-            dataset_index[done:stop].reshape(shape),
-            sample_index[done:stop].reshape(shape),
-            advance=advance or advance_lanes,
-        )
-        done = stop
+            done = size
+        else:
+            lanes = min(max((size - done) // fewest_steps, 1), most_lanes)
+            steps = min((size - done) // lanes, max(2 * fewest_steps, _MOST_STEPS))
+            stop = done + lanes * steps
+            datasets, numbers = (array[done:stop].reshape(lanes, steps) for array in (dataset_index, sample_index))
+            counts = _Round(weights, done, datasets, numbers, advance or advance_lanes).fill(counts)
+            done = stop
         if progress is not None:
             progress("dataset_index", done, size)
+    return dataset_index, sample_index
 
 
 def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index: NDArray[Any], sample_index: NDArray[np.int64]) -> None:
@@ -237,24 +220,6 @@ def _fill_one_by_one(weights: Floats, counts: Floats, first: int, dataset_index:
     dataset_index[first:], sample_index[first:] = chosen, numbers
 
 
-def _fill_round(
-    weights: Floats, counts: Floats, first: int, datasets: NDArray[Any], numbers: NDArray[np.int64], *, advance: Advance
-) -> Floats:
-    """Fill both (lanes, steps) from sample `first` on, where `counts` is known; returns the counts at the end."""
-    lanes, steps = datasets.shape
-    samples = first + steps * np.arange(lanes)
-    begins = guess_counts(weights, samples)
-    begins[:, 0] = counts
-    ends = begins.copy()
-    advance(weights, ends, samples, datasets, numbers)
-    while True:
-        wrong = np.flatnonzero((begins[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
-        if not len(wrong):
-            return ends[:, -1]
-        before, begins[:, wrong] = begins[:, wrong], ends[:, wrong - 1]
-        _redo(weights, wrong, np.ascontiguousarray(begins[:, wrong]), before, ends, samples, datasets, numbers, advance=advance)
-
-
 def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
     """(D, len(samples)): about what each data set has given before those samples. Rounded down, and one more for those with the largest
     remainders, so that they add up."""
@@ -265,32 +230,42 @@ def guess_counts(weights: Floats, samples: NDArray[np.int64]) -> Floats:
     return counts + (rank < missing)
 
 
-def _redo(
-    weights: Floats,
-    lanes: NDArray[np.int64],
-    now: Floats,
-    before: Floats,
-    ends: Floats,
-    samples: NDArray[np.int64],
-    datasets: NDArray[Any],
-    numbers: NDArray[np.int64],
-    *,
-    advance: Advance,
-) -> None:
-    """Do these lanes again, from counts `now` (D, lanes) instead of `before`, each until its counts are what they were: from there on
-    nothing changes."""
-    steps = datasets.shape[1]
-    for start in range(0, steps, _STEPS_AT_ONCE):
-        stop = min(start + _STEPS_AT_ONCE, steps)
-        column = np.arange(len(lanes))
-        chosen_before = datasets[lanes, start:stop].astype(np.int64) * len(lanes) + column[:, None]
-        before += np.bincount(chosen_before.reshape(-1), minlength=before.size).reshape(before.shape)
-        shape = (len(lanes), stop - start)
-        chosen, given = np.empty(shape, dtype=datasets.dtype), np.empty(shape, dtype=np.int64)
-        advance(weights, now, samples[lanes] + start, chosen, given)
-        datasets[lanes, start:stop], numbers[lanes, start:stop] = chosen, given
-        differs = (now != before).any(axis=0)
-        lanes, now, before = lanes[differs], np.ascontiguousarray(now[:, differs]), before[:, differs]
-        if not len(lanes):
-            return
-    ends[:, lanes] = now
+class _Round:
+    """Lanes of equal length, side by side: fills `datasets` and `numbers`, both (lanes, steps), from sample `first` on."""
+
+    def __init__(self, weights: Floats, first: int, datasets: NDArray[Any], numbers: NDArray[np.int64], advance: Advance) -> None:
+        self._weights, self._advance = weights, advance
+        self._datasets, self._numbers = datasets, numbers
+        self._samples = first + datasets.shape[1] * np.arange(len(datasets))
+
+    def fill(self, counts: Floats) -> Floats:
+        """Fill all lanes from what each data set has given before, (D,); return that at the end."""
+        begins = guess_counts(self._weights, self._samples)
+        begins[:, 0] = counts
+        ends = begins.copy()
+        self._advance(self._weights, ends, self._samples, self._datasets, self._numbers)
+        while True:
+            wrong = np.flatnonzero((begins[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
+            if not len(wrong):
+                return ends[:, -1]
+            before, begins[:, wrong] = begins[:, wrong], ends[:, wrong - 1]
+            self._redo(wrong, np.ascontiguousarray(begins[:, wrong]), before, ends)
+
+    def _redo(self, lanes: NDArray[np.int64], now: Floats, before: Floats, ends: Floats) -> None:
+        """Do these lanes again, from counts `now` (D, lanes) instead of `before`, each until its counts are what they were: from there on
+        nothing changes."""
+        steps = self._datasets.shape[1]
+        for start in range(0, steps, _STEPS_AT_ONCE):
+            stop = min(start + _STEPS_AT_ONCE, steps)
+            column = np.arange(len(lanes))
+            chosen_before = self._datasets[lanes, start:stop].astype(np.int64) * len(lanes) + column[:, None]
+            before += np.bincount(chosen_before.reshape(-1), minlength=before.size).reshape(before.shape)
+            shape = (len(lanes), stop - start)
+            chosen, given = np.empty(shape, dtype=self._datasets.dtype), np.empty(shape, dtype=np.int64)
+            self._advance(self._weights, now, self._samples[lanes] + start, chosen, given)
+            self._datasets[lanes, start:stop], self._numbers[lanes, start:stop] = chosen, given
+            differs = (now != before).any(axis=0)
+            lanes, now, before = lanes[differs], np.ascontiguousarray(now[:, differs]), before[:, differs]
+            if not len(lanes):
+                return
+        ends[:, lanes] = now

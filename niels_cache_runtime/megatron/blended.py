@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.cache.gather import as_int, check_count
+from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.blend_indices import (
     Advance,
@@ -68,7 +68,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
         else:
             shares = normalized(weights)
-            size = check_count("size", size)  # of Python's: numpy's is no JSON
+            size = check_whole("size", size, most=MOST)  # of Python's: numpy's is no JSON
             self.parameters = {"weights": shares, "size": size}
 
         def build(allocate: Allocate) -> object:
@@ -119,11 +119,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         """The samples of these indices, in their order: those of a data set together, where it takes a list."""
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
-            number = as_int(index)
-            if number is None:
-                raise TypeError(f"index {index!r}: must be a whole number")
-            if not 0 <= number < len(self):
-                raise IndexError(f"sample {number}: there are {len(self)}")
+            number = check_index(index, len(self), what="sample")
             places.setdefault(self.dataset_index.item(number), []).append(place)
         samples: list[dict[str, Any]] = [{}] * len(indices)
         for dataset_id, chosen in places.items():
@@ -203,7 +199,7 @@ def open_blend(
         return found
 
     if num_samples is not None:
-        num_samples = check_count("num_samples", num_samples)
+        num_samples = check_whole("num_samples", num_samples, most=MOST)
     if len(prefixes) == 1 and shares is None:
         return dataset(prefixes[0], num_samples)
     built_of: list[int | None] = [None] * len(prefixes)

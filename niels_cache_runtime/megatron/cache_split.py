@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.opening import open_split
+from niels_cache_runtime.cache.mmap import slice_pieces
+from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.doc_ends import require_doc_ends
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 from niels_cache_runtime.format.meta import build_id
 from niels_cache_runtime.megatron.indexed import (
-    BLOCK,
-    DOCUMENTS_DTYPE,
     DTYPE_CODES,
     HEADER,
     LENGTHS_DTYPE,
@@ -31,13 +29,13 @@ from niels_cache_runtime.megatron.indexed import (
     PROBE_BYTES,
     VERSION,
     IndexedDataset,
+    count_up,
     differ,
     fingerprint_of,
     probe,
+    sequence_lengths,
     states_here,
 )
-
-_LONGEST = np.iinfo(LENGTHS_DTYPE).max
 
 
 class CacheSplit:
@@ -65,13 +63,11 @@ class CacheSplit:
         # A meta.json of ours has the sha256 of every file; without one there is nothing but the files.
         vouched = split.meta is not None and not is_foreign(split.meta)
         self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
-        self.sequence_lengths: NDArray[np.int32] = np.empty(len(self._ends), dtype=LENGTHS_DTYPE)
-        for start in range(0, len(self._ends), BLOCK):
-            block = self._ends[start : start + BLOCK]
-            lengths = np.diff(block, prepend=self._ends[start - 1] if start else np.uint64(0))
-            if lengths.max() > _LONGEST:
-                raise NielsCacheError(f"{self.folder}: document {start + int(lengths.argmax())} is longer than {_LONGEST} tokens, an int32")
-            self.sequence_lengths[start : start + BLOCK] = lengths
+        self.sequence_lengths: NDArray[np.int32] = np.empty(len(ends), dtype=LENGTHS_DTYPE)
+        done = 0
+        for block in sequence_lengths(self.folder, ends):
+            self.sequence_lengths[done : done + len(block)] = block
+            done += len(block)
 
     def __len__(self) -> int:
         """Sequences: documents."""
@@ -85,11 +81,9 @@ class CacheSplit:
     @cached_property
     def tokens(self) -> NDArray[Any]:
         """The stream, mapped. Raises NielsCacheError where shards are not whole pages, so that no map shows them as one."""
-        lengths, shards = self._mapped.shard_lengths, self._mapped.shards
-        if self._mapped.tokens is not None and np.array_equal(self._mapped.shard_starts, np.cumsum(lengths) - lengths):
-            return self._mapped.tokens
-        if len(shards) == 1:
-            return shards[0]
+        stream, shards = self._mapped.stream, self._mapped.shards
+        if stream is not None or len(shards) == 1:
+            return shards[0] if stream is None else stream
         raise NielsCacheError(
             f"{self.folder}: {len(shards)} shards that cannot be mapped as one; build it with shard_bytes that are a multiple of "
             f"{mmap.PAGESIZE}, or export it"
@@ -105,17 +99,12 @@ class CacheSplit:
     def _sections(self) -> Iterator[memoryview]:
         """Lengths and document indices, as .idx holds them."""
         yield self.sequence_lengths.data.cast("B")
-        for start in range(0, len(self) + 1, BLOCK):
-            yield np.arange(start, min(start + BLOCK, len(self) + 1), dtype=DOCUMENTS_DTYPE).data.cast("B")
+        for block in count_up(len(self) + 1):
+            yield block.data.cast("B")
 
     def _bytes_at(self, place: int) -> bytes:
-        pieces, begin = [], 0
-        for shard in self._mapped.shards:
-            content = shard.view(np.uint8)
-            if begin < place + PROBE_BYTES and begin + len(content) > place:
-                pieces.append(content[max(place - begin, 0) : place + PROBE_BYTES - begin].tobytes())
-            begin += len(content)
-        return b"".join(pieces)
+        shards = (shard.view(np.uint8) for shard in self._mapped.shards)
+        return b"".join(piece.tobytes() for piece in slice_pieces(shards, place, place + PROBE_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "fingerprint": self.fingerprint, "build": self._build}

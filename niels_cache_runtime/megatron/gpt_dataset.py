@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.cache.gather import as_int, check_count
+from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
@@ -32,6 +32,7 @@ from niels_cache_runtime.megatron.gpt_indices import (
     build_gpt_indices,
     check_seed,
     check_sequence_length,
+    new_array,
 )
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
@@ -79,7 +80,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
         # Whole numbers of Python's: numpy's are no JSON, and their products overflow.
-        num_samples = None if num_samples is None else check_count("num_samples", num_samples) or None  # 0 has the index of None
+        num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MOST) or None  # 0 has the index of None
         sequence_length = check_sequence_length(sequence_length)
         seed = check_seed(seed)
         self.indexed = indexed
@@ -87,33 +88,21 @@ class MegatronGPTDataset(Dataset[Sample]):
         self.pad_token, self.eod_token = pad_token, eod_token
         self.eod_mask_loss, self.reset_position_ids = eod_mask_loss, reset_position_ids
         documents = range(len(indexed)) if indices is None else _checked_documents(indices)
-        self.parameters = {
-            "data": indexed.fingerprint,
-            "documents": _describe(documents),
+        settings: dict[str, Any] = {
             "num_samples": num_samples,
             "sequence_length": sequence_length,
             "seed": seed,
             "add_extra_token": bool(add_extra_token),
             "drop_last": bool(drop_last),
         }
+        self.parameters = {"data": indexed.fingerprint, "documents": _describe(documents), **settings}
 
         def build(allocate: Allocate) -> GPTIndices:
-            return build_gpt_indices(
-                indexed.sequence_lengths,
-                documents,
-                num_samples=num_samples,
-                sequence_length=sequence_length,
-                seed=seed,
-                add_extra_token=add_extra_token,
-                drop_last=drop_last,
-                place=place,
-                allocate=allocate,
-                progress=progress,
-            )
+            return build_gpt_indices(indexed.sequence_lengths, documents, place=place, allocate=allocate, progress=progress, **settings)
 
         if index_cache is None:
             self.index_directory: str | None = None
-            self._use(build(lambda name, shape, dtype: np.empty(shape, dtype=dtype)))
+            self._use(build(new_array))
         else:
             self.index_directory = str(index_cache.directory("gpt", self.parameters))
             self._use(as_indices(index_cache.open("gpt", self.parameters, build), self.index_directory))
@@ -173,12 +162,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         rows = np.empty((len(indices), self.sequence_length + extra), dtype=np.int64)
         filled = []
         for row, index in zip(rows, indices, strict=True):
-            number = as_int(index)
-            if number is None:
-                raise TypeError(f"index {index!r}: must be a whole number")
-            if not 0 <= number < samples:
-                raise IndexError(f"sample {number}: there are {samples}")
-            sample, done = sample_of(number), 0
+            sample, done = sample_of(check_index(index, samples, what="sample")), 0
             try:
                 first, offset, last, end = place(sample, 0), place(sample, 1), place(sample + 1, 0), place(sample + 1, 1) + extra
                 if min(first, offset, end) < 0:

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int, check_count, check_positive
+from niels_cache_runtime.cache.checks import MOST, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.megatron.kernels import place_for
+from niels_cache_runtime.megatron.kernels import Int32s, place_for
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
@@ -78,19 +78,13 @@ def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArra
 
 
 def check_sequence_length(sequence_length: int) -> int:
-    """As an int, or a NielsCacheError: Megatron counts the tokens of a sample in an int32."""
-    known = check_positive("sequence_length", sequence_length)
-    if known >= _INT32_MAX:
-        raise NielsCacheError(f"sequence_length={known}: a sample and the token after it must be counted in an int32; take less")
-    return known
+    """As an int, or a NielsCacheError: Megatron counts the tokens of a sample, and one more, in an int32."""
+    return check_whole("sequence_length", sequence_length, least=1, most=_INT32_MAX - 1)
 
 
 def check_seed(seed: int) -> int:
     """As an int that numpy's RandomState takes, or a NielsCacheError."""
-    known = as_int(seed)
-    if known is None or not 0 <= known < 2**32:
-        raise NielsCacheError(f"seed={seed!r}: must be a whole number from 0 to {2**32 - 1}, as numpy's RandomState takes it")
-    return known
+    return check_whole("seed", seed, most=2**32 - 1)
 
 
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
@@ -137,7 +131,7 @@ def plan_epochs(
         raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
     epochs = 1
     if num_samples is not None:
-        num_samples = check_count("num_samples", num_samples)
+        num_samples = check_whole("num_samples", num_samples, most=MOST)
         epochs = max(1, -(-(num_samples * sequence_length + extra) // tokens_per_epoch))
     usable = epochs * tokens_per_epoch - extra
     samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
@@ -282,14 +276,7 @@ def build_sample_index(
 
 
 def place_samples(
-    sequence_lengths: NDArray[np.int32],
-    block: NDArray[np.int32],
-    index: NDArray[Any],
-    start: int,
-    tokens: int,
-    done: int,
-    sequence_length: int,
-    extra: int,
+    sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
     """Write the rows of `index` whose samples begin in `block`, a part of the document index; return (rows written, tokens) with it.
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int
+from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -32,6 +32,7 @@ LENGTHS_DTYPE = np.dtype("<i4")
 POINTERS_DTYPE = np.dtype("<i8")
 DOCUMENTS_DTYPE = np.dtype("<i8")
 MODES_DTYPE = np.dtype("i1")
+MAX_SEQUENCE_TOKENS = np.iinfo(LENGTHS_DTYPE).max
 BLOCK = 1 << 18  # entries of an index that are looked at or written at a time
 
 _NAMES_BY_CODE = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -140,11 +141,7 @@ class IndexedDataset:
     def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
         """`length` tokens of a sequence from `offset`, all that follow by default. IndexError beyond the last sequence, NielsCacheError
         where the sequence is shorter than that."""
-        sequence = as_int(index)
-        if sequence is None:
-            raise TypeError(f"index {index!r}: must be a whole number or a slice")
-        if not -len(self) <= sequence < len(self):
-            raise IndexError(f"sequence {sequence}: {self.prefix} has {len(self)}")
+        sequence = check_index(index, len(self), what="sequence", from_end=True)
         tokens = int(self.sequence_lengths[sequence])
         taken = tokens - offset if length is None else length
         if offset < 0 or taken < 0 or offset + taken > tokens:
@@ -176,6 +173,28 @@ class IndexedDataset:
         self._open()  # the pass over the index is not repeated: the same files were checked when they were first opened
         if self._identity != state["identity"] or differ(self._files, state["files"]):
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
+
+
+def sequence_lengths(folder: str | Path, ends: NDArray[np.uint64], first: int = 0, stop: int | None = None) -> Iterator[NDArray[np.int32]]:
+    """Yield the tokens of documents first to stop - 1 (all by default) in blocks, int32, by the `ends` of a split's documents.
+
+    Raises NielsCacheError, naming the folder, for a document that an int32 cannot count.
+    """
+    stop = len(ends) if stop is None else stop
+    for start in range(first, stop, BLOCK):
+        lengths = np.diff(ends[start : min(start + BLOCK, stop)], prepend=ends[start - 1] if start else np.uint64(0))
+        if lengths.max() > MAX_SEQUENCE_TOKENS:
+            document = start + int(lengths.argmax())
+            raise NielsCacheError(
+                f"{folder}: document {document} has {lengths.max()} tokens; Megatron counts those of a sequence in an int32"
+            )
+        yield lengths.astype(LENGTHS_DTYPE)
+
+
+def count_up(count: int) -> Iterator[NDArray[np.int64]]:
+    """Yield 0 to count - 1 in blocks, as document indices."""
+    for start in range(0, count, BLOCK):
+        yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
 
 
 def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:

@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.format.reading import available_threads
 
+Floats = NDArray[np.float64]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
 _LANES_AT_ONCE = 32
 _MANY = 1_000_000  # fewer numbers take numpy some milliseconds: not worth loading numba
 _SPARSE = 2  # documents for a sample, from here on the compiled loop is ahead of numpy, which touches each document four times
@@ -79,15 +83,7 @@ def place_for(*, documents: int, samples: int) -> Callable[..., tuple[int, int]]
     return place_samples if large and is_available() else None
 
 
-def _advance_loop(
-    weights: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    samples: NDArray[np.int64],
-    chosen: NDArray[Any],
-    numbers: NDArray[np.int64],
-    first: int,
-    stop: int,
-) -> None:
+def _advance_loop(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s, first: int, stop: int) -> None:
     """Do lanes first to stop - 1; `chosen` and `numbers` (lanes, steps) are filled, `counts` (D, lanes) brought up to date."""
     datasets = len(weights)
     at, largest, which = np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE), np.empty(_LANES_AT_ONCE, dtype=np.int64)
@@ -119,16 +115,9 @@ def _advance_loop(
 
 
 def _place_loop(
-    sequence_lengths: NDArray[np.int32],
-    block: NDArray[np.int32],
-    index: NDArray[Any],
-    start: int,
-    tokens: int,
-    done: int,
-    sequence_length: int,
-    extra: int,
+    sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Unsigned indices: no test whether one counts from the end."""
+    """Do as `gpt_indices.place_samples`. Unsigned indices: no test whether one counts from the end."""
     rows = len(index)
     begins = tokens
     due = done * sequence_length + extra  # tokens that must be there for the sample of row `done` to begin
@@ -146,12 +135,10 @@ def _place_loop(
     return done, begins
 
 
-_advance, _place = _Compiled(_advance_loop), _Compiled(_place_loop)
+_advance, place_samples = _Compiled(_advance_loop), _Compiled(_place_loop)
 
 
-def advance_lanes(
-    weights: NDArray[np.float64], counts: NDArray[np.float64], samples: NDArray[np.int64], chosen: NDArray[Any], numbers: NDArray[np.int64]
-) -> None:
+def advance_lanes(weights: Floats, counts: Floats, samples: Int64s, chosen: NDArray[Any], numbers: Int64s) -> None:
     """Do as `blend_indices.advance_lanes`, with a thread for each core."""
     lanes = len(samples)
     _advance.load()
@@ -164,18 +151,3 @@ def advance_lanes(
         shares = [pool.submit(_advance, weights, counts, samples, chosen, numbers, first, stop) for first, stop in pairwise(bounds)]
         for share in shares:
             share.result()
-
-
-def place_samples(
-    sequence_lengths: NDArray[np.int32],
-    block: NDArray[np.int32],
-    index: NDArray[Any],
-    start: int,
-    tokens: int,
-    done: int,
-    sequence_length: int,
-    extra: int,
-) -> tuple[int, int]:
-    """Do as `gpt_indices.place_samples`."""
-    rows_and_tokens: tuple[int, int] = _place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
-    return rows_and_tokens

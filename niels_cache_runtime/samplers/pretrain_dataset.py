@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import PairMaker, WindowReader, check_positive, draw, resolve_device
+from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import PairMaker, as_int, check_positive, resolve_device
+from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
+from niels_cache_runtime.cache.gather import PairMaker, resolve_device
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.cache.opening import (
     Verify,
@@ -95,10 +96,7 @@ class DatasetLoader:
         self.batch = check_positive("batch", batch)
         self.seq_len = check_positive("seq_len", seq_len)
         self.num_processes = check_positive("num_processes", num_processes)
-        rank = as_int(process_rank)
-        if rank is None or not 0 <= rank < self.num_processes:
-            raise NielsCacheError(f"process_rank={process_rank!r}: must be from 0 to {self.num_processes - 1}, below num_processes")
-        self.process_rank = rank
+        self.process_rank = check_whole("process_rank", process_rank, most=self.num_processes - 1)
         self.dataset_dir = os.path.abspath(dataset_dir)
         self.device = resolve_device(device)
         self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, lambda: self._open(verify))

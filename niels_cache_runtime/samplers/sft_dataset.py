@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import PairMaker, check_positive, draw, resolve_device, send
+from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, send
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.cache.sft import (
     assistant_target_mask,
-    check_ids_differ,
     example_target_mask,  # noqa: F401  was here, until the next release
     open_pair,
-    resolve_id,
+    resolve_ids,
 )
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX
@@ -64,10 +64,7 @@ class SFTExampleDataset:
         self.idx_path = os.path.abspath(idx_path)
         self.device = resolve_device(device)
         starts = self._open(verify)
-        self.eot_id = eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.tokens_path)
-        self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.tokens_path)
-        check_ids_differ(self.tokens_path, eot_id=eot_id, asst_id=self.asst_id)
-
+        self.eot_id, self.asst_id = resolve_ids(eot_id, asst_id, meta=self.meta, tokens_path=self.tokens_path)
         if not len(starts):
             raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
         kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
@@ -76,7 +73,7 @@ class SFTExampleDataset:
         if not has_target.any():
             raise NielsCacheError(
                 f"{tokens_path}: none of its {len(starts)} examples has an assistant target in its first {T + 1} tokens; "
-                f"use a larger T, or check asst_id={self.asst_id} and eot_id={eot_id}"
+                f"use a larger T, or check asst_id={self.asst_id} and eot_id={self.eot_id}"
             )
         if self.examples_without_target:
             warnings.warn(

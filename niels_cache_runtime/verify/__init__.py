@@ -10,16 +10,15 @@ Whoever changes files and computes every hash again, that of meta.json included,
 (`niels-cache verify --against-dagster`).
 """
 
-import importlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from niels_cache_runtime.cache.opening import TRIES
 from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
+from niels_cache_runtime.old_paths import former_names
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
 from niels_cache_runtime.verify.root import find_folders, notes, stray_findings
 
@@ -126,10 +125,4 @@ def _verify(
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        """Forward what is in `__main__` now, until the next release."""
-        if name not in ("NOT_VERIFIED", "main"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(f"{__name__}.{name} is now {__name__}.__main__.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(f"{__name__}.__main__"), name)
+    __getattr__ = former_names(__name__, f"{__name__}.__main__")  # `main` and `NOT_VERIFIED`

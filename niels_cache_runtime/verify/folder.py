@@ -15,10 +15,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKENIZER_MODEL_NAME
 from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
-from niels_cache_runtime.format.meta_form import form_problem
+from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
-from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, pretrain_parts
-from niels_cache_runtime.verify.invariants_foreign import foreign_parts, foreign_size_problems
+from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts
 from niels_cache_runtime.verify.invariants_sft import sft_parts
 
 # Invariants and ids; names, sizes and hashes; another tokenizer than the cache root's; another content than is recorded elsewhere.

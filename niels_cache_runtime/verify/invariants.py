@@ -2,7 +2,10 @@
 
     meta, folder --> parts --> looks: shown the blocks of their files, of several at once --> problems: (path, what is wrong)
 
-A part is a split, or what meta.json says by itself. Blocks are looked at for few things: special ids and ids outside the vocabulary, found
+A part is a split, or what meta.json says by itself. Of a data set whose meta.json another program wrote, only what that file says of its
+tokens is checked: counts, ids below the vocabulary, and offsets that fit the tokens. SFT data sets: `invariants_sft`.
+
+Blocks are looked at for few things: special ids and ids outside the vocabulary, found
 in two passes over a block that was just hashed; the rest is arithmetic on their places. Memory stays flat, and nothing is mapped. What
 stops a part is one more problem of it.
 """
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.foreign_meta import foreign_family
 from niels_cache_runtime.format.layout import (
     MAX_VOCAB_SIZE,
     META_NAME,
@@ -27,20 +31,17 @@ from niels_cache_runtime.format.layout import (
     TOKEN_DTYPE_NAME,
     Split,
     doc_ends_name,
+    idx_name,
+    list_shards,
     shard_name,
+    tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import Look
-from niels_cache_runtime.verify.offset_file import OffsetFile
+from niels_cache_runtime.verify.offset_file import Kind, OffsetFile
 
 Problem = tuple[str, str]
 ROLES = ("sys", "usr", "asst")
-
-
-class ReadOffsets(Protocol):
-    """`OffsetFile.of_doc_ends` or `OffsetFile.of_example_starts`."""
-
-    def __call__(self, path: Path, /, *, token_count: int) -> OffsetFile: ...
 
 
 class Part(Protocol):
@@ -133,7 +134,7 @@ class _PretrainSplit:
         self._token_count = sum(self._sizes.values()) // TOKEN_BYTES
         self._ends_path = doc_ends_name(split)
         self._ends, self._ends_problem = read_offsets(
-            folder, self._ends_path, OffsetFile.of_doc_ends, meta, sizes, token_count=self._token_count, needed=self._token_count > 0
+            folder, self._ends_path, "doc_ends", meta, sizes, token_count=self._token_count, needed=self._token_count > 0
         )
         position, self._shards = 0, {}
         for path, size in self._sizes.items():
@@ -252,12 +253,71 @@ def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
 
 
 def read_offsets(
-    folder: Path, path: str, read: ReadOffsets, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
+    folder: Path, path: str, kind: Kind, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
 ) -> tuple[OffsetFile | None, Problem | None]:
     """The offsets, or what is wrong with them; neither of a file that is missing, which is told where files are compared."""
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
     try:
-        return read(folder / path, token_count=token_count), None
+        return OffsetFile(folder / path, kind, token_count=token_count), None
     except NielsCacheError as error:
         return None, as_problem(error, folder)
+
+
+def foreign_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Of both splits. sizes: bytes of the files that are there."""
+    for split in SPLITS:
+        yield _ForeignSplit(meta, folder, split, sizes)
+
+
+def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    """What of both splits shows without reading a file. Raises NielsCacheError if a shard is missing between others."""
+    for split in SPLITS:
+        yield from _ForeignSplit(meta, folder, split, sizes).size_problems()
+
+
+class _ForeignSplit:
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int]) -> None:
+        self._meta, self._folder, self._split, self._sizes = meta, folder, split, sizes
+        self._family = foreign_family(meta)
+        found = list_shards(folder / split) if self._family == "pretrain" else [folder / tokens_name(split)]
+        self._files = [name for name in (path.relative_to(folder).as_posix() for path in found) if name in sizes]
+        self._tokens = sum(sizes[name] for name in self._files) // TOKEN_BYTES
+        self._needed = (tokens_name(split), idx_name(split)) if self._family == "sft" else ()
+        self._missing = [name for name in self._needed if name not in sizes]
+        self._largest = dict.fromkeys(self._files, -1)
+        self.inputs = frozenset(self._files)
+        self.looks: dict[str, Look] = {name: self._looking_at(name) for name in self._files}
+
+    def _looking_at(self, name: str) -> Look:
+        def look(block: memoryview) -> None:
+            self._largest[name] = max(self._largest[name], int(tokens_of(block).max(initial=0)))
+
+        return look
+
+    def size_problems(self) -> Iterator[Problem]:
+        """Those of sizes alone."""
+        for name in self._files:
+            if self._sizes[name] % TOKEN_BYTES:
+                yield name, f"{self._sizes[name]} bytes is no whole number of uint16 tokens"
+        if f"{self._split}_tokens" in self._meta:
+            yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
+        if self._missing and len(self._missing) == len(self._needed):  # as an empty pretrain split has no shards
+            yield from total_problems(self._meta, f"{self._split}_examples", 0)
+        else:
+            yield from ((name, "missing, or no plain file; a split of conversations needs it") for name in self._missing)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.size_problems()
+        for name, largest in self._largest.items():
+            if largest >= self._meta["vocab_size"]:
+                yield name, f"holds id {largest}, the vocabulary has {self._meta['vocab_size']}"
+        ends, starts = doc_ends_name(self._split), idx_name(self._split)
+        try:
+            if self._family == "pretrain" and ends in self._sizes:
+                OffsetFile(self._folder / ends, "doc_ends", token_count=self._tokens)
+            elif self._needed and not self._missing:
+                found = len(OffsetFile(self._folder / starts, "example_starts", token_count=self._tokens))
+                yield from total_problems(self._meta, f"{self._split}_examples", found)
+        except NielsCacheError as error:
+            yield as_problem(error, self._folder)

@@ -40,7 +40,7 @@ class _SftSplit:
         self._size = sizes.get(self._path, 0)
         self._token_count = self._size // TOKEN_BYTES
         self._starts, self._starts_problem = read_offsets(
-            folder, idx_path, OffsetFile.of_example_starts, meta, sizes, token_count=self._token_count, needed=True
+            folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
         )
         self._messages = _Messages(ids, self._starts, token_count=self._token_count)
         self.inputs = frozenset({self._path, idx_path})

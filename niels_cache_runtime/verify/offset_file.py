@@ -6,7 +6,7 @@ offset in memory, then one small read for each range that is asked for. Training
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,37 +17,32 @@ from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
+Kind = Literal["doc_ends", "example_starts"]
+
 _STEP = 4096
+_KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
 
 
 class OffsetFile:
-    """A 1-D .npy file of that dtype; `offsets[i]` and `offsets[i:j]` read it. Raises NielsCacheError where it cannot be read or is none."""
+    """A 1-D .npy file of offsets in a split of `token_count` tokens; `offsets[i]` and `offsets[i:j]` read it.
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self._path, self._dtype = path, dtype
+    Raises NielsCacheError where it cannot be read, or is not what the map functions of `mmap` take.
+    """
+
+    def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
+        self._path = path
+        self._dtype, check = _KINDS[kind]
         try:
             header = read_npy_header(path)
         except FileNotFoundError as error:
             raise NielsCacheError(f"{path}: no such file; build this data set first") from error
         except OSError as error:
             raise self._unreadable(error) from error
-        check_offsets_form(path, header.dtype or header.descr, header.shape, wanted=dtype)
+        check_offsets_form(path, header.dtype or header.descr, header.shape, wanted=self._dtype)
         self._count, self._begin = header.shape[0], header.offset
-        self._sparse = np.array([], dtype=dtype)
-
-    @classmethod
-    def of_doc_ends(cls, path: Path, *, token_count: int) -> "OffsetFile":
-        """What `map_doc_ends` maps. Raises NielsCacheError as that."""
-        ends = cls(path, DOC_ENDS_DTYPE)
-        check_doc_ends(path, ends, token_count=token_count)
-        return ends._indexed()
-
-    @classmethod
-    def of_example_starts(cls, path: Path, *, token_count: int) -> "OffsetFile":
-        """What `map_example_starts` maps. Raises NielsCacheError as that."""
-        starts = cls(path, IDX_DTYPE)
-        check_example_starts(path, starts, token_count=token_count)
-        return starts._indexed()
+        check(path, self, token_count=token_count)
+        every = [self[first : first + 1] for first in range(0, self._count, _STEP)]
+        self._sparse = np.concatenate([np.array([], dtype=self._dtype), *every])
 
     def __len__(self) -> int:
         return self._count
@@ -66,12 +61,6 @@ class OffsetFile:
         block = self._read(lower, min(int(near[1]) * _STEP, self._count))
         first, end = block.searchsorted(bounds)
         return lower + int(first), block[first:end].astype(np.int64) - begin
-
-    def _indexed(self) -> "OffsetFile":
-        """With every 4096th offset in memory: they must be sorted."""
-        blocks = [self[first : first + 1] for first in range(0, self._count, _STEP)]
-        self._sparse = np.concatenate(blocks) if blocks else self._sparse
-        return self
 
     def _read(self, first: int, end: int) -> NDArray[Any]:
         size = self._dtype.itemsize

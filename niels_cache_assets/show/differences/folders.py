@@ -25,7 +25,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.meta_keys import check_form
 
 OnProgress = Callable[[int, int], None]
 

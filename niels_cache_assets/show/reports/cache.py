@@ -29,7 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
 from niels_cache_runtime.format.meta import Meta, load_meta
-from niels_cache_runtime.format.meta_form import check_form
+from niels_cache_runtime.format.meta_keys import check_form
 
 CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches and settings
 

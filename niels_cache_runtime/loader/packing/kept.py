@@ -20,6 +20,7 @@ LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
 
 _SCAN_TOKENS = 1 << 22
+_Places = NDArray[np.int64]  # in tokens of the split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +86,8 @@ def keep_examples(
 
 
 def _find_targets(
-    tokens: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    kept_starts: NDArray[np.int64],
-    kept_ends: NDArray[np.int64],
-    *,
-    eot_id: int,
-    asst_id: int,
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
+    tokens: NDArray[np.uint16], starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], _Places]:
     """For each example (K,): whether its kept part has a target, whether that part begins inside a span, and the sentinel of the
     last span that has a target in it, in tokens of the split.
     """

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int, check_positive
+from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 
 PACKING_VERSION = 1  # changes whenever the same lengths, capacity, seed and epoch would give other rows
@@ -48,19 +48,12 @@ class Packing:
     examples: NDArray[np.int64]
 
 
-def plan_packing(lengths: NDArray[np.int64], *, capacity: int, seed: int | None, epoch: int) -> Packing:
-    """Pack examples of `lengths` (n,), in tokens, each from 1 to `capacity`, into rows of at most `capacity`.
-
-    Every example is in exactly one row, whole. The rows' shapes depend on nothing but the lengths, so there are as many in every
-    epoch; `seed` and `epoch` decide which example of a length is where. seed None: in the order given, in every epoch.
-
-    Raises NielsCacheError for a length out of range, and for a capacity, seed or epoch that is none.
-    """
-    return place_examples(shape_rows(lengths, capacity=capacity), lengths, seed=seed, epoch=epoch)
-
-
 def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
-    """Best fit decreasing over the histogram of `lengths` (n,), each from 1 to `capacity`."""
+    """Best fit decreasing over the histogram of `lengths` (n,), in tokens, each from 1 to `capacity`: every example whole, in one row.
+
+    The shapes depend on nothing but the lengths, so there are as many rows in every epoch. Raises NielsCacheError for a length out of
+    range, and for a capacity that is none.
+    """
     capacity = check_positive("capacity", capacity)
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
         raise NielsCacheError(f"lengths from {lengths.min()} to {lengths.max()}: must be from 1 to the capacity of a row, {capacity}")
@@ -106,11 +99,13 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
 
 
 def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int | None, epoch: int) -> Packing:
-    """Put the examples of `lengths` (n,), those of `shapes`, where their length belongs; among equals (seed, epoch) decide."""
-    if (number := as_int(epoch)) is None or number < 0:
-        raise NielsCacheError(f"epoch={epoch!r}: must be a whole number of at least 0")
+    """Put the examples of `lengths` (n,), those of `shapes`, where their length belongs; among equals (seed, epoch) decide.
+
+    seed None: in the order given, in every epoch. Raises NielsCacheError for a seed or an epoch that is none.
+    """
+    epoch = check_whole("epoch", epoch)
     n = len(lengths)
-    order = np.arange(n) if seed is None else torch.randperm(n, generator=_generator(seed, number)).numpy()
+    order = np.arange(n) if seed is None else torch.randperm(n, generator=_generator(seed, epoch)).numpy()
     examples = np.empty(n, dtype=np.int64)
     examples[shapes.places_by_length] = order[_sorted_by_length(lengths[order])]
     return Packing(row_starts=shapes.row_starts, examples=examples)

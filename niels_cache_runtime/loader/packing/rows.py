@@ -20,9 +20,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.gather import as_int, check_positive
+from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
-from niels_cache_runtime.cache.sft import check_ids_differ, example_target_mask, open_pair, resolve_id
+from niels_cache_runtime.cache.sft import example_target_mask, open_pair, resolve_id, resolve_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, idx_name, tokens_name
@@ -110,8 +110,9 @@ class PackedExamples:
         verify: Verify = "size",
     ) -> None:
         self.T = check_positive("T", T)
-        self.loss_on: LossOn = _check_choice("loss_on", loss_on, get_args(LossOn))
-        self.overflow: Overflow = _check_choice("overflow", overflow, get_args(Overflow))
+        check_choice("loss_on", loss_on, get_args(LossOn))
+        check_choice("overflow", overflow, get_args(Overflow))
+        self.loss_on, self.overflow = loss_on, overflow
         if (number := as_int(seed)) is None:
             raise NielsCacheError(f"seed={seed!r}: must be a whole number")
         self.seed = number if shuffle else None
@@ -122,11 +123,11 @@ class PackedExamples:
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
         starts = self._open(verify)
-        self.eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.files[0])
         self.asst_id: int | None = None
-        if loss_on != "all":
-            self.asst_id = resolve_id("asst", asst_id, meta=self.meta, tokens_path=self.files[0])
-            check_ids_differ(self.files[0], eot_id=self.eot_id, asst_id=self.asst_id)
+        if loss_on == "all":
+            self.eot_id = resolve_id("eot", eot_id, meta=self.meta, tokens_path=self.files[0])
+        else:
+            self.eot_id, self.asst_id = resolve_ids(eot_id, asst_id, meta=self.meta, tokens_path=self.files[0])
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
@@ -296,12 +297,6 @@ class PackedExamples:
         check_same_build(self.folder, opened=state["meta"], reopened=self.meta)
         if self._find_fingerprint(starts) != self.fingerprint:
             raise NielsCacheError(f"{self.folder}: its files changed since it was opened; open it again in every process")
-
-
-def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> Any:
-    if given not in choices:
-        raise NielsCacheError(f"{name}={given!r}: must be one of {', '.join(map(repr, choices))}")
-    return given
 
 
 def _hint(split: Path) -> str:

@@ -1,0 +1,59 @@
+"""Settings that a caller gives: whole numbers, token ids, choices and indices, checked in one way. Needs neither torch nor numpy."""
+
+import difflib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE
+
+MOST = 2**62 - 1  # of what is counted in int64: a sum of two still is one
+
+
+def as_int(value: Any) -> int | None:
+    """Return `value` as an int, also from numpy's integers, or None if it is not one. Booleans are rejected."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
+    """Return `value` as an int from `least` to `most`. Raises NielsCacheError that names the setting."""
+    number = as_int(value)
+    if number is None or number < least or (most is not None and number > most):
+        limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
+        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number {limits}{' that an int64 holds' if most == MOST else ''}")
+    return number
+
+
+def check_positive(name: str, value: Any) -> int:
+    """Return `value` as an int of at least 1 that an int64 can count. Raises NielsCacheError that names the setting."""
+    return check_whole(name, value, least=1, most=MOST)
+
+
+def check_token_id(name: str, value: Any) -> int:
+    """Return `value` as an int that a token can have. Raises NielsCacheError that names the setting."""
+    return check_whole(name, value, most=MAX_VOCAB_SIZE - 1)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise NielsCacheError, with the nearest valid choice, unless `value` is one of `choices`."""
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
+        raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
+
+
+def check_index(index: Any, count: int, *, what: str, from_end: bool = False) -> int:
+    """Return `index` as an int from 0 to count - 1; with `from_end`, -1 is the last one.
+
+    Raises TypeError if it is no whole number, and IndexError if there is no such `what`.
+    """
+    number = as_int(index)
+    if number is None:
+        raise TypeError(f"index {index!r}: must be a whole number")
+    if not (-count if from_end else 0) <= number < count:
+        raise IndexError(f"{what} {number}: there are {count} {what}s")
+    return number % count
