@@ -2,6 +2,7 @@
 
     hold_record, read_record, claimed_record, is_held    which process does something: a file that it locks until it ends, however it ends
     signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
+    stop_on_signals                                      SIGINT and SIGTERM end a block by `Interrupted`, whatever handlers Dagster sets
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
@@ -11,9 +12,7 @@ says on which machine that can be believed, and which process to end if it must 
 
 import fcntl
 import json
-import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -27,6 +26,7 @@ from types import FrameType
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
 _GRACE_SECONDS = 5.0  # between a signal that asks and SIGKILL
+STOP_SECONDS = 1.7  # for a block to leave, after a signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +134,8 @@ def is_held(path: Path) -> bool:
 
 def end_with_parent() -> None:
     """In a process that multiprocessing started: end it, by SIGTERM and then SIGKILL, when the process that started it has ended."""
+    import multiprocessing  # slow, and already imported where there is such a parent
+
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -178,7 +180,7 @@ def _text(path: str) -> str:
         return ""
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"}
 
 
 @contextmanager
@@ -197,7 +199,7 @@ def signals_afterwards() -> Iterator[None]:
         received.append(number)
 
     wakeup = signal.set_wakeup_fd(-1)
-    handlers = {number: signal.signal(number, note) for number in map(int, _SIGNALS) if signal.getsignal(number) is not None}
+    handlers = {number: signal.signal(number, note) for number in _SIGNALS if signal.getsignal(number) is not None}
     try:
         yield
     finally:
@@ -208,6 +210,70 @@ def signals_afterwards() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user (SIGINT) or the system (SIGTERM) asked to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{_SIGNALS[number]}; finished caches are as they were; start it again to finish")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Leave the block by `Interrupted` on SIGINT or SIGTERM, however the code inside dealt with the signal.
+
+    Where that takes longer than `STOP_SECONDS` (a call into C that does not return, such as a slow read) the process ends there and then.
+    That is as safe as a kill: caches are exchanged in one step, and the next build goes on from what a partial one has recorded.
+    """
+    import logging
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    received: list[int] = []
+    finished = threading.Event()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+
+    def watch() -> None:
+        for number in iter(lambda: os.read(read_end, 1), b""):
+            if number[0] in _SIGNALS:
+                received.append(number[0])
+                if not finished.wait(STOP_SECONDS):
+                    os.write(2, f"niels-cache: {Interrupted(number[0])}\n".encode())
+                    os._exit(128 + number[0])
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    # SQLAlchemy would log a signal that comes while it closes a connection, with its traceback; it raises it as well.
+    pool = logging.getLogger("sqlalchemy.pool")
+    old_level = pool.level
+    pool.setLevel(logging.CRITICAL)
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    old_handlers = {number: signal.signal(number, stop) for number in _SIGNALS}
+    old_descriptor = signal.set_wakeup_fd(write_end)
+    watcher.start()
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    finally:
+        finished.set()
+        signal.set_wakeup_fd(old_descriptor)
+        os.close(write_end)  # ends the watcher
+        watcher.join()
+        os.close(read_end)
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+        pool.setLevel(old_level)
+    if received:
+        raise Interrupted(received[0]) from failure
+    if failure is not None:
+        raise failure
+
+
 def run_attended() -> None:
     """Run the module that the command line names, until the process that started this one is gone.
 
@@ -215,6 +281,8 @@ def run_attended() -> None:
     this process and all that it started are interrupted as by Ctrl-C, and killed if that takes long. For that it must lead a session of
     its own (`start_new_session`), which also keeps Ctrl-C in the terminal from it: who started it decides when it ends.
     """
+    import runpy
+
     descriptor, module, *arguments = sys.argv[1:]
     assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
 

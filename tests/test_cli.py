@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.sample import render
 from niels_cache_assets.cli.console import output
-from niels_cache_assets.cli.interrupts import Interrupted, stop_on_signals
+from niels_cache_assets.processes import Interrupted, stop_on_signals
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import META_NAME

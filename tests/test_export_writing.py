@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.interrupts import Interrupted
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.disk import space
 from niels_cache_assets.exchange import writing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
+from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime import NielsCacheError
 from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE, exchange, write_cache

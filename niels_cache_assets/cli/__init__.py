@@ -7,7 +7,7 @@
     console.py      results, errors, tables       progress.py, transfers.py   bars, or lines where there is no terminal
     context.py      configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
-    interrupts.py   Ctrl-C and SIGTERM            seeds.py, reasons.py   what several commands print
+    seeds.py, reasons.py   what several commands print
 
 A command's module is loaded when it is typed; torch, dagster or pydantic, when it runs: help is quick. Nothing here reads a source or
 writes a cache.
@@ -25,8 +25,8 @@ from importlib import import_module
 
 from niels_cache_assets.cli.console import Loudness, explain, print_error, speaking
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, FAILED, INTERRUPTED, WRONG_USE
-from niels_cache_assets.cli.interrupts import Interrupted
 from niels_cache_assets.cli.parser import load, parse_arguments
+from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the shell where it asks for completions

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import CACHES, HOME_VARIABLE, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, collect_overrides
+from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.transfers import transfer_progress
+from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 

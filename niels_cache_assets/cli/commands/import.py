@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.interrupts import stop_on_signals
 from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, configured, fraction, refuse, whole_number
 from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.interrupts import stop_on_signals
+from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.progress import Throttle
 from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
