@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.show.budgets import budget_rule, shares_met, shortfall
+from niels_cache_assets.show.contents import budget_rule, shares_met, shortfall
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import META_NAME

@@ -23,8 +23,8 @@ from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.duplicates import mark_differences, print_pair
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.cli.reasons import spread
-from niels_cache_assets.cli.seeds import seeded_choice
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.show.corpora import seeded_choice
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests import programs
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl

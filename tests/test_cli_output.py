@@ -12,7 +12,8 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from niels_cache_assets.cli import completion, exit_codes, main
+from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli.commands.completion import PROFILES as COMPLETED_PROFILES
 from niels_cache_assets.cli.commands.completion import SHELLS
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
@@ -88,7 +89,7 @@ def test_what_is_offered_without_loading_anything_is_what_is_taken() -> None:
     assert set(export["link"]) == set(get_args(Link))
     assert sample["split"] == SPLITS
     assert prebuild["part"] == get_args(Part)
-    assert completion.PROFILES == PROFILES
+    assert COMPLETED_PROFILES == PROFILES
 
 
 @pytest.mark.parametrize("shell", SHELLS)

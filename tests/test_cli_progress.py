@@ -10,8 +10,7 @@ from rich.console import Console
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import progress
-from niels_cache_assets.cli.progress import BarListener, memory_now
-from niels_cache_assets.cli.transfers import transfer_progress
+from niels_cache_assets.cli.progress import BarListener, memory_now, transfer_progress
 from niels_cache_assets.show.progress import HowFar, Pace, describe
 
 

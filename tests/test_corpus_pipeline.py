@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.show.corpus_samples import sample_corpus
+from niels_cache_assets.show.corpora import sample_corpus
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name

@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_assets.artifacts.index import prebuild
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.commands.prebuild_index import array_progress
+from niels_cache_assets.cli.progress import array_progress
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.indices import prebuild as prebuilding
 from niels_cache_assets.indices.prebuild import BlendPlan, build_here, plan_of, read_blend_file

@@ -24,13 +24,12 @@ from niels_cache_assets.config.blend import BlendSettings
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.reports import ReportsSettings
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
-from niels_cache_assets.show.budgets import budget_rule
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.mixtures import MAX_SOURCES, _epochs, mixture_plot
-from niels_cache_assets.show.reports import words
 from niels_cache_assets.show.reports.cache import CacheReport, Item, cache_report, find_items
 from niels_cache_assets.show.reports.drawings import NONE, Drawings, draw_report
-from niels_cache_assets.show.reports.history import Check, History, Recorded, Upstream
+from niels_cache_assets.show.reports.history import Check, History, Recorded, Upstream, age
 from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.show.reports.mixture import ALL, MixedSource, Mixture, all_mixtures
 from niels_cache_assets.show.reports.page import render_page, write_page
@@ -234,7 +233,7 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
         assert item.state.condition == "complete"
         assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
         assert item.sha256 is not None
-    uses = {words.uses(items[name]): items[name] for name in indices}
+    uses = {items[name].purpose: items[name] for name in indices}
     assert set(uses) == {MIX, f"letters of {MIX}", f"notes of {MIX}"}
     blend = uses[MIX]
     assert blend.meta["kind"] == "index/blend"
@@ -250,7 +249,7 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
 def test_an_index_is_called_by_every_blend_that_it_is_for_and_by_none_where_its_blend_is_gone(project: SmallProject) -> None:
     def said(blends: dict[str, BlendSettings]) -> list[str]:
         items = find_items(replace(project.registry, blend=blends), root=project.root)
-        return sorted(words.uses(item) for item in items if item.state.kind == "index")
+        return sorted(item.purpose for item in items if item.state.kind == "index")
 
     mix = project.registry.blend["mix"]
     other = mix.model_copy(update={"num_samples": 101})  # asks for as many letters, rounded up
@@ -270,7 +269,7 @@ def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) 
     items = tuple(replace(item, state=replace(item.state, state="disabled")) if item.name == "chats" else item for item in report.items)
     report = replace(report, items=items, history=history)
     assert report.outcomes == {"passed": len(items) - 1}
-    said = {item.name: words.checks(report.recorded(item)) for item in items}
+    said = {item.name: report.recorded(item).passed for item in items}
     assert (said["chats"], said["letters"]) == ("-", "1 of 1")
     (chats,) = (item for item in report.as_json()["items"] if item["name"] == "chats")
     assert (chats["checks"], chats["built"]) == ((), NOW)
@@ -301,10 +300,10 @@ def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(projec
     texts = [notice.text for notice in report.notices if notice.name == "letters"]
     assert texts[0] == "whole: no"
     assert missing(texts[1], f"revision {letters.revision}", "upstream", "at abc") == []
-    assert words.revision_age(letters, recorded, NOW) == "12 days"
-    assert missing(words.upstream(letters, recorded, NOW), "60 minutes", "at abc") == []
-    assert words.revision_age(letters, Recorded(), NOW) == "-"
-    assert "not recorded" in words.upstream(letters, Recorded(), NOW)
+    assert recorded.revision_age(letters.revision, NOW) == "12 days"
+    assert missing(recorded.upstream_words(letters.revision, NOW), "60 minutes", "at abc") == []
+    assert Recorded().revision_age(letters.revision, NOW) == "-"
+    assert "not recorded" in Recorded().upstream_words(letters.revision, NOW)
 
 
 def test_what_needs_attention_is_looked_for_once_however_many_items_there_are(
@@ -355,7 +354,7 @@ def test_a_source_that_ended_before_its_budget_needs_attention_once(project: Sma
     ],
 )
 def test_ages_are_told_in_the_largest_unit_of_which_there_are_two(seconds: float, said: str) -> None:
-    assert words.age(NOW - seconds, NOW) == said
+    assert age(NOW - seconds, NOW) == said
 
 
 # The page

@@ -20,7 +20,7 @@ from niels_cache_assets.corpus import store
 from niels_cache_assets.disk import journal
 from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, partial_directory
-from niels_cache_assets.show.budgets import budget_rule
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.corpora import corpus_names
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError

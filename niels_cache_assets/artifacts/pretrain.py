@@ -11,7 +11,7 @@ from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document
-from niels_cache_assets.show.budgets import budget_rule
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED

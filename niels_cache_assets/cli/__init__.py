@@ -3,11 +3,11 @@
     parser.py       the commands by group, wrong use in one line with the nearest choice
     commands/       each command in a file named as it is typed: help, options and code
     command.py      what a command is made of, and what several of them say or take
-    completion.py   what TAB offers               exit_codes.py   their table
-    console.py      results, errors, tables       progress.py, transfers.py   bars, or lines where there is no terminal
+    console.py      results, errors, tables       exit_codes.py   their table
+    progress.py     bars, or lines where there is no terminal
     context.py      configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
-    seeds.py, reasons.py   what several commands print
+    reasons.py      what `clean` and `rejected` print
 
 A command's module is loaded when it is typed; torch, dagster or pydantic, when it runs: help is quick. Nothing here reads a source or
 writes a cache.
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _require_posix()
         if COMPLETION_VARIABLE in os.environ and argv is None:
-            import_module(f"{__name__}.completion").complete()  # ends the process
+            import_module(f"{__name__}.commands.completion").complete()  # ends the process
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         if arguments is None:
             return WRONG_USE

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+from niels_cache_runtime.errors import NielsCacheError
+
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
 
 WHERE = "command line"
 HOME_VARIABLE = "DAGSTER_HOME"
+MAX_SEED = 2**63 - 1
 
 ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
 SEED_HELP = "the same seed shows the same; default: another choice every time"
@@ -76,6 +79,17 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
     from niels_cache_assets.config.refusals import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
+
+
+def draw_seed(given: int | None) -> int:
+    """Return the seed that was given, or one that differs every time. Raises NielsCacheError outside of 0..MAX_SEED."""
+    if given is None:
+        import torch
+
+        return torch.Generator().seed() & MAX_SEED
+    if not 0 <= given <= MAX_SEED:
+        raise NielsCacheError(f"{WHERE}: --seed must be from 0 to {MAX_SEED}, not {given}")
+    return given
 
 
 def whole_number(text: str) -> int:

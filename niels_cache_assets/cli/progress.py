@@ -1,4 +1,8 @@
-"""What is shown while builds run: a bar per data set on a terminal, else a line at the start, every ten seconds, and at the end.
+"""What is shown while a command works: bars on a terminal, else a line every ten seconds.
+
+    build_listener      builds: a bar for each data set, or lines at its start, every ten seconds, and at its end
+    transfer_progress   bytes that are read or copied     transfer_steps   the same, of several steps
+    array_progress      entries of arrays that are built
 
 How much memory is taken is a read of /proc or a system call, no more.
 """
@@ -8,15 +12,30 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
-from niels_cache_assets.cli.console import is_quiet, warnings
+from niels_cache_assets.cli.console import diagnostics, is_quiet, warnings
 from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
 from niels_cache_assets.show.wording import file_size
 
@@ -26,6 +45,8 @@ if TYPE_CHECKING:
 _WARNING = "WARNING"
 
 Clock = Callable[[], float]
+OnProgress = Callable[[int, int], None]
+OnStep = Callable[[str, int, int], None]
 
 
 @contextmanager
@@ -144,6 +165,53 @@ class LineListener:
 
     def _print(self, name: str, message: str) -> None:
         self._console.print(f"{name}: {message}", soft_wrap=True)
+
+
+@contextmanager
+def transfer_progress(doing: str, clock: Clock = time.monotonic) -> Iterator[OnProgress]:
+    """Yield a function to call with bytes done and bytes in all. `doing` is what the line says, such as `exporting notes`."""
+    with transfer_steps(doing, clock) as on_step:
+        yield partial(on_step, doing)
+
+
+def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
+    """Yield a function to call with a step, such as `exporting notes`, its bytes done and its bytes in all. `first` is the first step."""
+
+    def amount(done: int, total: int) -> str:
+        return f"{done / max(total, 1):.0%}, {file_size(done)} of {file_size(total)}"
+
+    return _steps(first, (DownloadColumn(), TransferSpeedColumn()), amount, clock)
+
+
+def array_progress(clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
+    """Yield a function to call with the array that is being built, its entries done and its entries in all."""
+    return _steps("opening", (MofNCompleteColumn(),), lambda done, total: f"{done:,} of {total:,}", clock)
+
+
+@contextmanager
+def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int, int], str], clock: Clock) -> Iterator[OnStep]:
+    console = diagnostics()
+    if not console.is_terminal:
+        throttle = Throttle(clock())
+
+        def print_line(step: str, done: int, total: int) -> None:
+            if throttle.is_due(clock()):
+                console.print(f"{step}: {amount(done, total)}", soft_wrap=True)
+
+        yield print_line
+        return
+    parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*parts, console=console, transient=True) as bar:
+        task, shown = bar.add_task(first, total=None), first
+
+        def update(step: str, done: int, total: int) -> None:
+            nonlocal shown
+            if step != shown:
+                bar.reset(task, total=total, description=step)
+                shown = step
+            bar.update(task, completed=done, total=total)
+
+        yield update
 
 
 def peak_memory() -> str:

@@ -1,18 +1,27 @@
-"""What the commands know of corpora: where one lies, how it and its duplicates stand, and what to do where they are missing.
+"""What the commands show of corpora: where one lies, how it and its duplicates stand, single rows, and a sample of what stays.
 
-Costs a small read or two per data set; upstreams are not asked.
+How one stands costs a small read or two; upstreams are not asked. Rows cost the footers of the files and those row groups that hold a row
+asked for, one at a time. A sample adds 17 bytes of memory a document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import unlisted_corpus_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.corpus.prepared import open_documents
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import documents_given
+from niels_cache_assets.corpus.report import documents_given, estimated_tokens
+from niels_cache_assets.documents import Document
+from niels_cache_assets.show.lineage import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -114,3 +123,66 @@ def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
     """The corpus must be the one that the drop lists were made of, or their ordinals name other documents."""
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{name}: duplicates were not looked for in its corpus as it is now; niels-cache build-all does")
+
+
+def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """The rows at these positions, counted over all files in order, by position. Raises NielsCacheError for one that is not there."""
+    wanted = np.unique(np.fromiter(positions, dtype=np.int64))
+    found: dict[int, dict[str, Any]] = {}
+    first = 0
+    for path in paths:
+        with open_documents(path) as parquet:
+            for inside, rows in rows_of(parquet, wanted, columns, first=first):
+                found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
+            first += parquet.metadata.num_rows
+    missing = [position for position in wanted.tolist() if position not in found]
+    if missing:
+        raise NielsCacheError(
+            f"{paths[0].parent if paths else 'no file'}: has {first:,} rows, none of number {missing[0]:,}; make it again"
+        )
+    return found
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    """One column of a whole file."""
+    with open_documents(path) as parquet:
+        values: np.ndarray = parquet.read(columns=[name])[name].to_numpy()
+    return values
+
+
+def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
+    """int64, ascending: min(wanted, count) different numbers below count, each set of them with the same chance. Costs 8 bytes a number."""
+    import torch
+
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
+    chosen: np.ndarray = np.sort(order.numpy())
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSample:
+    """`documents`: (ordinal in the corpus, document), ascending. The rest is of all `kept` documents, not of those drawn."""
+
+    documents: list[tuple[int, Document]]
+    kept: int
+    mean_characters: float
+    estimated_tokens: int
+
+
+def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed: int, minus_duplicates: bool = True) -> CorpusSample:
+    """`count` documents (or all there are) that stay, every set of them with the same chance; the same for the same seed and corpus.
+
+    `minus_duplicates` False: of the cleaned documents, whether their duplicates have been looked for or not. Raises as `open_prepared`.
+    """
+    if count < 1:
+        raise NielsCacheError(f"a sample has at least 1 document, not {count}")
+    prepared = open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
+    stay = np.flatnonzero(~prepared.gone)
+    chosen = stay[seeded_choice(len(stay), count, seed)]
+    characters = prepared.meta["characters"]["after"] - (sum(prepared.drops["characters"].values()) if prepared.drops else 0)
+    return CorpusSample(
+        documents=list(zip(chosen.tolist(), prepared.select(chosen), strict=True)),
+        kept=prepared.kept,
+        mean_characters=characters / prepared.kept if prepared.kept else 0.0,
+        estimated_tokens=estimated_tokens(characters),
+    )

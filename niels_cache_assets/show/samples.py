@@ -1,24 +1,46 @@
-"""Documents and examples of a finished cache to look at: the first, one drawn by the content's hash, the longest, the shortest.
+"""Documents and examples of a finished cache to look at: notable ones, and what training will see, drawn.
 
-Cost: 8 bytes read for each document or example, and the few tokens that are shown. What they look like is for whoever shows them.
+`pick_samples` takes the first, one drawn by the content's hash, the longest and the shortest. It costs 8 bytes read for each document or
+example, and the few tokens that are shown. `windows`, `examples` and `notable` are what `niels-cache sample` prints: where a target, or a
+document, ends early, what is drawn says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Family, Split, doc_ends_name, idx_name, list_shards, tokens_name
-from niels_cache_runtime.format.meta import Meta, build_id
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    META_NAME,
+    TOKEN_BYTES,
+    Family,
+    Split,
+    doc_ends_name,
+    idx_name,
+    list_shards,
+    tokens_name,
+)
+from niels_cache_runtime.format.meta import Meta, build_id, load_meta
+from niels_cache_runtime.format.meta_keys import is_count
+
+if TYPE_CHECKING:
+    import torch
+
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 
 SHOWN_TOKENS = 200
 
+_MAX_TOKENS = 1 << 62  # all of them
 _BLOCK_OFFSETS = 1 << 20
 
 
@@ -78,3 +100,118 @@ def _tokens(shards: Sequence[NDArray[np.uint16]], start: int, count: int) -> NDA
             count -= len(pieces[-1])
         start = max(0, start - len(shard))
     return np.concatenate(pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where a text ends early. mark: stands there. explanation: a sentence or two, said once for all samples."""
+
+    mark: str
+    explanation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What is shown of a window, an example or a document. tokens: (n,) uint16, is_target: (n,) bool. hidden_tokens, hidden_targets: of an
+    example, those that are not shown. is_cut_by_budget: of a document, whether the token budget ended before it did."""
+
+    title: str
+    tokens: NDArray[np.uint16]
+    is_target: NDArray[np.bool_]
+    hidden_tokens: int = 0
+    hidden_targets: int = 0
+    is_cut_by_budget: bool = False
+
+    @property
+    def cut(self) -> Cut | None:
+        if self.hidden_targets:
+            return Cut(
+                mark=f"[cut: {self.hidden_targets:,} of its targets are behind this]",
+                explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. Training with a T that is too short "
+                "does the same, and never learns what is behind: choose T so that few examples are cut (niels-cache report shows lengths).",
+            )
+        if self.is_cut_by_budget and not self.hidden_tokens:
+            return Cut(
+                mark="[cut by the token budget]",
+                explanation="[cut by the token budget]: the source has more of this document, but train_tokens or val_tokens was reached.",
+            )
+        return None
+
+
+def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
+    """The first `shown` tokens of a whole example. ids: of the special tokens."""
+    from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
+
+    is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
+    cut = f", the first {shown:,} of them shown" if len(tokens) > shown else ""
+    return Drawn(
+        title=f"{title}, {counted(len(tokens), 'token')}{cut}",
+        tokens=tokens[:shown],
+        is_target=is_target[:shown],
+        hidden_tokens=max(0, len(tokens) - shown),
+        hidden_targets=int(is_target[shown:].sum()),
+    )
+
+
+def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
+    """Windows as the training sampler draws them, shorter where no shard is long enough."""
+    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
+
+    folder = directory / split
+    longest = max((shard.stat().st_size // TOKEN_BYTES for shard in list_shards(folder)), default=0)
+    dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
+    x, _ = dataset.get_batch(B=count, generator=generator)
+    for number, tokens in enumerate(x.numpy().astype(np.uint16), start=1):
+        title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
+        yield Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+
+
+def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: SentencePieceTokenizer | None) -> Iterator[Drawn]:
+    """The same documents or examples that the UI shows."""
+    noun = "document" if family == "pretrain" else "example"
+    meta = load_meta(str(directory / META_NAME))
+    # Of an example all is read: how many of its targets are not shown is told.
+    picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
+    if not picked:
+        raise NielsCacheError(f"{directory}: this split is empty (0 {noun}s); nothing can be sampled from {split}")
+    cut_document = (meta.get("cut_document") or {}).get(split)
+    for sample in picked:
+        title = f"{sample.what}: {split} {noun} {sample.number:,}"
+        if family == "sft":
+            yield _of_example(title, sample.tokens, shown=length, ids=_target_ids(directory, tokenizer))
+            continue
+        cut = f", the first {length:,} of them shown" if sample.length > length else ""
+        yield Drawn(
+            title=f"{title}, {counted(sample.length, 'token')}{cut}",
+            tokens=sample.tokens,
+            is_target=np.zeros(len(sample.tokens), dtype=np.bool_),
+            hidden_tokens=sample.length - len(sample.tokens),
+            is_cut_by_budget=family == "pretrain" and sample.number == cut_document,
+        )
+
+
+def examples(
+    directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
+) -> Iterator[Drawn]:
+    """Different examples, the long ones cut for display."""
+    import torch
+
+    mapped = MappedTokens([directory / tokens_name(split)]).shards[0]
+    starts = map_example_starts(directory / idx_name(split), token_count=len(mapped))
+    if not len(starts):
+        raise NielsCacheError(f"{directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
+    ids = _target_ids(directory, tokenizer)
+    for example in torch.randperm(len(starts), generator=generator)[:count].tolist():
+        end = int(starts[example + 1]) if example + 1 < len(starts) else len(mapped)
+        tokens = np.array(mapped[int(starts[example]) : end])
+        yield _of_example(f"{split} example {example:,} of {len(starts):,}", tokens, shown=length, ids=ids)
+
+
+def _target_ids(directory: Path, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:
+    """Of the tokenizer or, of what another program made, its meta.json's. Raises NielsCacheError if that does not name them."""
+    if tokenizer is not None:
+        return tokenizer.special_token_ids()
+    ids = load_meta(str(directory / META_NAME))["special_token_ids"]
+    if not is_count(ids.get("asst")):
+        raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, which begins the targets; add its id there")
+    return {role: ids[role] for role in ("eot", "asst")}

@@ -146,8 +146,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     """The table, then one line for each thing to say, with the data sets that it is said of."""
     from rich.text import Text
 
-    from niels_cache_assets.show.budgets import shares_met
-    from niels_cache_assets.show.contents import all_counts, contents
+    from niels_cache_assets.show.contents import all_counts, contents, shares_met
 
     table = new_table(
         "data set",
@@ -202,8 +201,7 @@ def _bytes(result: LaunchResult) -> int | None:
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
     """The same for programs: counts are as in meta.json."""
-    from niels_cache_assets.show.budgets import shortfall
-    from niels_cache_assets.show.contents import all_counts
+    from niels_cache_assets.show.contents import all_counts, shortfall
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
     return {

@@ -1,14 +1,25 @@
-"""`completion SHELL`: what a shell has to read once, so that TAB asks cli/completion.py."""
+"""`completion SHELL`: what a shell has to read once; and what it is told when TAB is pressed, by argcomplete.
+
+The latter runs at every TAB: only the command that is typed is loaded, and nothing heavy but for the names of data sets, which the registry
+has.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
-from niels_cache_assets.cli.command import Command, refuse
+from niels_cache_assets.cli.command import DATA_SETS, Command, refuse
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.parser import build_parsers, load
 
 SHELLS = ("bash", "zsh", "fish")
+PROFILES = ("default", "quickstart")
+
+_FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # a shell completes these itself
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,3 +52,28 @@ def run(arguments: argparse.Namespace) -> int:
         refuse("", "no shell", arguments.shell, SHELLS)
     print(shellcode([PROGRAM], shell=arguments.shell))
     return DONE
+
+
+def complete() -> NoReturn:
+    """Answer the shell that started this process, and exit."""
+    from argcomplete import autocomplete
+
+    typed = os.environ.get("COMP_LINE", "").replace("'", " ").replace('"', " ").split()
+    top, commands = build_parsers(typed)
+    for name in set(typed) & commands.keys():
+        for action in commands[name]._actions:
+            values = values_of(load(name).COMMAND, action)
+            if values is not None:
+                action.completer = values  # type: ignore[attr-defined]
+    autocomplete(top, always_complete_options=False)
+    raise SystemExit  # autocomplete has left already
+
+
+def values_of(command: Command, action: argparse.Action) -> Callable[..., Iterable[str]] | None:
+    """What may stand there: a function that argcomplete calls; None where files are offered."""
+    offered = command.offers.get(action.dest, PROFILES if action.dest == "profile" else None)
+    if offered is None and action.metavar in _FILES:
+        return None
+    if offered is None:
+        offered = DATA_SETS if action.metavar == "NAME" else ()
+    return lambda *, parsed_args, **_: offered(parsed_args) if callable(offered) else offered

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.show.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_cache_assets.show.differences.documents import DocumentDifferences, Listed
-    from niels_cache_assets.show.differences.folders import DatasetDifferences, Pair
-    from niels_cache_assets.show.differences.settings import Differing
+    from niels_cache_assets.show.differences.folders import DatasetDifferences, Differing, Pair
     from niels_cache_assets.show.differences.tokens import TokenDifference, TokenPlace
     from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
     from niels_cache_runtime.format.layout import Split
@@ -66,6 +64,7 @@ tokenizers make of the same text.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.show.differences.documents import SIDES
     from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 

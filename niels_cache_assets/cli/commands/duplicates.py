@@ -16,10 +16,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, draw_seed, refuse, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.seeds import draw_seed, seeded_choice
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_runtime.errors import NielsCacheError
@@ -146,7 +145,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
     """`count` pairs of a kind: any with the same chance, in the order of the corpus; `seed` None: the least similar ones first."""
     import numpy as np
 
-    from niels_cache_assets.show.rows import column, rows_at
+    from niels_cache_assets.show.corpora import column, rows_at, seeded_choice
 
     places = np.flatnonzero(column(path, "kind") == kind)
     if seed is None:
@@ -161,8 +160,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Text, title, file and row of both documents of every pair, by data set and ordinal."""
     from niels_cache_assets.corpus.prepared import document_files
-    from niels_cache_assets.show.corpora import find_corpus, require_same_corpus
-    from niels_cache_assets.show.rows import rows_at
+    from niels_cache_assets.show.corpora import find_corpus, require_same_corpus, rows_at
 
     wanted: dict[str, set[int]] = {}
     for pair in pairs:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -83,6 +82,7 @@ code needs are printed.""",
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and unless that is all, write. Returns 1 where the plan was good and writing failed."""
     from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.formats import plan_export
     from niels_cache_assets.exchange.writing import write_export
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.transfers import OnProgress, transfer_progress
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, counted
@@ -60,6 +58,7 @@ and --eot; else the cache says that it is unknown, and shows ids instead of text
 def run(arguments: argparse.Namespace) -> int:
     """Returns 1 where the command line was good and the import failed."""
     from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.progress import transfer_steps
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
     from niels_cache_runtime.format.layout import dataset_dir
 
@@ -75,14 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
     try:
-        with stop_on_signals(), ExitStack() as bars:
-            shown: dict[str, OnProgress] = {}
+        with stop_on_signals(), transfer_steps(f"importing {arguments.name}") as on_step:
 
             def progress(doing: str, done: int, total: int) -> None:
-                if doing not in shown:
-                    bars.close()  # that of the step before
-                    shown[doing] = bars.enter_context(transfer_progress(f"{doing} {arguments.name}"))
-                shown[doing](done, total)
+                on_step(f"{doing} {arguments.name}", done, total)
 
             meta = import_megatron(prefixes, directory, vocabulary=vocabulary, shard_bytes=registry.build.shard_bytes, progress=progress)
     except NielsCacheError as error:

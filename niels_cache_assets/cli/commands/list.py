@@ -52,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import find_places, is_listed, left_out_words, open_registry, tell_advice
-    from niels_cache_assets.show.budgets import shares_met, shortfall
-    from niels_cache_assets.show.contents import contents, counts_of
+    from niels_cache_assets.show.contents import contents, counts_of, shares_met, shortfall
     from niels_cache_assets.show.corpora import corpus_names, corpus_summary
 
     registry, root = open_registry(arguments)
@@ -99,8 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(place: Place, judged: CacheState, registry: Registry, root: Path, corpora: Sequence[str]) -> dict[str, Any]:
-    from niels_cache_assets.show.budgets import shortfall
-    from niels_cache_assets.show.contents import content_hash, counts_of
+    from niels_cache_assets.show.contents import content_hash, counts_of, shortfall
     from niels_cache_assets.show.corpora import corpus_summary
 
     meta = _meta(place, judged)

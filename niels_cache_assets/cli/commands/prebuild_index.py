@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,7 +14,6 @@ from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, config
 from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.progress import Throttle
 from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,8 +30,6 @@ _NUMBER: dict[str, Any] = {"metavar": "N", "type": whole_number}
 
 _OF_A_BLEND = ("name", "num_samples", "cache_dir", "profile", "config")
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
-
-OnArray = Callable[[str, int, int], None]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.progress import array_progress
 
     if arguments.reader is not None:
         if arguments.reader != MEGATRON_CORE:
@@ -224,35 +221,6 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
     )
 
 
-@contextmanager
-def array_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnArray]:
-    """Called with the array that is being built, entries done and in all: a bar on a terminal, else a line every ten seconds."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = diagnostics()
-    if not console.is_terminal:
-        throttle = Throttle(clock())
-
-        def print_line(array: str, done: int, total: int) -> None:
-            if throttle.is_due(clock()):
-                console.print(f"{array}: {done:,} of {total:,}", soft_wrap=True)
-
-        yield print_line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task, shown = bar.add_task("opening", total=None), ""
-
-        def update(array: str, done: int, total: int) -> None:
-            nonlocal shown
-            if array != shown:
-                bar.reset(task, total=total, description=array)
-                shown = array
-            bar.update(task, completed=done, total=total)
-
-        yield update
-
-
 def _print(outcome: Outcome, plan: BlendPlan) -> None:
     console = output()
     table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking=["index of"])
@@ -268,6 +236,7 @@ def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
     """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
+    from niels_cache_assets.cli.progress import array_progress
     from niels_cache_assets.indices.megatron_core_run import check_data, plans_of
     from niels_cache_assets.indices.prebuild import Part
 

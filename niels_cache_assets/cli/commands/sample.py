@@ -11,10 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, refuse, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.seeds import draw_seed
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.documents import Document
-    from niels_cache_assets.show.draws import Drawn
+    from niels_cache_assets.show.samples import Drawn
     from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 
 STAGES = ("cache", "corpus")
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from niels_cache_assets.cli.context import find_place, open_registry
-    from niels_cache_assets.show.draws import examples, notable, windows
+    from niels_cache_assets.show.samples import examples, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
@@ -150,8 +149,7 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """What `sample` prints for --stage corpus."""
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
-    from niels_cache_assets.show.corpus_samples import sample_corpus
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus, sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)

@@ -159,7 +159,7 @@ def _print_title(console: Console, title: str) -> None:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.show.budgets import shortfall
+    from niels_cache_assets.show.contents import shortfall
     from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):

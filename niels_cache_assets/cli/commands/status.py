@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.transfers import transfer_progress
 from niels_cache_assets.show.wording import counted
 
 if TYPE_CHECKING:
@@ -182,6 +181,7 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
 
 def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
     """With those damaged whose content is: every file is read."""
+    from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.verify import verify_cache
 

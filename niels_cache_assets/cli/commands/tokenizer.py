@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     import sentencepiece
 
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.show.tokenizers import Compared
+    from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+    from niels_cache_runtime.format.layout import Family
 
 ACTIONS = ("compare",)
 CHARACTERS = 1_000_000
 CACHE_MODEL = "cache"
+_BLOCK_TOKENS = 1 << 16
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +59,26 @@ are built, as their tokens spell it (nothing is downloaded), and that of --files
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One source: how many characters, and how many tokens each model makes of them."""
+
+    source: str
+    characters: int
+    tokens: list[int]
+
+    @property
+    def characters_per_token(self) -> list[float | None]:
+        from niels_cache_assets.tokenizer.measures import characters_per_token
+
+        return [characters_per_token(self.characters, tokens) for tokens in self.tokens]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "characters_per_token": self.characters_per_token}
+
+
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.show.tokenizers import Compared, compare
     from niels_cache_runtime.format.meta import sha256_file
 
     if arguments.action not in ACTIONS:
@@ -69,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = [_model_path(model, root) for model in arguments.models]
     processors = [_open(path) for path in paths]
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
-    compared = [compare(name, texts, processors) for name, texts in sources if texts]
+    compared = [_compare(name, texts, processors) for name, texts in sources if texts]
     if not compared:
         raise NielsCacheError(f"{root}: no data set is built that there could be text of; build one, or give --files")
     whole = Compared(
@@ -104,11 +124,18 @@ def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
     return load_model(path)[0]
 
 
+def _compare(name: str, texts: Sequence[str], processors: Sequence[sentencepiece.SentencePieceProcessor]) -> Compared:
+    from niels_cache_runtime.format.reading import available_threads
+
+    threads = available_threads()
+    tokens = [sum(map(len, processor.encode(list(texts), num_threads=threads))) for processor in processors]
+    return Compared(source=name, characters=sum(map(len, texts)), tokens=tokens)
+
+
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Sources by name, each with the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.own_data.by_name import sources_of
-    from niels_cache_assets.show.tokenizers import beginning, spelled_texts
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES
@@ -119,10 +146,44 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
         places = [find_place(registry, root, name) for name, place in find_places(registry, root).items() if place.exists]
     for place in places:
         if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
-            yield place.name, beginning(arguments.characters, spelled_texts(place.directory, place.kind, open_tokenizer(root)))
+            yield place.name, _beginning(arguments.characters, _spelled_texts(place.directory, place.kind, open_tokenizer(root)))
     if arguments.files:
         streams = (chain.from_iterable(source.unconverted(StreamContext(seed=0))) for source in sources_of(arguments.files))
-        yield "files", beginning(arguments.characters, (document.text for document in chain.from_iterable(streams)))
+        yield "files", _beginning(arguments.characters, (document.text for document in chain.from_iterable(streams)))
+
+
+def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
+    """The texts between the special tokens of a train split: documents, and turns of conversations."""
+    import numpy as np
+
+    from niels_cache_runtime.cache.mmap import MappedTokens
+    from niels_cache_runtime.cache.opening import open_meta
+    from niels_cache_runtime.format.layout import list_shards, tokens_name
+
+    if not open_meta(directory):  # refuses a cache of another tokenizer
+        return
+    special = np.array(sorted(tokenizer.special_token_ids().values()))
+    shards = list_shards(directory / "train") if family == "pretrain" else [directory / tokens_name("train")]
+    rest: list[int] = []
+    for shard in MappedTokens(shards).shards:
+        for first in range(0, len(shard), _BLOCK_TOKENS):
+            block = shard[first : first + _BLOCK_TOKENS]
+            begin = 0
+            for end in np.flatnonzero(np.isin(block, special)).tolist():
+                yield tokenizer.decode([*rest, *block[begin:end].tolist()])
+                rest, begin = [], end + 1
+            rest += block[begin:].tolist()
+    yield tokenizer.decode(rest)
+
+
+def _beginning(characters: int, texts: Iterator[str]) -> Iterator[str]:
+    """The texts that are not empty, the last one cut, until there are so many characters."""
+    for text in texts:
+        if text:
+            yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
 
 
 def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from niels_cache_assets.cli.command import CACHES, Command, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.transfers import transfer_progress
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 
@@ -55,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
+    from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.verify import find_folders, notes, verify_folders
     from niels_cache_runtime.verify.folder import VerifiedFolder
     from niels_cache_runtime.verify.table import COLUMNS, NUMBERS, results, summary

@@ -18,7 +18,7 @@ from niels_cache_assets.defs.checks.disjoint import SPLITS_DISJOINT, disjoint_re
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.metadata.tables import table, without_empty
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.show.budgets import shortfall
+from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, load_meta

@@ -17,8 +17,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.defs.metadata.excerpt import NARROW, behind_a_click, fenced, samples
 from niels_cache_assets.defs.metadata.pictures import measured, tokenizer_measured
 from niels_cache_assets.defs.metadata.tables import MAX_TABLE_ROWS, table, without_empty
-from niels_cache_assets.show.budgets import shortfall
-from niels_cache_assets.show.contents import total_bytes
+from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer

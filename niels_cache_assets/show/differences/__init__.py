@@ -1,7 +1,8 @@
 """What differs between two builds: `niels-cache diff`. Reads both, writes nothing but temporary files.
 
-    folders.py    what was given: two data sets, or two cache roots        settings.py   what their meta.json say
-    documents.py  which documents are in one of them alone                  tokens.py     the first token that differs
+    folders.py     two data sets, or two cache roots, and what their meta.json say
+    documents.py   which documents are in one of them alone
+    tokens.py      the first token that differs
 
 Memory is flat in the size of both: lineage comes in batches, tokens are mapped and compared in blocks.
 """

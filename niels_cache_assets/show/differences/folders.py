@@ -1,15 +1,19 @@
-"""Two builds that are compared: two folders of data sets of one family, or two cache roots, data set by data set."""
+"""Two builds that are compared: two folders of data sets of one family, or two cache roots, data set by data set.
+
+Of two meta.json: settings and inputs, and counts that came of them. A meta.json does not hold every setting of a build, but its fingerprint
+covers all of them: where it alone differs, that is said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from niels_cache_assets.show.differences.documents import DocumentDifferences, compare_documents
-from niels_cache_assets.show.differences.settings import MetaDifferences, compare_metas
 from niels_cache_assets.show.differences.tokens import SplitTokens, TokenDifference, first_difference
+from niels_cache_assets.show.wording import label
 from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
@@ -31,6 +35,13 @@ OnProgress = Callable[[int, int], None]
 
 TOKENIZER = "tokenizer"
 
+_COUNTS = frozenset(
+    {"train_tokens", "val_tokens", "train_examples", "val_examples", "documents", "characters", "cut", "cut_document", "dropped", "facts"}
+)
+# Files and hashes follow from what is compared; a name is what was given.
+_NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "kind", "dataset_name"})
+_FINGERPRINT = "fingerprint"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -39,6 +50,32 @@ class Pair:
     name: str
     a: Path | None
     b: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """One value of a meta.json. key: its path there. a, b: None where it is missing."""
+
+    key: str
+    a: Any
+    b: Any
+
+    @property
+    def label(self) -> str:
+        return label(self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaDifferences:
+    """settings: what decided the bytes, as far as it is recorded. counts: what came of it.
+
+    has_unrecorded: the fingerprints differ, and nothing else that is recorded does: a setting that meta.json does not hold, a code
+    version, or the content of a corpus.
+    """
+
+    settings: list[Differing]
+    counts: list[Differing]
+    has_unrecorded: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +153,7 @@ def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, 
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
     metas = [check_form(read_meta(str(path / META_NAME)), path / META_NAME) for path in (a, b)]
-    differing = compare_metas(*metas)
+    differing = _compare_metas(*metas)
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
         return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
     family = cast("Family", metas[0]["kind"])
@@ -152,3 +189,31 @@ def _lineage_name(family: Family, split: Split) -> str:
 def _have_lineage(metas: list[Meta], family: Family) -> bool:
     """A build by another program may list none."""
     return all(_lineage_name(family, split) in meta.get("files", {}) for meta in metas for split in SPLITS)
+
+
+def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
+    ours, theirs = dict(_leaves(a)), dict(_leaves(b))
+    differing = [
+        Differing(key=key, a=ours.get(key), b=theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key) and not _is_zero(ours.get(key), theirs.get(key), key)
+    ]
+    counts = [each for each in differing if each.key.partition(".")[0] in _COUNTS]
+    settings = [each for each in differing if each not in counts and each.key != _FINGERPRINT]
+    return MetaDifferences(settings=settings, counts=counts, has_unrecorded=not settings and a.get(_FINGERPRINT) != b.get(_FINGERPRINT))
+
+
+def _is_zero(a: Any, b: Any, key: str) -> bool:
+    """A reason that is not listed dropped nothing."""
+    return key.startswith("dropped.") and not (a or b)
+
+
+def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no table, by its path."""
+    for key, value in table.items():
+        if not path and key in _NOT_COMPARED:
+            continue
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

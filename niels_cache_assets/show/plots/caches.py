@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
-from niels_cache_assets.show.plots.reasons import reasons_plot
 from niels_cache_assets.show.plots.style import (
     BAR,
     BLUE,
@@ -24,6 +23,7 @@ from niels_cache_assets.show.plots.style import (
     as_png,
     label_axes,
     new_figure,
+    reasons_plot,
     say,
     set_title,
     short,

@@ -7,7 +7,6 @@ from typing import Any
 
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
 
-from niels_cache_assets.show.plots.reasons import reasons_plot
 from niels_cache_assets.show.plots.style import (
     BAR,
     BLUE,
@@ -19,6 +18,7 @@ from niels_cache_assets.show.plots.style import (
     label_axes,
     label_bars,
     new_figure,
+    reasons_plot,
     say,
     set_title,
     short,

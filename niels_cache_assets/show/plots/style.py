@@ -1,5 +1,6 @@
-"""How every plot looks: PNG bytes small enough to be kept in Dagster's database, one width, a card that suits light and dark pages.
+"""How every plot looks, and the bars of what was dropped, which caches and corpora share.
 
+A plot is PNG bytes small enough to be kept in Dagster's database, of one width, on a card that suits light and dark pages.
 matplotlib's Agg canvas without pyplot: no global state, no display, the same bytes for the same figures in a pinned environment. Cost: a
 second for the import, a tenth for each picture.
 """
@@ -7,13 +8,16 @@ second for the import, a tenth for each picture.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
+
+from niels_cache_assets.show.wording import reason as in_words
+from niels_cache_assets.show.wording import share_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +28,7 @@ CARD = "#e6ebf1"  # darker than a light page and not glaring on a dark one; ever
 INK, MUTED, GRID = "#1f2933", "#4a5666", "#c5cfda"
 BLUE, ORANGE, GRAY = "#1f5fa8", "#b8450f", "#8b98a9"
 BAR = 0.62  # height or width, of the room for one
+MAX_REASONS = 15
 
 
 def new_figure(height: float) -> Figure:
@@ -70,3 +75,29 @@ def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str, colors: Mapping[str, str]) -> bytes:
+    """Why documents were dropped: a bar for each (reason, count, who), most frequent first, as the share of the `given`.
+
+    The rarest are summed up. `colors`: of who dropped them. Where there are several, a legend tells them apart.
+    """
+    shown = [(in_words(reason), count, colors[who]) for reason, count, who in reasons[:MAX_REASONS]]
+    if rest := reasons[MAX_REASONS:]:
+        shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), GRAY))
+    figure = new_figure(1.3 + 0.3 * max(1, len(shown)))
+    axes = figure.subplots()
+    set_title(axes, f"dropped, by reason (of {given:,} {noun})")
+    values = [count for _, count, _ in shown]
+    axes.barh(range(len(shown)), values, height=BAR, color=[color for *_, color in shown])
+    axes.set_yticks(range(len(shown)), [reason for reason, *_ in shown])
+    axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
+    label_bars(axes, values, [f"{count:,}  {share_of(count / given)}" for count in values])
+    label_axes(axes, f"{noun}, and their share", "")
+    if not shown:
+        say(axes, "nothing was dropped")
+    droppers = {who for *_, who in reasons}
+    if len(droppers) > 1:
+        handles = [axes.barh(0, 0, color=color, label=who) for who, color in colors.items() if who in droppers]
+        axes.legend(handles=handles, frameon=False, loc="lower right", fontsize=8, labelcolor=INK)
+    return as_png(figure)

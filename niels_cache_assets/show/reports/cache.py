@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
-from niels_cache_assets.show.budgets import shortfall
-from niels_cache_assets.show.contents import all_counts, content_hash, total_bytes
-from niels_cache_assets.show.labels import label
-from niels_cache_assets.show.reports.history import Check, History, Recorded
+from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
+from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
-from niels_cache_assets.show.wording import counted
+from niels_cache_assets.show.wording import counted, label
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -112,6 +110,12 @@ class Item:
         return found
 
     @property
+    def purpose(self) -> str:
+        """Of an index: `letters of blend mix`, `blend mix`. Empty for what is none."""
+        said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in self.uses)
+        return said or ("of no configured blend" if self.state.kind == "index" else "")
+
+    @property
     def balance(self) -> str | None:
         """`40 documents kept and 20 dropped: 60 in all`. None where nothing is counted so."""
         unit = "examples" if self.state.kind == "sft" else "documents"
@@ -176,6 +180,12 @@ class CacheReport:
     @property
     def outcomes(self) -> Counter[str]:
         return Counter(check.outcome for check in self.checks)
+
+    @property
+    def outcome_counts(self) -> str:
+        """`12 passed, 1 warning`."""
+        outcomes = self.outcomes
+        return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(Outcome) if outcomes[each]) or "none recorded"
 
     @cached_property
     def notices(self) -> list[Notice]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from niels_cache_assets.show.contents import contents
-from niels_cache_assets.show.reports import words
 from niels_cache_assets.show.reports.cache import CacheReport
-from niels_cache_assets.show.reports.mixture import Mixture
+from niels_cache_assets.show.reports.mixture import Mixture, share
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#+!|~&$:@.-]")
@@ -27,9 +26,9 @@ def mixture_markdown(mixture: Mixture) -> str:
             [
                 plain(source.name),
                 f"{source.tokens:,}",
-                words.share(source.available),
-                words.share(source.configured),
-                words.share(source.actual),
+                share(source.available),
+                share(source.configured),
+                share(source.actual),
                 f"{source.tokens_read:,}",
                 f"{source.epochs:,.2f}",
             ]
@@ -51,9 +50,9 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
         recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [f"{item.name} {words.uses(item)}", item.state.kind, item.status, *contents(item.counts), size]
+        cells = [f"{item.name} {item.purpose}", item.state.kind, item.status, *contents(item.counts), size]
         rows.append(
-            [*map(plain, cells), sha256, plain(words.revision_age(item, recorded, now)), plain(words.checks(recorded))],
+            [*map(plain, cells), sha256, plain(recorded.revision_age(item.revision, now)), plain(recorded.passed)],
         )
     heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "age of revision", "checks passed")
     return "\n".join([*lines, "", *_table(heading, rows), "", f"Ages and checks: {plain(report.history.source)}."])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.config.blend import ALL_TRAIN
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.show.wording import share_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta
@@ -75,6 +76,11 @@ class Mixture:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "steps": self.steps, "warnings": self.warnings}
+
+
+def share(part: float) -> str:
+    """A share of a mixture, where a hundredth of a percent may be many tokens."""
+    return share_of(part, digits=2)
 
 
 def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:

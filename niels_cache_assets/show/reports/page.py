@@ -15,11 +15,11 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from niels_cache_assets.show.contents import contents
-from niels_cache_assets.show.labels import label, reason
-from niels_cache_assets.show.reports import words
 from niels_cache_assets.show.reports.cache import CacheReport, Item
 from niels_cache_assets.show.reports.drawings import Drawings
-from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size
+from niels_cache_assets.show.reports.history import date
+from niels_cache_assets.show.reports.mixture import share
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason
 from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
@@ -42,7 +42,8 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         report=report,
         drawings=drawings,
         now=now,
-        words=words,
+        date=date,
+        share=share,
         contents=contents,
         counted=counted,
         file_size=file_size,
