@@ -7,7 +7,7 @@ document, ends early, what is drawn says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.show.split_tokens import SplitTokens
 from niels_cache_assets.show.wording import counted
-from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.cache.mmap import Offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
-    DOC_ENDS_DTYPE,
     META_NAME,
     TOKEN_BYTES,
     Family,
     Split,
-    doc_ends_name,
     idx_name,
     list_shards,
-    tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta, build_id, load_meta
 from niels_cache_runtime.format.meta_keys import is_count
@@ -56,13 +54,8 @@ class Sample:
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
     """At most four different ones; none of an empty split. Raises NielsCacheError for files that are missing or cannot be read."""
-    if family == "pretrain":
-        shards = MappedTokens(list_shards(directory / split)).shards
-        ends: Offsets = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
-    else:
-        shards = MappedTokens([directory / tokens_name(split)]).shards
-        starts = map_example_starts(directory / idx_name(split), token_count=len(shards[0]))
-        ends = np.append(starts[1:], len(shards[0])) if len(starts) else starts
+    tokens = SplitTokens(directory, family, split)
+    ends = tokens.ends
     if not len(ends):
         return []
     longest, shortest = _extremes(ends)
@@ -70,7 +63,7 @@ def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, s
     drawn = int(build_id(meta) or "0" if is_foreign(meta) else meta["content_sha256"], 16) % len(ends)
     for what, number in (("first", 0), ("random", drawn), ("longest", longest), ("shortest", shortest)):
         numbers[number] = f"{numbers[number]}, {what}" if number in numbers else what
-    return [_sample(what, number, ends, shards, shown) for number, what in numbers.items()]
+    return [_sample(what, number, tokens, shown) for number, what in numbers.items()]
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
@@ -85,21 +78,9 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
     return longest[0], shortest[0]
 
 
-def _sample(what: str, number: int, ends: Offsets, shards: Sequence[NDArray[np.uint16]], shown: int) -> Sample:
-    start = int(ends[number - 1]) if number else 0
-    length = int(ends[number]) - start
-    return Sample(what=what, number=number, length=length, tokens=_tokens(shards, start, min(length, shown)))
-
-
-def _tokens(shards: Sequence[NDArray[np.uint16]], start: int, count: int) -> NDArray[np.uint16]:
-    """Of a stream that is cut into shards."""
-    pieces: list[NDArray[np.uint16]] = []
-    for shard in shards:
-        if count and start < len(shard):
-            pieces.append(shard[start : start + count])
-            count -= len(pieces[-1])
-        start = max(0, start - len(shard))
-    return np.concatenate(pieces)
+def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
+    start, end = tokens.bounds(number)
+    return Sample(what=what, number=number, length=end - start, tokens=tokens.read(start, min(end - start, shown)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,15 +177,14 @@ def examples(
     """Different examples, the long ones cut for display."""
     import torch
 
-    mapped = MappedTokens([directory / tokens_name(split)]).shards[0]
-    starts = map_example_starts(directory / idx_name(split), token_count=len(mapped))
-    if not len(starts):
+    stream = SplitTokens(directory, "sft", split)
+    total = len(stream.ends)
+    if not total:
         raise NielsCacheError(f"{directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
     ids = _target_ids(directory, tokenizer)
-    for example in torch.randperm(len(starts), generator=generator)[:count].tolist():
-        end = int(starts[example + 1]) if example + 1 < len(starts) else len(mapped)
-        tokens = np.array(mapped[int(starts[example]) : end])
-        yield _of_example(f"{split} example {example:,} of {len(starts):,}", tokens, shown=length, ids=ids)
+    for example in torch.randperm(total, generator=generator)[:count].tolist():
+        start, end = stream.bounds(example)
+        yield _of_example(f"{split} example {example:,} of {total:,}", stream.read(start, end - start), shown=length, ids=ids)
 
 
 def _target_ids(directory: Path, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:

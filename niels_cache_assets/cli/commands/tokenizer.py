@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import SHORT_SHA256
@@ -38,7 +38,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="on the text of these data sets only")
     parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="on text of yours, too: files and folders as `clean` takes")
     parser.add_argument(
-        "--characters", metavar="N", type=whole_number, default=CHARACTERS, help=f"of each, from its start (default: {CHARACTERS:_})"
+        "--characters", metavar="N", type=at_least(1), default=CHARACTERS, help=f"of each, from its start (default: {CHARACTERS:_})"
     )
 
 
@@ -81,10 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_runtime.format.meta import sha256_file
 
-    if arguments.action not in ACTIONS:
-        refuse("", "tokenizer has no action", arguments.action, ACTIONS)
-    if len(arguments.models) < 2 or arguments.characters < 1:
-        raise NielsCacheError(f"{WHERE}: compare takes two models or more, and at least one character of each source")
+    chosen("", "tokenizer has no action", arguments.action, ACTIONS)
+    if len(arguments.models) < 2:
+        raise NielsCacheError(f"{WHERE}: compare takes two models or more")
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
     processors = [_open(path) for path in paths]
@@ -156,16 +155,14 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceToke
     """The texts between the special tokens of a train split: documents, and turns of conversations."""
     import numpy as np
 
-    from niels_cache_runtime.cache.mmap import MappedTokens
+    from niels_cache_assets.show.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
-    from niels_cache_runtime.format.layout import list_shards, tokens_name
 
     if not open_meta(directory):  # refuses a cache of another tokenizer
         return
     special = np.array(sorted(tokenizer.special_token_ids().values()))
-    shards = list_shards(directory / "train") if family == "pretrain" else [directory / tokens_name("train")]
     rest: list[int] = []
-    for shard in MappedTokens(shards).shards:
+    for shard in SplitTokens(directory, family, "train").shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
             block = shard[first : first + _BLOCK_TOKENS]
             begin = 0

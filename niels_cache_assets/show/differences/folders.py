@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from niels_cache_assets.show.differences.documents import DocumentDifferences, compare_documents
-from niels_cache_assets.show.differences.tokens import SplitTokens, TokenDifference, first_difference
+from niels_cache_assets.show.differences.tokens import TokenDifference, first_difference
+from niels_cache_assets.show.split_tokens import SplitTokens
 from niels_cache_assets.show.wording import label
 from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError

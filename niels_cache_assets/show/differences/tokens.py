@@ -6,31 +6,11 @@ first difference. Memory: a few blocks. How the place is shown is the command li
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.show.lineage import Lineage, read_lineage
-from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_offsets
-from niels_cache_runtime.format.layout import (
-    DOC_ENDS_DTYPE,
-    IDX_DTYPE,
-    TOKEN_BYTES,
-    Family,
-    Split,
-    doc_ends_name,
-    documents_name,
-    examples_name,
-    idx_name,
-    list_shards,
-    tokens_name,
-)
+from niels_cache_assets.show.split_tokens import SplitTokens
 
 _BLOCK_TOKENS = 1 << 20
 AROUND = 24  # tokens that are shown on either side
@@ -63,65 +43,23 @@ class TokenDifference:
     b: TokenPlace | None
 
 
-class SplitTokens:
-    """The tokens of a split as one stream, and where its documents or examples begin. Raises NielsCacheError for files that do not fit."""
-
-    def __init__(self, folder: Path, family: Family, split: Split) -> None:
-        self._folder, self._family, self._split = folder, family, split
-        self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
-        self._shards = MappedTokens(self._paths).shards
-        self._ends = list(accumulate(len(shard) for shard in self._shards))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @property
-    def bytes(self) -> int:
-        return len(self) * TOKEN_BYTES
-
-    def read(self, start: int, count: int) -> NDArray[np.uint16]:
-        """(count,) uint16, fewer at the end; a view where they lie in one file."""
-        pieces: list[NDArray[np.uint16]] = []
-        number = bisect_right(self._ends, start)
-        while count > 0 and number < len(self._shards):
-            begin = start - (self._ends[number] - len(self._shards[number]))
-            piece = self._shards[number][begin : begin + count]
-            pieces.append(piece)
-            start, count, number = start + len(piece), count - len(piece), number + 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=np.uint16), *pieces])
-
-    def place(self, position: int) -> TokenPlace:
-        document, start, end = self._document_at(position)
-        number = bisect_right(self._ends, position)
-        path = self._folder / (documents_name(self._split) if self._family == "pretrain" else examples_name(self._split))
-        first = max(start, position - AROUND)
-        around = self.read(first, min(end, position + 1 + AROUND) - first).tolist()
-        return TokenPlace(
-            file=self._paths[number].relative_to(self._folder).as_posix(),
-            offset=position - (self._ends[number] - len(self._shards[number])),
-            document=document,
-            document_offset=position - start,
-            document_tokens=end - start,
-            lineage=read_lineage(path, [document])[document] if path.exists() else None,
-            before=around[: position - first],
-            token=around[position - first],
-            after=around[position - first + 1 :],
-        )
-
-    def _document_at(self, position: int) -> tuple[int, int, int]:
-        """Its number, its first token, its end."""
-        if self._family == "pretrain":
-            ends: Offsets = map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
-            number = _first_above(ends, position)
-            return number, int(ends[number - 1]) if number else 0, int(ends[number])
-        starts: Offsets = map_offsets(self._folder / idx_name(self._split), IDX_DTYPE)
-        number = _first_above(starts, position) - 1
-        return number, int(starts[number]), int(starts[number + 1]) if number + 1 < len(starts) else len(self)
-
-
-def _first_above(offsets: Any, position: int) -> int:
-    """Of offsets that increase, without a copy of them."""
-    return int(np.searchsorted(offsets, np.array(position, dtype=offsets.dtype), side="right"))
+def _place(tokens: SplitTokens, position: int) -> TokenPlace:
+    number = tokens.number_at(position)
+    start, end = tokens.bounds(number)
+    file, offset = tokens.file_at(position)
+    first = max(start, position - AROUND)
+    around = tokens.read(first, min(end, position + 1 + AROUND) - first).tolist()
+    return TokenPlace(
+        file=file,
+        offset=offset,
+        document=number,
+        document_offset=position - start,
+        document_tokens=end - start,
+        lineage=read_lineage(tokens.lineage, [number])[number] if tokens.lineage.exists() else None,
+        before=around[: position - first],
+        token=around[position - first],
+        after=around[position - first + 1 :],
+    )
 
 
 def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None] = lambda tokens: None) -> TokenDifference | None:
@@ -132,8 +70,10 @@ def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int]
         differs = ours != theirs
         if differs.any():
             position = start + int(differs.argmax())
-            return TokenDifference(position=position, a=a.place(position), b=b.place(position))
+            return TokenDifference(position=position, a=_place(a, position), b=_place(b, position))
         progress(len(ours))
     if len(a) == len(b):
         return None
-    return TokenDifference(position=shared, a=a.place(shared) if len(a) > shared else None, b=b.place(shared) if len(b) > shared else None)
+    return TokenDifference(
+        position=shared, a=_place(a, shared) if len(a) > shared else None, b=_place(b, shared) if len(b) > shared else None
+    )

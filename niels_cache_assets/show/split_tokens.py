@@ -1,0 +1,89 @@
+"""The tokens of a split of a finished cache as one stream, and which of them each document or example has.
+
+Files are mapped: what is read is what costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    TOKEN_BYTES,
+    Family,
+    Split,
+    doc_ends_name,
+    documents_name,
+    examples_name,
+    idx_name,
+    list_shards,
+    tokens_name,
+)
+
+
+class SplitTokens:
+    """`shards`: (n,) uint16 each, in order. Raises NielsCacheError for files that are missing or do not fit."""
+
+    def __init__(self, folder: Path, family: Family, split: Split) -> None:
+        self._folder, self._family, self._split = folder, family, split
+        self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
+        self.shards = MappedTokens(self._paths).shards
+        self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
+
+    def __len__(self) -> int:
+        return self._shard_ends[-1] if self._shard_ends else 0
+
+    @property
+    def bytes(self) -> int:
+        return len(self) * TOKEN_BYTES
+
+    @property
+    def lineage(self) -> Path:
+        """Where its documents or examples came from: a file that may not be there."""
+        return self._folder / (documents_name(self._split) if self._family == "pretrain" else examples_name(self._split))
+
+    @cached_property
+    def ends(self) -> Offsets:
+        """Where each document or example ends, in tokens from the start of the split."""
+        if self._family == "pretrain":
+            return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
+        starts = map_example_starts(self._folder / idx_name(self._split), token_count=len(self))
+        return np.append(starts[1:], len(self)) if len(starts) else starts
+
+    def number_at(self, position: int) -> int:
+        """Number of the document or example that has this token."""
+        ends: Any = self.ends
+        return int(np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right"))  # of its type: no copy of the ends
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First token of a document or example, and its end."""
+        return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
+
+    def file_at(self, position: int) -> tuple[str, int]:
+        """Return the file of this token as seen from the folder, and its offset in tokens there."""
+        number, begin = self._shard_at(position)
+        return self._paths[number].relative_to(self._folder).as_posix(), position - begin
+
+    def read(self, start: int, count: int) -> NDArray[np.uint16]:
+        """(count,) uint16, fewer at the end; a view where they lie in one file."""
+        pieces: list[NDArray[np.uint16]] = []
+        number, begin = self._shard_at(start)
+        for shard in self.shards[number:]:
+            if count <= 0:
+                break
+            pieces.append(shard[start - begin : start - begin + count])
+            start, count, begin = start + len(pieces[-1]), count - len(pieces[-1]), begin + len(shard)
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=np.uint16), *pieces])
+
+    def _shard_at(self, position: int) -> tuple[int, int]:
+        """Number of the shard that has this token, and where it begins."""
+        number = bisect_right(self._shard_ends, position)
+        return number, self._shard_ends[number - 1] if number else 0
