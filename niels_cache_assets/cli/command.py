@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -23,6 +23,7 @@ MAX_SEED = 2**63 - 1
 ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
 SEED_HELP = "the same seed shows the same; default: another choice every time"
 
+Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # of the options that are typed already
 
 
@@ -81,6 +82,14 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 
 
+def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
+    """Return the choice that was given. Raise NielsCacheError as `refuse` if it is none of them."""
+    for choice in choices:
+        if choice == given:
+            return choice
+    refuse(option, problem, given, choices)
+
+
 def draw_seed(given: int | None) -> int:
     """Return the seed that was given, or one that differs every time. Raises NielsCacheError outside of 0..MAX_SEED."""
     if given is None:
@@ -100,6 +109,18 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
     if number.bit_length() > 64:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
+    return number
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a type of argparse's: a whole number that is not smaller."""
+
+    def number(text: str) -> int:
+        found = whole_number(text)
+        if found < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {found}")
+        return found
+
     return number
 
 

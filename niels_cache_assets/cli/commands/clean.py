@@ -13,7 +13,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
 from niels_cache_assets.cli.console import diagnostics, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
@@ -41,10 +41,10 @@ _WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pay
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="files and folders")
     parser.add_argument(
-        "-n", metavar="N", dest="count", type=whole_number, help="rejected examples of each reason (default: none; 3 with --reason)"
+        "-n", metavar="N", dest="count", type=at_least(0), help="rejected examples of each reason (default: none; 3 with --reason)"
     )
     parser.add_argument("--reason", metavar="REASON", help="examples of this reason only")
-    parser.add_argument("--limit", metavar="N", type=whole_number, help="read the first N documents only")
+    parser.add_argument("--limit", metavar="N", type=at_least(1), help="read the first N documents only")
     parser.add_argument(
         "--text-field", metavar="FIELD", help="field of the text, of .jsonl and .parquet (default: text, else the first string)"
     )
@@ -87,9 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.corpus.counts import CorpusCounts
     from niels_cache_assets.own_data.by_name import sources_of
 
-    for option, value, least in (("-n", arguments.count, 0), ("--limit", arguments.limit, 1)):
-        if value is not None and value < least:
-            raise NielsCacheError(f"{WHERE}: {option} must be at least {least}")
     if arguments.reason is not None:
         check_reason(arguments.reason, ())
     registry, _ = open_registry(arguments)

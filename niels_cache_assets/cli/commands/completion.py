@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from niels_cache_assets.cli.command import DATA_SETS, Command, refuse
+from niels_cache_assets.cli.command import DATA_SETS, Command, chosen
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.parser import build_parsers, load
@@ -48,9 +48,7 @@ configuration. It holds for the niels-cache that is found on PATH.
 def run(arguments: argparse.Namespace) -> int:
     from argcomplete import shellcode
 
-    if arguments.shell not in SHELLS:
-        refuse("", "no shell", arguments.shell, SHELLS)
-    print(shellcode([PROGRAM], shell=arguments.shell))
+    print(shellcode([PROGRAM], shell=chosen("", "no shell", arguments.shell, SHELLS)))
     return DONE
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import Command, at_least, refuse
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import UNKNOWN, counted
@@ -39,7 +39,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
     parser.add_argument("b", metavar="B", help="another one of the same kind")
     parser.add_argument("--only", metavar="NAME", nargs="+", help="of two cache roots, these data sets (or tokenizer) only")
-    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=SHOWN, help=f"documents to name (default: {SHOWN})")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(0), default=SHOWN, help=f"documents to name (default: {SHOWN})")
 
 
 COMMAND = Command(
@@ -69,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 
     a, b = Path(arguments.a), Path(arguments.b)
-    if arguments.count < 0:
-        raise NielsCacheError(f"{WHERE}: -n must be at least 0")
     pairs = _chosen(find_pairs(a, b), arguments.only)
     found: list[DatasetDifferences] = []
     for pair in pairs:

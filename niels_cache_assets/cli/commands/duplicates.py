@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, draw_seed, refuse, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
@@ -42,7 +42,7 @@ Part = tuple[bool, list[str]]  # words, and whether the other side lacks them
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a data set that was deduplicated; all of them, in numbers, without")
-    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many pairs (default: 3)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="how many pairs (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, where there are any)")
     parser.add_argument("--closest-call", action="store_true", help="the least similar pairs instead of random ones")
     parser.add_argument("--characters", metavar="N", type=whole_number, default=600, help="longest to print of each (default: 600)")
@@ -70,12 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.corpora import find_drop_list, find_drop_lists
 
     registry, root = open_registry(arguments)
-    if arguments.count < 1:
-        raise NielsCacheError(f"{WHERE}: -n must be at least 1")
     if not 1 <= arguments.characters <= MOST_CHARACTERS:
         raise NielsCacheError(f"{WHERE}: --characters must be from 1 to {MOST_CHARACTERS:,}")
-    if arguments.kind not in (None, *KINDS):
-        refuse("--kind", "no kind", arguments.kind, KINDS)
+    if arguments.kind is not None:
+        chosen("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
     console = output()
     if arguments.name is None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.processes import stop_on_signals
@@ -112,27 +112,25 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
-    if arguments.format not in FORMATS:
-        refuse("", "export has no format", arguments.format, FORMATS)
+    format = chosen("", "export has no format", arguments.format, FORMATS)
     splits = tuple(split_choice(arguments.split))
     if not splits:
         refuse("--split", "no split", arguments.split, (*SPLITS, "all"))
-    link = next((link for link in get_args(Link) if link == arguments.link), None)
-    if arguments.link is not None and link is None:
-        refuse("--link", "no such way", arguments.link, get_args(Link))
+    usual: Link = "reflink" if format == "megatron" else "copy"
+    link: Link = usual if arguments.link is None else chosen("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
-        if given is not None and arguments.format != "megatron":
-            raise NielsCacheError(f"{WHERE}: {option}: is for megatron; {arguments.format} has no such choice")
-    if arguments.format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
+        if given is not None and format != "megatron":
+            raise NielsCacheError(f"{WHERE}: {option}: is for megatron; {format} has no such choice")
+    if format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; give a prefix, such as {prefix}")
     return ExportSettings(
-        format=arguments.format,
+        format=format,
         out=Path(arguments.out),
         splits=splits,
         max_bytes=arguments.max_bytes,
         key=arguments.key,
-        link=link or ("reflink" if arguments.format == "megatron" else "copy"),
+        link=link,
     )
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cli.command import WHERE, Command, refuse, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, chosen, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
@@ -62,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
     from niels_cache_runtime.format.layout import dataset_dir
 
-    if arguments.format not in FORMATS:
-        refuse("", "import has no format", arguments.format, FORMATS)
+    chosen("", "import has no format", arguments.format, FORMATS)
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
     vocabulary = _vocabulary(arguments, root)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, configured, fraction, refuse, whole_number
+from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, chosen, configured, fraction, whole_number
 from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
@@ -152,8 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import array_progress
 
     if arguments.reader is not None:
-        if arguments.reader != MEGATRON_CORE:
-            refuse("--for", "no program", arguments.reader, [MEGATRON_CORE])
+        chosen("--for", "no program", arguments.reader, [MEGATRON_CORE])
         return _run_for_megatron_core(arguments)
     for option in OF_MEGATRON_CORE:
         value = getattr(arguments, option)
@@ -166,9 +165,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.name in registry.blend_keys():  # else the UI has no such partition
             _record(registry, arguments.name, root)
     if arguments.json:
-        indices = [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]]
         print_json(
-            {"state": outcome.state, "part": plan.part, "seconds": outcome.seconds, "hash": outcome.meta["hash"], "indices": indices}
+            {
+                "state": outcome.state,
+                "part": plan.part,
+                "seconds": outcome.seconds,
+                "hash": outcome.meta["hash"],
+                "indices": _indices_json(outcome),
+            }
         )
         return DONE
     _print(outcome, plan)
@@ -203,9 +207,7 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         raise NielsCacheError(f"{WHERE}: which blend? Give --blend FILE, or the name of a configured one ({registry.origin} has: {names})")
     if arguments.sequence_length is None:
         raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length")
-    part = next((part for part in get_args(Part) if part == (arguments.part or "train")), None)
-    if part is None:
-        refuse("--part", "no part", arguments.part, get_args(Part))
+    part: Part = chosen("--part", "no part", arguments.part or "train", get_args(Part))
     paths, weights = read_blend_file(arguments.blend)
     if weights is not None and arguments.num_samples is None:
         raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which share out --num-samples: give that, too")
@@ -219,6 +221,10 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         split=ALL_TRAIN if arguments.split is None else arguments.split,
         part=part,
     )
+
+
+def _indices_json(outcome: Outcome) -> list[dict[str, Any]]:
+    return [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]]
 
 
 def _print(outcome: Outcome, plan: BlendPlan) -> None:
@@ -245,9 +251,9 @@ def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
             shown = "NAME" if name == "name" else option_of(name)
             raise NielsCacheError(f"{WHERE}: {shown}: not with --for megatron-core, which takes the flags of the training run (--help)")
     run = run_of(arguments)
+    if arguments.part is not None:
+        chosen("--part", "no part", arguments.part, get_args(Part))
     plans = [plan for plan in plans_of(run) if arguments.part in (None, plan.part)]
-    if arguments.part is not None and arguments.part not in get_args(Part):
-        refuse("--part", "no part", arguments.part, get_args(Part))
     if not plans:
         raise NielsCacheError(f"{WHERE}: nothing to build: no data set for {arguments.part or 'any part'} (see --split)")
     check_data(plans)
@@ -270,7 +276,7 @@ def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Outc
                 "part": plan.part,
                 "num_samples": plan.num_samples,
                 "state": outcome.state,
-                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
+                "indices": _indices_json(outcome),
             }
             for plan, outcome in zip(plans, outcomes, strict=True)
         ]

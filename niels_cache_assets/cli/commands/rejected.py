@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, Command, at_least
 from niels_cache_assets.cli.console import output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
 from niels_cache_assets.show.wording import counted, share_of
-from niels_cache_runtime.errors import NielsCacheError
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a data set with a corpus")
     parser.add_argument("--reason", metavar="REASON", help="this reason only")
-    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="examples of each reason (default: 3)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(0), default=3, help="examples of each reason (default: 3)")
 
 
 COMMAND = Command(
@@ -42,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.corpora import find_corpus
 
     registry, root = open_registry(arguments)
-    if arguments.count < 0:
-        raise NielsCacheError(f"{WHERE}: -n must be at least 0")
     directory, meta = find_corpus(registry, root, arguments.name)
     by_source: Counter[str] = Counter(meta["dropped_by_source"])
     dropped: Counter[str] = Counter(meta["dropped"])

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, refuse, whole_number
+from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
@@ -37,11 +37,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a data set that is built")
     parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
-    parser.add_argument("-n", metavar="N", dest="count", type=whole_number, default=3, help="how many (default: 3)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="how many (default: 3)")
     parser.add_argument("--notable", action="store_true", help="the first one, a fixed random one, the longest, the shortest; not -n")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=whole_number, default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
+        "--tokens", metavar="N", type=at_least(1), default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
     )
 
 
@@ -69,15 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
 
     registry, root = open_registry(arguments)
-    if arguments.stage not in STAGES:
-        refuse("--stage", "no stage", arguments.stage, STAGES)
-    split = next((split for split in SPLITS if split == (arguments.split or "train")), None)
-    if split is None:
-        refuse("--split", "no split", arguments.split, SPLITS)
-    if arguments.count < 1 or arguments.tokens < 1:
-        raise NielsCacheError(f"{WHERE}: -n and --tokens must be at least 1")
+    stage = chosen("--stage", "no stage", arguments.stage, STAGES)
+    split = chosen("--split", "no split", arguments.split or "train", SPLITS)
     seed = draw_seed(arguments.seed)
-    if arguments.stage == "corpus":
+    if stage == "corpus":
         if arguments.notable:
             raise NielsCacheError(f"{WHERE}: --notable: is for caches; a corpus is sampled over all of it")
         if arguments.split is not None:
