@@ -37,7 +37,7 @@ ROOMS = {  # what each room may import of its own package
     "niels_cache_assets": {
         "config": "cleaning sources",  # a data set's table is the schema of its source
         "cleaning": "config",
-        "sources": "config show streaming",
+        "sources": "config",
         "disk": "show sources",
         "dedup": "disk",
         "tokenizer": "config corpus sources streaming",

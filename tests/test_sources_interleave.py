@@ -17,7 +17,7 @@ from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines, parquet
 from tests.messages import missing

@@ -26,7 +26,7 @@ from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.conversations import conversation_problem, instruction_messages, joined, valid_batches
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
@@ -81,7 +80,7 @@ class ChatJsonl(DecodesText, SftSource):
                 raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
-                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {counted(count, 'row')}; {_FORMS}")
+                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in every row looked at ({count:,}); {_FORMS}")
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         messages = self.messages_of(values)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
@@ -96,5 +95,5 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
     found = [*input_problems(registry, looked_at), *hub_problems(registry, looked_at)]
     problems = [problem for problem in found if not problem.is_away]
     if problems:
-        head = f"{registry.origin}: {counted(len(problems), 'data set')} cannot be read, so nothing was built"
+        head = f"{registry.origin}: {len(problems)} of {len(looked_at)} data sets cannot be read, so nothing was built"
         raise BadInputs([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])

@@ -19,7 +19,7 @@ from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.hub.errors import nearest
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.splits import split_by_fraction
+from niels_cache_assets.sources.val_share import split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 
 

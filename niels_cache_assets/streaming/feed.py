@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming.splits import FractionSplitter
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.types import Mark, Position
 
 Item = TypeVar("Item")

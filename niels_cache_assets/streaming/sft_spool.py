@@ -15,7 +15,7 @@ from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.streaming.splits import val_mask
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.format.layout import IDX_DTYPE, SPLITS, TOKEN_BYTES, TOKEN_DTYPE, Split, examples_name, idx_name, tokens_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}

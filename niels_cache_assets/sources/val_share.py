@@ -1,0 +1,62 @@
+"""The seeded share of a finite source's documents that goes to val.
+
+`val_mask` is the rule, and `FractionSplitter` applies it to documents. A document that carries a split keeps it. Streams with token
+budgets are split by `streaming.splits`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from niels_cache_assets.documents import Document
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
+    """Bool array of `count` items, True for val: max(1, int(count * val_frac)) of them if count > 1 and val_frac > 0, else none.
+
+    The first of `torch.randperm(count)` under `seed` are val, so the choice depends on the count and the seed alone.
+    """
+    if not 0 <= val_frac < 1:
+        raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
+    mask = np.zeros(count, dtype=bool)
+    if count > 1 and val_frac > 0:
+        import torch  # see streaming/shuffle.py
+
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        mask[order[: max(1, int(count * val_frac))].numpy()] = True
+    return mask
+
+
+class FractionSplitter:
+    """Gives each document of a finite source its split; both splits keep input order. `val_mask` is the rule.
+
+    `count` is the number of documents without a split of their own, from a first pass; `position` is how many of them were given one.
+    """
+
+    def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
+        self._is_val = val_mask(count, val_frac=val_frac, seed=seed)
+        self.position = position
+
+    def split(self, document: Document) -> Document:
+        if document.split is not None:
+            return document
+        position, self.position = self.position, self.position + 1
+        if position >= len(self._is_val):
+            return document  # `finish` says so, and how many there are of these
+        return document._replace(split="val" if self._is_val[position] else "train")
+
+    def finish(self) -> None:
+        """After the last document. Raises NielsCacheError if there were not `count`."""
+        if self.position != len(self._is_val):
+            raise NielsCacheError(
+                f"the source gave {self.position} documents, {len(self._is_val)} when counted a moment ago; build again when it is quiet"
+            )
+
+
+def split_by_fraction(documents: Iterable[Document], *, count: int, val_frac: float, seed: int) -> Iterator[Document]:
+    """The documents, each with its split; see FractionSplitter."""
+    splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
+    for document in documents:
+        yield splitter.split(document)
+    splitter.finish()
