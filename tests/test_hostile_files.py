@@ -116,7 +116,7 @@ def write_signed(path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema_version": 1, "a": 1, "a": 2, "meta_sha256": "HASH"}', "a key twice"),
+        ('{"schema_version": 1, "a": 1, "a": 2, "meta_sha256": "HASH"}', "the key .a. twice"),
         ('{"schema_version": 1, "a": NaN, "meta_sha256": "HASH"}', "no meta.json can hold"),
         ('{"schema_version": 1, "a": 1e999, "meta_sha256": "HASH"}', "no float holds 1e999"),
         ('{"schema_version": 1, "a": "\\ud800", "meta_sha256": "HASH"}', "no meta.json can hold"),

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from niels_cache_runtime.format.safe_open import read_regular
 
 Meta = dict[str, Any]
 _NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # what we never write, but for text that says so
+_SHOWN_KEY = 80  # characters of a key in a message
 MOST_META_BYTES = 1 << 25  # two hundred thousand files: thirty terabytes of full shards
 
 
@@ -98,7 +100,7 @@ def load_meta(path: str) -> Meta:
     """Do as `read_meta`, without its warning: for code that says itself that nothing can be verified."""
     try:
         content = read_regular(path, most_bytes=MOST_META_BYTES)
-        meta = json.loads(content, object_pairs_hook=_without_repetition, parse_float=_finite)
+        meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
     except OSError as error:
@@ -148,11 +150,15 @@ def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
     return content.count(field) == 1 and hashlib.sha256(content.replace(field, b'"meta_sha256": ""')).hexdigest() == meta_sha256
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, as json makes it of its pairs, but not of two with one key: programs differ in which of them they take."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict; an `object_pairs_hook` for json.loads.
+
+    Raises ValueError for a repeated key: programs differ in which of the values they keep.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("it has a key twice")
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"an object has the key {ascii(twice)[:_SHOWN_KEY]} twice")
     return found
 
 

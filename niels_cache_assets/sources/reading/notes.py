@@ -15,9 +15,10 @@ from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding, 
 from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import batched, row_id, unique_keys
+from niels_cache_assets.sources.reading.rows import batched, row_id
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import unique_keys
 
 
 class Notes(DecodesText, PretrainSource):

@@ -21,6 +21,7 @@ from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse
 from niels_cache_assets.sources.reading.parquet_files import is_string_type, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +35,6 @@ BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # of ASCII, as bytes have them; a line of any others is no JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
-_SHOWN_KEY = 80
 PEEK_ROWS = 100  # rows looked at before a field counts as missing everywhere
 PROOF_ROWS = 10_000
 _PEEK_CHARACTERS = 1 << 24
@@ -162,16 +162,6 @@ def kind_of(value: Any) -> str:
     """Name the type of a row's value, for a message."""
     names = {bool: "true or false", int: "numbers", float: "numbers", str: "text", list: "lists", dict: "objects", bytes: "binary data"}
     return names.get(type(value), type(value).__name__)
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: an object that gives a key twice is an error, as it is to other readers; json itself would keep the last silently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"an object has the key {ascii(twice)[:_SHOWN_KEY]} twice")
-    return found
 
 
 def json_rows(
