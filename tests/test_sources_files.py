@@ -279,6 +279,18 @@ def test_an_unreadable_file_is_named() -> None:
             read(Text(files=files))
 
 
+@pytest.mark.parametrize("pattern", ["*.txt", "a.txt", "*/a.txt", "**/*.txt"])
+def test_a_folder_that_may_not_be_read_is_named(pattern: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        closed = Path(folder, "closed")
+        closed.mkdir()
+        one_file(closed, "a.txt", b"secret")
+        os.chmod(closed, 0)
+        with as_another_user(), pytest.raises(NielsCacheError, match=r"closed: .*Permission denied"):
+            find_files([str((closed if pattern != "*/a.txt" else closed.parent) / pattern)])
+
+
 def test_a_file_that_vanishes_after_it_was_found_is_named(tmp_path: Path) -> None:
     files = find_files(one_file(tmp_path, "a.txt", b"here"))
     os.remove(files[0].url)

@@ -10,7 +10,7 @@ from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import near_path, walk_folder
+from niels_cache_assets.sources.reading.files import advice_for_missing, walk_folder
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,8 +32,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     by_kind: dict[str, list[str]] = {}
     for path in paths:
         if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
-            near = near_path(path)
-            raise NielsCacheError(f"{path}: no such file or folder; " + (f"did you mean {near!r}?" if near else "check the path"))
+            raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
         for file in files_in(path) if os.path.isdir(path) else [path]:
             kind = kind_of(file)
             if kind is None:

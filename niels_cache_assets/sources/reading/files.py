@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, NoReturn, cast
 from urllib.parse import urlsplit
 
 from niels_cache_assets.sources.errors import SourceUnavailable
@@ -58,10 +58,8 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     for pattern in patterns:
         path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
-            where = shown(pattern) if "://" in pattern else pattern
-            near = None if "://" in pattern else near_path(pattern)
-            mend = f"did you mean {near!r}?" if near else "check the path"
-            raise NielsCacheError(f"files: {where!r} matches no file; {mend} (relative paths start at the configuration file)")
+            mend = "check the path" if "://" in pattern else advice_for_missing(pattern)
+            raise NielsCacheError(f"files: {shown(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)")
         twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
         if twice is not None:  # addresses that differ in their queries
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
@@ -72,7 +70,25 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     return [SourceFile(url, writable(name)) for name, url in named]
 
 
-def near_path(path: str) -> str | None:
+def advice_for_missing(pattern: str) -> str:
+    """Return what to do about a local path or glob that matches nothing.
+
+    Raises NielsCacheError if this user may not list a folder that it leads through.
+    """
+    path = Path(pattern).expanduser().absolute()
+    for folder, name in zip(reversed(path.parents), path.parts[1:], strict=True):
+        for found in filter(os.path.isdir, glob.iglob(str(folder), recursive=True)):  # `glob` passes over what it may not list
+            try:
+                os.stat(os.path.join(found, os.curdir))
+                if glob.has_magic(name):
+                    os.scandir(found).close()
+            except PermissionError as error:
+                _raise(error)
+    near = _near_path(pattern)
+    return f"did you mean {near!r}?" if near else "check the path"
+
+
+def _near_path(path: str) -> str | None:
     """The path up to its first name that is not there, with the nearest name that is; None where all is there or nothing is near.
 
     Of a glob, the names before its first wildcard.
@@ -178,8 +194,8 @@ def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     return files
 
 
-def _raise(error: OSError) -> None:
-    raise NielsCacheError(f"{error.filename}: cannot be listed ({error.strerror}); make it readable") from error
+def _raise(error: OSError) -> NoReturn:
+    raise NielsCacheError(f"{os.path.normpath(error.filename)}: cannot be listed ({error.strerror}); make it readable") from error
 
 
 @contextmanager
