@@ -9,12 +9,11 @@ A folder for each split, because its readers take all of a folder. Documents are
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
@@ -47,18 +46,10 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
         for start in range(first_document, end_document, _ENTRIES):
             yield (split.doc_ends[start : min(start + _ENTRIES, end_document)] - np.uint64(first)).astype(INDEX_DTYPE).tobytes()
 
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / name, split.blocks(first, end), on_bytes)
-        write_file(stage / f"{name}.index", index(), on_bytes)
-        write_file(stage / f"{name}.metadata", [metadata], on_bytes)
-
-    return Unit(
-        files=(
-            PlannedFile(name=name, bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents),
-            PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize),
-            PlannedFile(name=f"{name}.metadata", bytes=len(metadata)),
-        ),
-        write=write,
+    return unit_of(
+        (PlannedFile(name=name, bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
+        (PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize), index),
+        (PlannedFile(name=f"{name}.metadata", bytes=len(metadata)), lambda: [metadata]),
     )
 
 

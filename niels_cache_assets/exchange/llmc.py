@@ -5,12 +5,11 @@ are numbered from 0; llm.c finds them by pattern (`NAME_train_*.bin`).
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
@@ -39,7 +38,4 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
         yield header.tobytes()
         yield from split.blocks(first, end) if split.eot is None else split.blocks_with_eot_before(first, end)
 
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / name, blocks(), on_bytes)
-
-    return Unit(files=(PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * TOKEN_BYTES, tokens=end - first),), write=write)
+    return unit_of((PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * TOKEN_BYTES, tokens=end - first), blocks))

@@ -1,9 +1,7 @@
 """nanoGPT: train.bin and val.bin, uint16 without a header, EOT after each document, as its data/openwebtext/prepare.py writes them."""
 
-from pathlib import Path
-
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.format.layout import TOKEN_BYTES, Split
 
 DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
@@ -11,13 +9,8 @@ DEFAULT_VOCAB_SIZE = 50_304  # train.py's where there is no meta.pkl
 
 def units(split: ExportSplit) -> list[Unit]:
     """One file for the split."""
-    name = file_name(split.split)
-
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / name, split.blocks(0, split.tokens), on_bytes)
-
-    planned = PlannedFile(name=name, bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
-    return [Unit(files=(planned,), write=write)]
+    planned = PlannedFile(name=file_name(split.split), bytes=split.tokens * TOKEN_BYTES, tokens=split.tokens, documents=len(split.doc_ends))
+    return [unit_of((planned, lambda: split.blocks(0, split.tokens)))]
 
 
 def file_name(split: Split) -> str:

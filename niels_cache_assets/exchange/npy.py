@@ -6,12 +6,11 @@ that, in one folder for both. EOT stays after each document (build-nanogpt's own
 
 import io
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.format.layout import TOKEN_BYTES, TOKEN_DTYPE
 
 SHARD_BYTES = 100_000_000 * TOKEN_BYTES  # of tokens
@@ -34,10 +33,7 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
         yield header
         yield from split.blocks(first, end)
 
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / name, blocks(), on_bytes)
-
-    return Unit(files=(PlannedFile(name=name, bytes=len(header) + (end - first) * TOKEN_BYTES, tokens=end - first),), write=write)
+    return unit_of((PlannedFile(name=name, bytes=len(header) + (end - first) * TOKEN_BYTES, tokens=end - first), blocks))
 
 
 def _header(tokens: int) -> bytes:

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit, write_file
-from niels_cache_runtime.cache.opening import cut_documents
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
@@ -93,20 +92,13 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
             yield struct.pack("<BHH", stop == end_document, len(block), len(block) ^ 0xFFFF) + block
         yield struct.pack("<II", checksum, size % 2**32)
 
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / f"{stem}.npy", split.blocks(first, end), on_bytes)
-        write_file(stage / f"{stem}.csv.gz", metadata(), on_bytes)
-
     blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
     digits = _digits(split.doc_ends, first_document, end_document, first)
     lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # a start is the end before it, the first is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
-    return Unit(
-        files=(
-            PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents),
-            PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes),
-        ),
-        write=write,
+    return unit_of(
+        (PlannedFile(name=f"{stem}.npy", bytes=tokens * TOKEN_BYTES, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
+        (PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes), metadata),
     )
 
 

@@ -134,7 +134,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         progress(total, total)
 
 
-def write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
+def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
     """Write a file from front to back and put it on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
@@ -146,14 +146,20 @@ def write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
         os.fsync(file.fileno())
 
 
+def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
+    """A unit of files, each with the function that yields its content."""
+
+    def write(stage: Path, on_bytes: OnBytes) -> None:
+        for file, blocks in files:
+            _write_file(stage / file.name, blocks(), on_bytes)
+
+    return Unit(files=tuple(file for file, _ in files), write=write)
+
+
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """The list of the files of these units."""
     content = list_of([file.name for unit in units for file in unit.files])
-
-    def write(stage: Path, on_bytes: OnBytes) -> None:
-        write_file(stage / list_name, [content], on_bytes)
-
-    return Unit(files=(PlannedFile(name=list_name, bytes=len(content)),), write=write)
+    return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
 @contextmanager
