@@ -45,37 +45,40 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
 
     The hub is not asked here.
     """
-    wanted = None if names is None else set(names)
-    for family in FAMILIES:
-        for name in registry.partition_keys(family):
-            source = registry.source(name)
-            if (wanted is not None and name not in wanted) or (offline and is_remote(source)):
-                continue
-            try:
-                with briefly(seconds=ONE_TRY):
-                    source.check_input(registry.pretrain)
-            except NielsCacheError as error:
-                yield InputProblem(f"{family}.{name}", str(error), isinstance(error, SourceUnavailable))
-            except Exception:  # a bug of the source, no fault of the data: its build says where
-                continue
+    for table, source in _tables(registry, names):
+        if offline and is_remote(source):
+            continue
+        try:
+            with briefly(seconds=ONE_TRY):
+                source.check_input(registry.pretrain)
+        except NielsCacheError as error:
+            yield InputProblem(table, str(error), isinstance(error, SourceUnavailable))
+        except Exception:  # a bug of the source, no fault of the data: its build says where
+            continue
 
 
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
     """Data sets of the hub that are not there or refused. The first that cannot be reached ends it, and is told of as away."""
+    for table, source in _tables(registry, names):
+        if not isinstance(source, HubData) or source.local_key:
+            continue
+        try:
+            with briefly(seconds=ONE_TRY):
+                source.revision(registry.pretrain)
+        except SourceUnavailable as error:
+            yield InputProblem(table, str(error), is_away=True)
+            return
+        except NielsCacheError as error:
+            yield InputProblem(table, str(error))
+
+
+def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
+    """Yield the name and the source of each table that can be built, or of those of `names`: ("pretrain.books", source)."""
     wanted = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):
-            source = registry.source(name)
-            if (wanted is not None and name not in wanted) or not isinstance(source, HubData) or source.local_key:
-                continue
-            try:
-                with briefly(seconds=ONE_TRY):
-                    source.revision(registry.pretrain)
-            except SourceUnavailable as error:
-                yield InputProblem(f"{family}.{name}", str(error), is_away=True)
-                return
-            except NielsCacheError as error:
-                yield InputProblem(f"{family}.{name}", str(error))
+            if wanted is None or name in wanted:
+                yield f"{family}.{name}", registry.source(name)
 
 
 def is_remote(source: Source) -> bool:
