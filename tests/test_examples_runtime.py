@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.sources.reading import stdlib_docs
+from niels_cache_assets.sources import python_docs
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from tests import programs
 from tests.test_cache_determinism import conversations
@@ -111,10 +111,10 @@ def test_examples_without_caches_say_what_to_run(script: Path, tmp_path: Path, m
 def test_a_blend_of_four_caches_has_the_shares_it_was_given(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = stdlib_docs.stdlib_files()
+    files = python_docs.stdlib_files()
     read = [file for file in files if file.name.startswith("c")]  # python_source holds these; parsing all takes seconds
     assert 30 < len(read) < len(files)
-    monkeypatch.setattr(stdlib_docs, "stdlib_files", lambda: read)
+    monkeypatch.setattr(python_docs, "stdlib_files", lambda: read)
     monkeypatch.chdir(quickstart)
     runpy.run_path(str(MIXTURE_SHARE))["main"](["-T", "64", "--out", "share.png"])
     printed = capsys.readouterr().out

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.reading import with_prepared
-from niels_cache_assets.sources import conversations
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub import tables as hub_tables
@@ -58,7 +57,6 @@ NOT_UTF8 = b"\xff\xe2\x82"
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of two, so that there are many places, and blocks that end inside pages and characters."""
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(conversations, "_BATCH_CONVERSATIONS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 

@@ -29,7 +29,7 @@ from niels_cache_assets.defs.keys import (
     family_keys,
 )
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.sources.broken import in_one_line, log_traceback
+from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_runtime.format.layout import FAMILIES, Family
 

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, describe
-from niels_cache_assets.sources.broken import DEBUG
+from niels_cache_assets.sources.errors import DEBUG
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
 

@@ -20,7 +20,7 @@ from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.defs.requests import build_request, requestable
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import counted
-from niels_cache_assets.sources.broken import in_one_line, log_traceback
+from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.net.network import briefly

@@ -18,8 +18,7 @@ from niels_cache_assets.config.registry import is_valid_name, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog
 from niels_cache_assets.config.tokenizer import TokenizerSettings
 from niels_cache_assets.config.toml import as_toml
-from niels_cache_assets.own_data.by_name import files_in
-from niels_cache_assets.own_data.recognizing import Kind, Proposal, recognize
+from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime.errors import NielsCacheError

@@ -1,4 +1,4 @@
-"""What files and folders hold, told by looking into them: a kind of source and its keys for each, for `init`.
+"""What files and folders hold: a kind of source and its keys for each, for `init`; `sources_of` goes by names alone.
 
 Costs the first rows of a few files of each kind; of all of them, where these few are not alike. What cannot become a data set is refused
 with what to do.
@@ -14,16 +14,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from niels_cache_assets.own_data.by_name import files_in, kind_of, sources_of
+from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, reading
+from niels_cache_assets.sources.reading.files import SourceFile, advice_for_missing, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
+from niels_cache_assets.sources.roam import is_export
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
 
+KINDS = {
+    **dict.fromkeys((".txt", ".md", ".rst"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # C4's files of JSON Lines are named .json.gz
+    ".parquet": "parquet",
+    ".xml": "wikipedia",
+}
+_ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
+_DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # of a dump in parts: .xml-p1p41242.bz2; -p*p* is all of them
 _LOOKED_AT = 5  # files of a pattern, spread over all
 _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
 _INPUTS = ("input", "context")
@@ -201,9 +211,7 @@ def _whole_json(path: str) -> Any:
 def _is_roam_export(path: str) -> bool:
     """A list of pages with titles, of which one has blocks: other lists may have titles, and their text in fields that Roam has not."""
     pages = _whole_json(path)
-    if not isinstance(pages, list) or not all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in pages):
-        return False
-    return any(isinstance(page.get("children"), list) for page in pages)
+    return is_export(pages) and any(isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
@@ -245,3 +253,41 @@ def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
     if "text" in lengths:
         return "text"
     return max(lengths, key=lambda name: (not _NOT_TEXT.search(name), lengths[name]), default=None)
+
+
+def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:
+    """A source for each kind of file among the paths; folders stand for all files of a known kind in them.
+
+    Raises NielsCacheError for what is not there, a file whose name does not say what it holds, and a folder without any that does.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for path in paths:
+        if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
+            raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
+        for file in files_in(path) if os.path.isdir(path) else [path]:
+            kind = kind_of(file)
+            if kind is None:
+                raise NielsCacheError(f"{file}: its name does not say what it holds; it must end in {_ENDINGS}")
+            by_kind.setdefault(kind, []).append(file)
+    with_rows = {} if text_field is None else {"text_field": text_field}
+    settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}
+    return [
+        PRETRAIN_SOURCES[kind].model_validate({"source": kind, "files": files, "prepare": ["clean"], **settings.get(kind, {})})
+        for kind, files in by_kind.items()
+    ]
+
+
+def files_in(folder: str) -> list[str]:
+    """Those below it whose kind is known; none is an error."""
+    files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
+    if not files:
+        raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
+    return files
+
+
+def kind_of(path: str) -> str | None:
+    """`source` of a table for such a file, told by its name."""
+    stem = path.lower()
+    for compression in COMPRESSIONS:
+        stem = stem.removesuffix(compression)
+    return KINDS.get(_DUMP_PART.sub("", os.path.splitext(stem)[1]))

@@ -1,8 +1,10 @@
 """Kinds of sources by the name that `source = "..."` has in a table: one file each, under that name.
 
-    types, errors     what a source is, and the errors that others tell apart      conversations    what the SFT kinds share
-    net/    requests over the network       hub/          the Hugging Face hub      inputs, broken   what is known of all sources at once
-    reading/    files, rows, encodings      mediawiki/    dumps and their markup
+    types            what a source is                          errors      errors of sources, and what messages tell of them
+    conversations    what the SFT kinds share                  val_share   the seeded share of documents that goes to val
+    inputs           what can be known of all data sets        net/        requests over the network
+    hub/             the Hugging Face hub                      reading/    files, rows, encodings
+    mediawiki/       dumps and their markup
 
 Importing this opens nothing and loads no large library.
 """

@@ -6,6 +6,7 @@ from typing import Any, cast
 from niels_cache_assets.config.defaults import ROLE_TO_KEY
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.rows import batched
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -28,28 +29,19 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
     return None if "assistant" in roles else "no_assistant"
 
 
-_BATCH_CONVERSATIONS = 256
-
-
 def valid_batches(
     conversations: Iterable[Conversation], report: SourceReport, files: FilePass | None = None
 ) -> Iterator[list[Conversation]]:
-    """Conversations in batches; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
-    batch = []
-    for conversation in conversations:
-        if problem := conversation_problem(conversation.messages):
-            report.dropped[problem] += 1
-            continue
-        batch.append(conversation)
-        if len(batch) == _BATCH_CONVERSATIONS:
-            if files is not None:
-                files.report_place()
-            yield batch
-            batch = []
-    if batch:
-        if files is not None:
-            files.report_place()
-        yield batch
+    """Conversations in batches of 256; those that cannot be trained on are dropped and counted. `files`: as of `rows.batched`."""
+
+    def valid() -> Iterator[Conversation]:
+        for conversation in conversations:
+            if problem := conversation_problem(conversation.messages):
+                report.dropped[problem] += 1
+            else:
+                yield conversation
+
+    return batched(valid(), files, length=lambda conversation: 0)
 
 
 def joined(instruction: Any, extra: Any, between: str) -> Any:

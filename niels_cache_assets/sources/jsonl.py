@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.damage import KeepsDamaged
 from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.file_source import RowFileSource
+from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import writable
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.types import PretrainSource, StreamContext

@@ -1,4 +1,7 @@
-"""`markdown_folder`: notes below a folder, one document for each *.md. How they are read: `reading.notes`."""
+"""`markdown_folder`: notes below a folder, one document for each *.md, and what `roam` shares with it.
+
+Files come in the order of their relative paths; hidden files and folders (.git, .obsidian) are left out. One file is in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,39 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
-from niels_cache_assets.sources.reading.notes import Notes
+from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+
+
+class Notes(DecodesText, PretrainSource):
+    """Notes in files: one document each, or as `file_documents` of a kind has it."""
+
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self.input_files())
+
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
+        files = FilePass(self.input_files(), context)
+        return batched(self._documents(files, context), files)
+
+    def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        decoding = Decoding(self, context)
+        for file in files.files():
+            yield from self.file_documents(file, files, context, decoding)
+
+    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
+        """The documents of a file, from the position of the pass on."""
+        if files.position.row:
+            return
+        text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
+        if not text.strip():
+            context.report.dropped["empty"] += 1
+            return
+        files.position.row = files.position.rows = 1
+        if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
+            yield Document(text, file.name, file.name, 0, file.name.rsplit("/", 1)[-1].removesuffix(".md"))
 
 
 class MarkdownFolder(Notes):
@@ -23,9 +56,3 @@ class MarkdownFolder(Notes):
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, (".md",))
-
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
-
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        return self._documents(self.input_files(), context)

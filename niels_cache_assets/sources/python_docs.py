@@ -1,23 +1,49 @@
 """`python_docs`: a pretrain data set that every machine has, made of the standard library's docstrings.
 
-The quickstart profile builds it: real prose, no network. The parsing is in `reading.stdlib_docs`.
+The quickstart profile builds it: real prose, no network. The docstrings are found by parsing the library's source: nothing is imported, so
+nothing runs. `python_help` (SFT) reads them too. Cost: a few seconds of parsing per pass. Objects written in C have no docstring in the
+source and are not found.
 """
 
 from __future__ import annotations
 
+import ast
+import platform
+import sys
+import sysconfig
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.sources.reading.encodings import read_text
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, walk_folder
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.reading.stdlib_docs import documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.old_paths import former_names
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
+
+# Packages whose docstrings are tests, vendored or generated code, or not the standard library at all.
+SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "ensurepip", "__pycache__"}
+)
+
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class DocumentedObject(NamedTuple):
+    """`name` is qualified (json.dumps), `line` is where it starts in its file, from 0."""
+
+    kind: str  # module, class, function or method
+    name: str
+    doc: str
+    file: str
+    line: int
 
 
 class PythonDocs(PretrainSource):
@@ -38,3 +64,54 @@ class PythonDocs(PretrainSource):
                 context.report.dropped["short_docstring"] += 1
             else:
                 yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)
+
+
+def stdlib_files() -> list[SourceFile]:
+    """The library's source files, sorted by path; an error where a Python comes without them."""
+    folder = sysconfig.get_paths()["stdlib"]
+    files = walk_folder(folder, (".py",), skip=SKIPPED_FOLDERS)
+    if not files:
+        raise NielsCacheError(f"{folder}: this Python has no standard library sources; use a Python installation that ships them")
+    return files
+
+
+def stdlib_revision() -> str:
+    """Implementation, version and digest of the parsed files, which distributions patch."""
+    return f"{sys.implementation.name}-{platform.python_version()} {files_digest(stdlib_files())}"
+
+
+def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
+    """Every object of these kinds that has a docstring, in source order, file by file; private ones too, those inside functions not."""
+    for file in stdlib_files():
+        module = file.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        try:
+            with warnings.catch_warnings():  # the library's own invalid escapes are not the user's concern
+                warnings.simplefilter("ignore")
+                tree = ast.parse(read_text(file)[0])
+        except SyntaxError:
+            continue  # templates for other tools that only look like Python
+        if "module" in kinds and (doc := ast.get_docstring(tree)):
+            yield DocumentedObject("module", module, doc, file.name, 0)
+        stack = _definitions(tree, module)
+        while stack:
+            node, name, kind = stack.pop()
+            if kind in kinds and (doc := ast.get_docstring(node)):
+                yield DocumentedObject(kind, name, doc, file.name, node.lineno - 1)
+            if isinstance(node, ast.ClassDef):
+                stack.extend(_definitions(node, name))
+
+
+def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_Definition, str, str]]:
+    """Classes and functions directly in a module or class, also under if, try and with; last first, ready for a stack."""
+    found: list[tuple[_Definition, str, str]] = []
+    function = "method" if isinstance(parent, ast.ClassDef) else "function"
+    pending: list[ast.AST] = [*reversed(parent.body)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.ClassDef):
+            found.append((node, f"{prefix}.{node.name}", "class"))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append((node, f"{prefix}.{node.name}", function))
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler, ast.For, ast.While)):
+            pending.extend(reversed([*ast.iter_child_nodes(node)]))
+    return found[::-1]

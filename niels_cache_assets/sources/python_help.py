@@ -1,6 +1,6 @@
 """`python_help`: an SFT data set that every machine has, made of the standard library's docstrings.
 
-The quickstart profile builds it: real prose, no network. The parsing is in `reading.stdlib_docs`.
+The quickstart profile builds it: real prose, no network. The docstrings are found by `python_docs`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.reading.stdlib_docs import DocumentedObject, documented_objects, stdlib_revision
+from niels_cache_assets.sources.conversations import valid_batches
+from niels_cache_assets.sources.python_docs import DocumentedObject, documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import SftSource, StreamContext
-
-_BATCH_CONVERSATIONS = 256
 
 
 class PythonHelp(SftSource):
@@ -28,19 +27,16 @@ class PythonHelp(SftSource):
         return stdlib_revision()
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        batch = []
+        return valid_batches(self._conversations(context), context.report)
+
+    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         for found in documented_objects(frozenset({"class", "function"})):
             if any(part.startswith("_") for part in found.name.split(".")):
                 continue
             if len(found.doc) < self.min_characters:
                 context.report.dropped["short_docstring"] += 1
-                continue
-            batch.append(self._conversation(found))
-            if len(batch) == _BATCH_CONVERSATIONS:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
+            else:
+                yield self._conversation(found)
 
     def _conversation(self, found: DocumentedObject) -> Conversation:
         first, *others = found.doc.split("\n\n")

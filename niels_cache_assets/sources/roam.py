@@ -1,18 +1,25 @@
-"""`roam`: a graph exported from Roam, as Markdown files or JSON. How it is read: `reading.notes`."""
+"""`roam`: a graph exported from Roam, as Markdown files or JSON: one document for each file, or for each page of a JSON export."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder, writable
-from niels_cache_assets.sources.reading.notes import Notes
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.markdown_folder import Notes
+from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text
+from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
+from niels_cache_assets.sources.reading.limits import refuse_length
+from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.rows import row_id
+from niels_cache_assets.sources.types import ConfigPath, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import unique_keys
 
 
 class Roam(Notes):
@@ -26,16 +33,93 @@ class Roam(Notes):
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
-
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = self.input_files()
-        return self._documents(files, context, named=len(files) == 1 and files[0].url == self.path)
-
     def input_files(self) -> list[SourceFile]:
         if self.path is None:
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
             return [SourceFile(self.path, writable(os.path.basename(self.path)))]
         return files_of_folder(self.path, (".md", ".json"))
+
+    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
+        """The pages of an export. Other JSON among the notes is passed over and counted; as the `path` it is an error."""
+        if not file.name.lower().endswith(".json"):
+            yield from super().file_documents(file, files, context, decoding)
+            return
+        dropped, position, limit = context.report.dropped, files.position, self.max_document_bytes
+        text, marked = read_text(file, encoding=self.encoding, limit=limit)
+        if not text.strip():
+            dropped["empty"] += 1
+            return
+        pages = _pages(file, text)
+        if pages is None:
+            if file.url == self.path:
+                raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
+            dropped["not_a_roam_export"] += 1
+            return
+        if not position.row:  # the file's, before its first page
+            decoding.count_marked(file.name, marked)
+        marked_pages, mark = (pages, None) if marked is None else marked_json(marked)
+        for row, page in enumerate(pages[position.row :], position.row):
+            position.row = row + 1
+            title, outline = page["title"], _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
+            replaced = 0
+            if mark is not None:
+                marked_outline = _outline(marked_pages[row], Counter(), where=file.name, limit=limit)
+                replaced = len(mark.findall(marked_pages[row]["title"])) + len(mark.findall(marked_outline))
+            if not outline:
+                dropped["empty"] += 1
+            elif decoding.admits(file.name, title, outline, replaced=replaced):
+                yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
+
+
+def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
+    """The pages of an export; None for other JSON. Raises NielsCacheError for what is no JSON."""
+    try:
+        pages = json.loads(text, object_pairs_hook=unique_keys)
+    except RecursionError as error:
+        raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
+    except ValueError as error:
+        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON") from error
+    return pages if is_export(pages) else None
+
+
+def is_export(value: Any) -> bool:
+    """Whether the value of a JSON file is a list of pages with titles, as Roam exports them."""
+    return isinstance(value, list) and all(isinstance(page, dict) and isinstance(page.get("title"), str) for page in value)
+
+
+def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
+    """Blocks as an indented list, two blanks a level; further lines of a block align with its text. No recursion: it may be deep.
+
+    Every line of a block is indented, so that a small export may have a huge outline: more than `limit` characters are an error.
+    """
+    lines = []
+    characters = 0
+    stack = [(0, block) for block in reversed(_blocks(page, dropped))]
+    while stack:
+        level, block = stack.pop()
+        indent = "  " * level
+        text = block.get("string") or ""
+        if not isinstance(text, str):
+            dropped["malformed_block"] += 1
+            text = ""
+        text = text.replace("\r\n", "\n").strip("\n")
+        if text.strip():
+            characters += len(text) + (text.count("\n") + 1) * (len(indent) + 2)
+            if characters > limit:
+                refuse_length(where, limit)
+            lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
+        stack.extend((level + 1, child) for child in reversed(_blocks(block, dropped)))
+    return "\n".join(lines)
+
+
+def _blocks(parent: dict[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
+    """The children of a page or block; what is no block is counted."""
+    children = parent.get("children") or []
+    if not isinstance(children, list):
+        dropped["malformed_block"] += 1
+        return []
+    blocks = [child for child in children if isinstance(child, dict)]
+    if len(blocks) < len(children):
+        dropped["malformed_block"] += len(children) - len(blocks)
+    return blocks

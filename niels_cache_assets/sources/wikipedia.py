@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.mediawiki.dump import read_pages
-from niels_cache_assets.sources.reading.damage import KeepsDamaged
 from niels_cache_assets.sources.reading.encodings import Damage, Decoding
+from niels_cache_assets.sources.reading.file_source import KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
 from niels_cache_assets.sources.reading.places import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched, file_rows, row_id, text_problem

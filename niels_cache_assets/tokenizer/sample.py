@@ -20,8 +20,7 @@ from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.documents import Document
-from niels_cache_assets.sources.broken import as_debug, in_one_line, log_traceback
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.corpus.counts import CorpusCounts
-    from niels_cache_assets.own_data.by_name import sources_of
+    from niels_cache_assets.own_data.recognizing import sources_of
 
     if arguments.reason is not None:
         check_reason(arguments.reason, ())

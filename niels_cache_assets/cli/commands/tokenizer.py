@@ -134,7 +134,8 @@ def _compare(name: str, texts: Sequence[str], processors: Sequence[sentencepiece
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Sources by name, each with the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
-    from niels_cache_assets.own_data.by_name import sources_of
+    from niels_cache_assets.own_data.recognizing import sources_of
+    from niels_cache_assets.show.tokenizers import beginning, spelled_texts
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from niels_cache_assets.sources.errors import shown
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
-from niels_cache_assets.sources.net.install import install
-from niels_cache_assets.sources.net.network import shown
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, open_bytes, reading
 from niels_cache_assets.sources.reading.limits import refuse_length
@@ -91,6 +90,8 @@ class HubData(DecodesText):
             parts = [(part.split or "all", find_files(part.files or [])) for part in self.parts()]
             return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
         from huggingface_hub import HfApi
+
+        from niels_cache_assets.sources.net.transport import install
 
         install()
         with hub_errors(self.dataset, self.pinned_revision):
@@ -196,6 +197,8 @@ def _datasets() -> Any:
     The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). Counting loads of local files would ask the network.
     """
     import datasets
+
+    from niels_cache_assets.sources.net.transport import install
 
     install()
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs addresses whole, with what is secret in them; errors say the same

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable, chain_of, endless_redirect, first_line, is_of_network, without_secrets
 from niels_cache_assets.sources.hub.tables import is_no_object
-from niels_cache_assets.sources.net.network import chain_of, endless_redirect, first_line, is_of_network, without_secrets
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

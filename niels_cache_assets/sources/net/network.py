@@ -1,16 +1,14 @@
 """Patience with the network: how long a request that fails is asked again, and what is said meanwhile.
 
 `patience` sets it for what runs inside, `Tries` counts one request's failures and waits between them, ever longer, or ends them with
-SourceUnavailable. `install` gives the hub's library, and fsspec for http(s) addresses, a transport that works so (`transport`). The library
+SourceUnavailable. `transport.install` gives the hub's library, and fsspec for http(s) addresses, a transport that works so. The library
 has one HTTP client for the whole process, so the patience is the process's too. What an answer must look like is not known here.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import re
 import select
 import signal
 import socket
@@ -21,26 +19,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_runtime.errors import NielsCacheError
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; doubled from the one to the other
 UNWATCHED_PATIENCE = 1.0  # seconds, of a thread that would hold up who interrupts the main one
 BRIEFLY = 10.0
-
-_UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-_CONNECTION_ERRORS = {  # by library, what its errors of the connection derive from
-    "httpx": {"TransportError"},
-    "httpx2": {"TransportError"},
-    "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
-    "botocore": {"HTTPClientError"},
-    "requests": {"ConnectionError", "Timeout", "ChunkedEncodingError"},
-    "urllib3": {"TimeoutError", "ProtocolError", "NewConnectionError"},
-}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,66 +155,6 @@ def patient(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return with_patience
-
-
-def shown(url: str) -> str:
-    """An address as messages may show it: user, password and query, which may be secrets, are left out. Paths stay as they are."""
-    if "://" not in url:
-        return url
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise NielsCacheError(f"{url.rpartition('@')[2].partition('?')[0]!r} is no address: {error}") from error
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def without_secrets(text: str) -> str:
-    """The text without tokens, this process's own among them, and without queries of addresses: signed ones are keys."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    text = text.replace(token, "***") if token else text
-    return re.sub(r"hf_[A-Za-z0-9]{8,}|(?i:bearer)\s+\S+|(?<=\S)\?\S*=\S+|(?<=://)[^/\s]+@", "***", text)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, as messages may show it."""
-    return without_secrets((str(error).strip().splitlines() or [""])[0])
-
-
-def chain_of(error: BaseException) -> list[BaseException]:
-    """The error, and those that it came of."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return chain
-
-
-def endless_redirect(error: BaseException) -> str | None:
-    """That a server sends on and on, and from where it did last, if that is what the error says."""
-    for link in chain_of(error):
-        if type(link).__name__ == "TooManyRedirects":  # of whichever client
-            request: Any = getattr(link, "_request", None)
-            return f"redirects without end{f', last from {shown(str(request.url))}' if request else ''}"
-    return None
-
-
-def is_of_network(error: BaseException) -> bool:
-    """Whether the error, or one that it came of, says that a server could not be talked to: nothing that it would answer.
-
-    Clients of other stores are told by name: which of them are installed is their own affair.
-    """
-    return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
-        return True
-    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
-        return True
-    return any(base.__name__ in _CONNECTION_ERRORS.get(base.__module__.partition(".")[0], ()) for base in type(error).__mro__)
 
 
 class Tries:

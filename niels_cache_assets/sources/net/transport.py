@@ -5,7 +5,7 @@ for (other bytes than the Range, another commit than the address's, another ETag
 body that breaks, or ends before the size that any answer named, goes on at the byte where it ended; where the server gives no ranges it is
 read again up to there. All else (401, 403, 404, redirects) is the caller's. Cost: a HEAD per hub file, and bodies up to 32 MiB wait in
 memory until they are whole.
-Importing this imports huggingface_hub: `network.install` does that when it is needed.
+`install` puts it into the hub's library and into fsspec. Importing this imports huggingface_hub: import it where it is needed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 from huggingface_hub.utils import httpx
 
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_assets.sources.net.http_answers import (
     Broken,
     Validator,
@@ -31,7 +32,7 @@ from niels_cache_assets.sources.net.http_answers import (
     retry_after,
     validator_of,
 )
-from niels_cache_assets.sources.net.network import Tries, shown
+from niels_cache_assets.sources.net.network import Tries
 from niels_cache_runtime.errors import NielsCacheError
 
 READ_SECONDS = 30.0  # without a byte, where the caller sets no timeout
@@ -42,6 +43,22 @@ CHANGED_TRIES = 5  # a server that names another version so often means it
 
 _LENGTHS = ("content-length", "transfer-encoding")
 _FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+
+
+@lru_cache(maxsize=1)
+def install() -> None:
+    """Make the hub's library and fsspec's http(s) ask patiently.
+
+    Listings of the hub come page by page in the calling thread: threads of the library would hold up an interrupt.
+    """
+    import fsspec
+    from huggingface_hub.utils import _http, set_client_factory
+
+    factory = _http._GLOBAL_CLIENT_FACTORY
+    set_client_factory(lambda: made_patient(factory()))
+    for scheme in ("http", "https"):
+        fsspec.register_implementation(scheme, "niels_cache_assets.sources.net.http_files.HttpFiles", clobber=True)
+    fsspec.config.conf.setdefault("hf", {}).setdefault("max_workers", 1)
 
 
 def made_patient(client: httpx.Client) -> httpx.Client:

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 from urllib.parse import urlsplit
 
-from niels_cache_assets.sources.errors import SourceUnavailable
-from niels_cache_assets.sources.net.install import install
-from niels_cache_assets.sources.net.network import endless_redirect, first_line, is_of_network, shown
+from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -142,6 +140,8 @@ def _filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     if url.startswith(("http://", "https://", "hf://")):
+        from niels_cache_assets.sources.net.transport import install
+
         install()
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
 

@@ -18,7 +18,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 if TYPE_CHECKING:
-    pass
     from niels_cache_assets.sources.reading.files import SourceFile
     from niels_cache_assets.sources.types import StreamContext
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.sources.types import StreamContext
 
+Item = TypeVar("Item")
 Row = TypeVar("Row", bound=tuple[Any, ...])  # of it, in its file or files; its values come last
 
 BATCH_DOCUMENTS = 256
@@ -41,16 +41,21 @@ _PEEK_CHARACTERS = 1 << 24
 _PROOF_CHARACTERS = 1 << 25
 
 
-def batched(documents: Iterable[Document], places: FilePass | RowsPass | None = None) -> Iterator[list[Document]]:
+def batched(
+    items: Iterable[Item],
+    places: FilePass | RowsPass | None = None,
+    *,
+    length: Callable[[Any], int] = lambda document: len(document.text),
+) -> Iterator[list[Item]]:
     """Group documents: up to 256, or about a million characters, so that large documents do not pile up.
 
-    `places`: the pass that the documents come of; it reports where each next batch begins.
+    `places`: the pass that the items come of; it reports where each next batch begins. `length`: of an item that is no document.
     """
-    batch: list[Document] = []
+    batch: list[Item] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
+    for item in items:
+        batch.append(item)
+        characters += length(item)
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
             if places is not None:
                 places.report_place()
