@@ -80,7 +80,9 @@ class ChatJsonl(DecodesText, SftSource):
                 raise NielsCacheError(f"{files[0].name}: no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}")
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
-                raise NielsCacheError(f"{files[0].name}: {_OF_FORM[problem]}, in every row looked at ({count:,}); {_FORMS}")
+                raise NielsCacheError(
+                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the first {count:,} {'row' if count == 1 else 'rows'}; {_FORMS}"
+                )
 
     def _problem(self, values: dict[str, Any]) -> str | None:
         messages = self.messages_of(values)

@@ -98,5 +98,7 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
     found = [*input_problems(registry, looked_at), *hub_problems(registry, looked_at)]
     problems = [problem for problem in found if not problem.is_away]
     if problems:
-        head = f"{registry.origin}: {len(problems)} of {len(looked_at)} data sets cannot be read, so nothing was built"
+        head = (
+            f"{registry.origin}: {len(problems)} {'data set' if len(problems) == 1 else 'data sets'} cannot be read, so nothing was built"
+        )
         raise BadInputs([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])
