@@ -20,7 +20,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.report import corpus_report
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES, conversations
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
@@ -392,7 +392,6 @@ def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(conversations, "_BATCH_CONVERSATIONS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
     monkeypatch.setattr(encodings, "_BLOCK", 61)

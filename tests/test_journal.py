@@ -22,7 +22,7 @@ from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources import chat_jsonl as chat
-from niels_cache_assets.sources import conversations as conversations_module
+from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed, ValShare
@@ -366,7 +366,7 @@ def test_a_builder_says_how_many_tokens_were_there(tmp_path: Path, tokenizer: Se
 def test_a_build_of_conversations_says_how_much_of_its_files_it_has_and_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: SentencePieceTokenizer
 ) -> None:
-    monkeypatch.setattr(conversations_module, "_BATCH_CONVERSATIONS", 20)
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 20)
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in conversations(400)))
     source = chat.ChatJsonl(files=[str(path)])

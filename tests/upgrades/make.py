@@ -53,7 +53,6 @@ from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
 from niels_cache_assets.documents import Conversation, Document, Message
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources import conversations as conversations_module
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_assets.streaming import decontaminate, encode
@@ -152,7 +151,6 @@ def small_pieces() -> Iterator[None]:
         for module, constant, value in (
             (encode, "_CHUNK_ITEMS", ITEMS),
             (rows, "BATCH_DOCUMENTS", ITEMS),
-            (conversations_module, "_BATCH_CONVERSATIONS", ITEMS),
             (store, "TEXT_BYTES_PER_GROUP", 1_000),
             (store, "TEXT_BYTES_PER_FILE", 3_000),
         ):
