@@ -14,7 +14,7 @@ MOVED = {
         "blends.prebuild": "indices.prebuild artifacts.index",
         "blends.settings": "config.blend",
         "broken_source": "sources.errors",
-        "budgets": "show.budgets",
+        "budgets": "show.contents",
         "cache_identity": "artifacts.cache_identity",
         "cache_state": "artifacts.state",
         "cleaning.settings": "config.cleaning",

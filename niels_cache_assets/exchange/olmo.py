@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
+from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 

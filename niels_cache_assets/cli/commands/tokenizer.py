@@ -135,7 +135,6 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
     """Sources by name, each with the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.own_data.recognizing import sources_of
-    from niels_cache_assets.show.tokenizers import beginning, spelled_texts
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES
