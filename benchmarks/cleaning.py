@@ -30,7 +30,7 @@ from pathlib import Path
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.normalizers import normalize
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the plain rules live with the tests, which hold them to ours

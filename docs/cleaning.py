@@ -12,8 +12,7 @@ import numpy as np
 
 from niels_cache_assets.cleaning.filters import FILTERS, STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
-from niels_cache_assets.config.cleaning import CleaningSettings
-from niels_cache_assets.config.dedup import DedupSettings
+from niels_cache_assets.config.tables import CleaningSettings, DedupSettings
 from niels_cache_assets.dedup.bands import choose_bands, s_curve
 
 TARGET = Path(__file__).with_suffix(".md")

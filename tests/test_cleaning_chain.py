@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.filters import REASONS, Rejected
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.documents import Document

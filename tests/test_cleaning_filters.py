@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejected, Rejection
-from niels_cache_assets.cleaning.language import identify
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejected, Rejection, identify_language
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 from tests import naive_cleaning
 from tests.messages import missing
@@ -146,7 +145,7 @@ def test_languages_that_stay_are_configured() -> None:
     ],
 )
 def test_languages_are_told_or_it_is_said_that_they_cannot_be(text: str, code: str | None) -> None:
-    assert identify(text)[0] == code
+    assert identify_language(text)[0] == code
 
 
 @given(text=st.text(max_size=300) | st.lists(st.sampled_from([*ENGLISH.split(), "#", "...", "-", "\n", "* ", "1", "\n\n"])).map(" ".join))
@@ -209,7 +208,7 @@ def test_reasons_are_those_of_the_filters_and_can_all_but_one_be_skipped() -> No
 def test_settings_and_reasons_load_nothing_heavy() -> None:
     script = """
 import json, sys
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.chain import Cleaner
 CleaningSettings(skip=("not_english",))

@@ -188,7 +188,7 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
     assert {file for file, _ in dumps} == {
         "config/fingerprint.py",
         "config/registry.py",  # one table made of another
-        "config/cleaning.py",  # the same
+        "config/tables.py",  # the same
         "indices/prebuild.py",  # arguments of a plan
         "defs/config.py",  # settings of a run
         "defs/assets/index.py",  # shown

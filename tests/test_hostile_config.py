@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.config.blend import BlendSettings
-from niels_cache_assets.config.build import BuildSettings
-from niels_cache_assets.config.cleaning import CleaningSettings
-from niels_cache_assets.config.dagster import DagsterSettings
-from niels_cache_assets.config.dedup import DedupSettings
 from niels_cache_assets.config.registry import Registry, is_valid_name, load_registry
-from niels_cache_assets.config.reports import ReportsSettings
-from niels_cache_assets.config.tokenizer import TokenizerSettings
+from niels_cache_assets.config.tables import (
+    BlendSettings,
+    BuildSettings,
+    CleaningSettings,
+    DagsterSettings,
+    DedupSettings,
+    ReportsSettings,
+    TokenizerSettings,
+)
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime import NielsCacheError
 from tests.hostile import CASES, TEXTS, Draws, fuzz

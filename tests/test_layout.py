@@ -35,7 +35,7 @@ ROOMS = {  # what each room may import of its own package
         "megatron": "format cache",
     },
     "niels_cache_assets": {
-        "config": "cleaning sources",  # a data set's table is the schema of its source
+        "config": "sources",  # a data set's table is the schema of its source
         "cleaning": "config",
         "sources": "config",
         "disk": "show sources",

@@ -87,7 +87,7 @@ def test_the_documented_command_makes_a_dagster_home(tmp_path: Path) -> None:
 def test_pickles_that_name_former_modules_load_in_a_new_process() -> None:
     saved = {
         ("niels_cache_assets.registry", "Registry"): "niels_cache_assets.config.registry",
-        ("niels_cache_assets.cleaning.settings", "CleaningSettings"): "niels_cache_assets.config.cleaning",
+        ("niels_cache_assets.cleaning.settings", "CleaningSettings"): "niels_cache_assets.config.tables",
         ("niels_cache_assets.sources.row_files", "Parquet"): "niels_cache_assets.sources.parquet",
         ("niels_cache_assets.sources.chat", "ChatJsonl"): "niels_cache_assets.sources.chat_jsonl",
         ("niels_cache_assets.sources.hub", "Part"): "niels_cache_assets.sources.reading.places",

@@ -18,7 +18,7 @@ import torch
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.parser import parse_arguments
-from niels_cache_assets.config.blend import MEGATRON_SURPLUS
+from niels_cache_assets.config.tables import MEGATRON_SURPLUS
 from niels_cache_assets.indices import prebuild as prebuilding
 from niels_cache_assets.indices.megatron_core_run import target_sizes
 from niels_cache_assets.indices.megatron_core_tokenizer import TYPES, tokenizer_of_flags

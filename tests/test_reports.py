@@ -20,9 +20,8 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.blend import BlendSettings
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.config.reports import ReportsSettings
+from niels_cache_assets.config.tables import BlendSettings, ReportsSettings
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.plots.measures import measure_cache

@@ -8,15 +8,17 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from niels_cache_assets.config.blend import BlendSettings
-from niels_cache_assets.config.build import BuildSettings
-from niels_cache_assets.config.cleaning import CleaningSettings
-from niels_cache_assets.config.dagster import DagsterSettings
-from niels_cache_assets.config.dedup import DedupSettings
 from niels_cache_assets.config.problems import explain_problems
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.reports import ReportsSettings
-from niels_cache_assets.config.tokenizer import TokenizerSettings
+from niels_cache_assets.config.tables import (
+    BlendSettings,
+    BuildSettings,
+    CleaningSettings,
+    DagsterSettings,
+    DedupSettings,
+    ReportsSettings,
+    TokenizerSettings,
+)
 from niels_cache_assets.config.toml import parse_toml
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime.errors import NielsCacheError

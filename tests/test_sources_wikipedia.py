@@ -23,7 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki.markup import plain_text

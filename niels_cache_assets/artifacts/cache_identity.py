@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.sources.types import PretrainSource, Source

@@ -19,9 +19,9 @@ from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.into_folder import CacheBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.build_cache.unbuilt import write_unbuilt
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.space import file_bytes

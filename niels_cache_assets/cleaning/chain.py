@@ -7,7 +7,7 @@ and writing what remains is the corpus's work.
 from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
 
 

@@ -2,7 +2,7 @@
 
 `normalize` runs NORMALIZERS in order. Each takes and gives a text, leaves its own output alone, and takes time linear in the text whatever
 is in it: brackets are matched with a stack, a pattern never reads a character more than a fixed number of times, and what only unfolds
-step by step is unfolded a few times, after which blanks take the place of its marks (see `settling`). A text without markup costs a few
+step by step is unfolded a few times, after which blanks take the place of its marks (`_settled`). A text without markup costs a few
 searches for single characters. One stray mark takes no prose with it: a tag must look like one, and what is between a pair of marks goes
 only as far as its bound. Parsing whole wiki pages belongs into the source (wikipedia), which has a parser for it; counting and rejecting,
 into `filters`.
@@ -13,12 +13,13 @@ Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML 
 import html
 import re
 from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from html.entities import html5
 
 from niels_cache_assets.cleaning.brackets import paired, rewritten, templates, without
-from niels_cache_assets.cleaning.settling import settled
+from niels_cache_assets.config.tables import NORMALIZERS as NAMES
 
 # Characters that a pair of marks takes out at most. The longest in 63 articles of Wikipedia: 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
@@ -26,6 +27,10 @@ LONGEST_TEMPLATE = 10_000
 LONGEST_TABLE = 20_000
 LONGEST_COMMENT = 5_000
 LONGEST_ELEMENT = 10_000
+
+PASSES = 4  # times that a step is repeated; real pages need one, and one more to see that nothing is left
+REGIONS = 2  # places that unfold in one text
+_MARGIN = 10  # characters before the first that changes: what went may begin like what comes after it
 
 _ASCII_CONTROLS = bytes((*range(0x09), *range(0x0E, 0x20), 0x7F))
 _UNREADABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -163,21 +168,20 @@ def collapse_blanks(text: str) -> str:
     return _RUN_OF_NEWLINES.sub("\n\n", text).strip()
 
 
-NORMALIZERS: tuple[tuple[str, Normalizer], ...] = (
-    ("unreadable", replace_unreadable),
-    ("entities", decode_entities),
-    ("file_links", remove_file_links),
-    ("templates", remove_templates),
-    ("tables", remove_tables),
-    ("tags", remove_tags),
-    ("links", keep_link_labels),
-    ("external_links", keep_external_labels),
-    ("headings", unmark_headings),
-    ("blanks", collapse_blanks),
+_STEPS: tuple[Normalizer, ...] = (
+    replace_unreadable,
+    decode_entities,
+    remove_file_links,
+    remove_templates,
+    remove_tables,
+    remove_tags,
+    keep_link_labels,
+    keep_external_labels,
+    unmark_headings,
+    collapse_blanks,
 )
-
-
-MARKUP_NORMALIZERS = frozenset(name for name, _ in NORMALIZERS if name not in ("unreadable", "blanks"))  # plain text needs none of them
+NORMALIZERS: tuple[tuple[str, Normalizer], ...] = tuple(zip(NAMES, _STEPS, strict=True))  # each under its name
+MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # plain text needs none of them
 
 
 def normalize(text: str, skip: Collection[str] = ()) -> str:
@@ -194,11 +198,38 @@ def normalize(text: str, skip: Collection[str] = ()) -> str:
     made = one_round(text)
     if made == text or not any(mark in made for mark in _MARKUP):
         return made
-    return settled(made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)"))
+    return _settled(made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)"))
 
 
 def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
-    return settled(text, step, re.compile(_MARKS[name])) if mark in text else text
+    return _settled(text, step, re.compile(_MARKS[name])) if mark in text else text
+
+
+def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> str:
+    """The text after as many steps as change something. Time: a fixed number of steps.
+
+    What unfolds more than PASSES times is made up: then blanks take the place of the marks in the region that still changes, and, where
+    that does not help, of all. Without marks, nothing begins and nothing joins across the blanks, so two more steps leave nothing to do.
+    """
+    for _ in range(PASSES):
+        before, text = text, step(text)
+        if text == before:
+            return text
+    for _ in range(REGIONS):
+        after = step(text)
+        if after == text:
+            return text
+        start, end = _changing(text, after)
+        text = step(text[:start] + marks.sub(" ", text[start:end]) + text[end:])
+    return step(step(marks.sub(" ", text)))
+
+
+def _changing(before: str, after: str) -> tuple[int, int]:
+    """(start, end) in `before` of what is not in `after` as well, at the beginning or at the end."""
+    shared = min(len(before), len(after))
+    start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
+    behind = bisect_left(range(shared - start), True, key=lambda place: before[-place - 1 :] != after[-place - 1 :])
+    return max(0, start - _MARGIN), len(before) - behind
 
 
 def _in_place_of_entity(found: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from niels_cache_assets.cli.command import WHERE
-from niels_cache_assets.config.blend import MEGATRON_SEED, MEGATRON_SURPLUS
+from niels_cache_assets.config.tables import MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.indices.given_files import parse_json, read_text
 from niels_cache_assets.indices.megatron_core_run import Blend, CoreRun, Sizes, target_sizes
 from niels_cache_assets.indices.megatron_core_tokenizer import tokenizer_of_flags, tokenizer_of_text

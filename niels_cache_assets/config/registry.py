@@ -19,18 +19,20 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from niels_cache_assets.config.blend import BlendSettings
-from niels_cache_assets.config.build import BuildSettings
-from niels_cache_assets.config.cleaning import CleaningSettings
-from niels_cache_assets.config.dagster import DagsterSettings
-from niels_cache_assets.config.dedup import DedupSettings
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file
 from niels_cache_assets.config.refusals import refuse_choice, refuse_unknown
-from niels_cache_assets.config.reports import ReportsSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
-from niels_cache_assets.config.tokenizer import TokenizerSettings
+from niels_cache_assets.config.tables import (
+    BlendSettings,
+    BuildSettings,
+    CleaningSettings,
+    DagsterSettings,
+    DedupSettings,
+    ReportsSettings,
+    TokenizerSettings,
+)
 from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from niels_cache_assets.config.cleaning import CleaningSettings
+from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.files import writable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from niels_cache_assets.config.dedup import DedupSettings
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import DedupSettings
 from niels_cache_assets.corpus.identity import split_identity
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_runtime.format.meta import Meta

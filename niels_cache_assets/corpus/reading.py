@@ -11,8 +11,8 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.types import PretrainSource

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.config.blend import MEGATRON_SURPLUS
+from niels_cache_assets.config.tables import MEGATRON_SURPLUS
 from niels_cache_assets.indices.megatron_core_cache import CoreNames, split_matrix
 from niels_cache_assets.indices.prebuild import BlendPlan, Part
 from niels_cache_runtime.errors import NielsCacheError

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from niels_cache_assets.config.blend import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.indices.given_files import read_text
 from niels_cache_assets.processes import end_with_parent
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import is_valid_name, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog
-from niels_cache_assets.config.tokenizer import TokenizerSettings
+from niels_cache_assets.config.tables import BuildSettings, TokenizerSettings
 from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size

@@ -15,7 +15,7 @@ from typing import Any
 from tests.programs import Program
 
 _IMPORTED = (
-    "niels_cache_assets.cleaning.language",
+    "niels_cache_assets.cleaning.chain",
     "niels_cache_assets.corpus.counts",
     "niels_cache_assets.artifacts.builds",
     "niels_cache_assets.streaming.val_index",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from niels_cache_assets.config.cleaning import CleaningSettings
     from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.config.tables import CleaningSettings
     from niels_cache_assets.corpus.chunks import Chunk
     from niels_cache_assets.corpus.counts import CorpusCounts
     from niels_cache_assets.documents import Document

@@ -193,7 +193,7 @@ def _record(registry: Registry, name: str, root: Path) -> None:
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
-    from niels_cache_assets.config.blend import ALL_TRAIN, MEGATRON_SEED
+    from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED
     from niels_cache_assets.indices.prebuild import BlendPlan, Part, plan_of, read_blend_file
 
     given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]

@@ -14,9 +14,9 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.refusals import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
+from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
 from niels_cache_assets.defs.keys import META_KEYS, TRAIN_KEYS, VAL_KEYS

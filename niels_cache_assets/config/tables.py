@@ -1,0 +1,261 @@
+"""The schemas of the tables that are not data sets: [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster].
+
+A data set's own table is the schema of its source. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validator, model_validator
+
+from niels_cache_assets.config import defaults
+from niels_cache_assets.sources.types import ConfigPath
+
+MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
+MEGATRON_SURPLUS = 0.005  # of its --mid-level-dataset-surplus
+ALL_TRAIN = "1"
+MAX_EPOCHS = 4.0  # up to there repeated text is nearly as good as new: Muennighoff et al. 2023, arXiv:2305.16264
+
+REASONS = (  # names of the filters, in the order in which they look at a document
+    "redirect",
+    "empty",
+    "disambiguation",
+    "too_short",
+    "list_page",
+    "bad_mean_word_len",
+    "high_symbol_ratio",
+    "low_alpha_ratio",
+    "no_stopwords",
+    "repetitive",
+    "language_error",
+    "not_english",
+)
+NORMALIZERS = (  # names of the steps from markup to text, in the order in which they run
+    "unreadable",
+    "entities",
+    "file_links",
+    "templates",
+    "tables",
+    "tags",
+    "links",
+    "external_links",
+    "headings",
+    "blanks",
+)
+_NEVER_SKIPPED = {
+    "empty": "a document without text has nothing to keep",
+    "unreadable": "a document with lone surrogates cannot be written",
+}
+
+_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
+_OWNER = re.compile(r"team:\w+|[^@\s]+@[^@\s]+\.[^@\s]+")
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class BuildSettings(_Table):
+    """[build]: what every data set shares."""
+
+    cache_dir: ConfigPath = Field("cache", description="Root of all caches")
+    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
+    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
+    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; None uses every core. Never changes the bytes")
+    network_patience: float = Field(
+        defaults.NETWORK_PATIENCE,
+        ge=0,
+        allow_inf_nan=False,
+        strict=False,
+        description="Seconds for which a request that fails is repeated before the build fails",
+    )
+
+
+class TokenizerSettings(_Table):
+    """[tokenizer]: import `model`, or train one."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=65_536, description="Pieces in all, special tokens included")
+    model_type: str = Field("unigram", pattern="^(unigram|bpe)$", description="SentencePiece model type")
+    character_coverage: float = Field(1.0, gt=0, le=1, description="Share of characters that get a piece; the rest falls back to bytes")
+    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to sample; None: every configured one")
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Text taken from the start of each, in bytes")
+    special_tokens: dict[str, str] = Field(defaults.SPECIAL_TOKENS, description="sys, usr, asst and eot: their strings")
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _four_different_strings(cls, value: dict[str, str]) -> dict[str, str]:
+        if set(value) != set(defaults.ROLE_KEYS) or len(set(value.values())) != len(value) or not all(value.values()):
+            raise ValueError(f"give {', '.join(defaults.ROLE_KEYS)}, each a string of its own")
+        return {key: value[key] for key in defaults.ROLE_KEYS}
+
+
+class CleaningSettings(_Table):
+    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
+
+    A data set's own `cleaning = {...}` replaces keys. Where a threshold comes from: docs/cleaning.md.
+    """
+
+    skip: tuple[str, ...] = Field(
+        (), strict=False, description="Reasons that are not looked for ('not_english'), and normalizers that do not run ('tags', 'blanks')"
+    )
+    min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
+    min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
+    max_bullet_share: float = Field(0.5, ge=0, le=1, description="list_page: a larger share of the lines are bullets")
+    min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: a smaller share of the words has a letter")
+    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: shorter words on average, in characters")
+    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: longer words on average, in characters")
+    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word")
+    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different English stop words")
+    max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words makes a larger share of all pairs")
+    max_top_2gram_characters: float | None = Field(None, ge=0, le=1, description="repetitive: share of characters in the top word pair")
+    max_top_3gram_characters: float | None = Field(None, ge=0, le=1, description="The same for three words")
+    max_top_4gram_characters: float | None = Field(None, ge=0, le=1, description="The same for four words")
+    max_duplicate_lines: float | None = Field(None, ge=0, le=1, description="repetitive: share of lines that were there before")
+    max_duplicate_paragraphs: float | None = Field(None, ge=0, le=1, description="repetitive: share of paragraphs that were there before")
+    languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages that stay, as ISO 639-1 codes")
+    language_characters: int = Field(400, ge=1, description="The language is told from this many first characters")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="A reason that takes more of the documents is a warning")
+    min_language_share: float = Field(0.5, ge=0, le=1, description="A smaller share in `languages`, of those asked, is a warning")
+
+    @field_validator("skip")
+    @classmethod
+    def _skips_what_there_is(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        skippable = [name for name in (*REASONS, *NORMALIZERS) if name not in _NEVER_SKIPPED]
+        for name in value:
+            if name in _NEVER_SKIPPED:
+                raise ValueError(f"{name!r} cannot be skipped: {_NEVER_SKIPPED[name]}")
+            if name not in skippable:
+                near = difflib.get_close_matches(name, skippable, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(skippable)}"
+                raise ValueError(f"no reason or normalizer {name!r}; {hint}")
+        return value
+
+    @field_validator("languages")
+    @classmethod
+    def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for code in value:
+            if not re.fullmatch("[a-z]{2,3}", code):
+                raise ValueError(f"{code!r} is no language code; write ISO 639 codes such as 'en', 'de', 'zh'")
+        return value
+
+    @model_validator(mode="after")
+    def _word_lengths_in_order(self) -> Self:
+        if self.min_mean_word_length > self.max_mean_word_length:
+            raise ValueError("min_mean_word_length is above max_mean_word_length")
+        return self
+
+    def with_changes(self, changes: dict[str, Any]) -> Self:
+        """These settings with the keys of a data set's own table in them, checked again (pydantic.ValidationError)."""
+        return type(self).model_validate({**self.model_dump(), **changes})
+
+
+class DedupSettings(_Table):
+    """[dedup]: what a near duplicate is, and who stays, for every data set with `prepare = [..., "dedup"]`."""
+
+    threshold: float = Field(0.85, gt=0, lt=1, description="Jaccard similarity of word n-grams from which documents are near duplicates")
+    num_perm: int = Field(128, ge=16, le=1024, description="Slots of a MinHash signature")
+    ngram: int = Field(5, ge=1, le=32, description="Words of a shingle")
+    bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Goes with `rows`")
+    rows: int | None = Field(None, ge=1, description="Slots of a band; None: chosen for the threshold")
+    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': a shared band alone is not enough, the texts are compared")
+    priority: tuple[str, ...] = Field((), strict=False, description="Data sets whose documents win, best first; the rest in table order")
+
+    @model_validator(mode="after")
+    def _bands_fit(self) -> Self:
+        if (self.bands is None) != (self.rows is None):
+            raise ValueError("give bands and rows, or neither")
+        if self.bands is not None and self.rows is not None and self.bands * self.rows > self.num_perm:
+            raise ValueError(f"bands x rows is {self.bands * self.rows}, more than num_perm = {self.num_perm}")
+        return self
+
+
+class BlendSettings(_Table):
+    """[blend.NAME]: samples of pretrain data sets in the proportions of weights, in Megatron-LM's order; its indices are built ahead."""
+
+    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, a name of a pretrain table; any scale")
+    sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")
+    num_samples: int = Field(ge=1, le=2**60, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
+    seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
+    split: str = Field(ALL_TRAIN, description='Shares of each member that are train, valid and test: --split, such as "99,1,0"')
+    part: Literal["train", "valid", "test"] = Field("train", description="Which of the three is blended")
+
+    @field_validator("weights")
+    @classmethod
+    def _finite(cls, value: dict[str, float]) -> dict[str, float]:
+        if not sum(value.values()) < float("inf"):
+            raise ValueError("add up to infinity")
+        return value
+
+    @field_validator("split")
+    @classmethod
+    def _a_split(cls, value: str) -> str:
+        """As `split_ranges` of the runtime takes it, which would load torch."""
+        parts = value.split(",")
+        if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
+            raise ValueError('give the weights of train, valid and test, such as "99,1,0"')
+        return value
+
+
+class ReportsSettings(_Table):
+    """[reports]: the run that `reports/mixture` plans with all pretrain sets where there is no [blend.NAME], which says its own."""
+
+    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: as many as read everything once")
+    batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; of a blend too")
+    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens of a sample")
+    max_epochs: float = Field(
+        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn of a data set that is read more often, of blends too"
+    )
+
+
+class DagsterSettings(_Table):
+    """[dagster]: what the UI shows beside what was built. Nothing here changes a byte of a cache."""
+
+    owners: tuple[str, ...] = Field((), strict=False, description='Of every asset: addresses ("ada@example.org") and teams ("team:data")')
+    tags: dict[str, str] = Field({}, description='Of every asset, such as { project = "tiny" }')
+    plots: bool = Field(
+        True, description="Draw plots of what was built: a second or two to a materialization, about 100 kB in the database"
+    )
+    repository: str | None = Field(
+        None, description='Where the code links of assets lead: a fork on the web ("https://github.com/NAME/niels-cache"); None: files here'
+    )
+    branch: str = Field("main", min_length=1, description="The branch of `repository`")
+
+    upstream_seconds: int = Field(3600, ge=30, description="`upstream_revision_sensor` looks at the hub at most once in so many seconds")
+    upstream_builds: bool = Field(
+        False, description="`upstream_revision_sensor` also asks for a run where what was built before has moved, whatever it takes"
+    )
+    notes_seconds: int = Field(60, ge=1, description="`notes_folder_sensor` looks at the folders at most once in so many seconds")
+    notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built when nothing in it has changed for so long")
+    nightly_hour: int = Field(3, ge=0, le=23, description="When the nightly schedules run, in UTC")
+    automatic_sft: tuple[str, ...] | None = Field(
+        None, strict=False, description="SFT data sets that `sft_automation` builds when what they are made of changes; None: every one"
+    )
+
+    @field_validator("owners")
+    @classmethod
+    def _people_or_teams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            if not _OWNER.fullmatch(owner):
+                raise ValueError(f"{owner!r} is neither an address nor a team; write it as 'ada@example.org' or 'team:data'")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _short_words(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if not _TAG.fullmatch(key) or not (text == "" or _TAG.fullmatch(text)):
+                raise ValueError(f"{key!r} = {text!r}: a tag is made of at most 63 letters, digits, _ - .")
+        return value
+
+    @field_validator("repository")
+    @classmethod
+    def _on_the_web(cls, value: str | None) -> str | None:
+        if value is not None and not (value.startswith("https://") and ("github" in value or "gitlab" in value)):
+            raise ValueError("is an address of GitHub or GitLab that begins with https://")
+        return None if value is None else value.rstrip("/").removesuffix(".git")
