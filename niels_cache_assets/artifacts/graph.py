@@ -23,7 +23,7 @@ from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.reading import with_prepared

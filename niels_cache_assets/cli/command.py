@@ -77,7 +77,7 @@ def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise NielsCacheError for a value that is not among the valid ones, with the nearest. `option` is empty for an argument."""
-    from niels_cache_assets.config.refusals import refuse_choice
+    from niels_cache_assets.config.problems import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 

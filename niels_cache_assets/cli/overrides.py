@@ -195,7 +195,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
 
     A path may lead into a key that is a table itself (`pretrain.notes.cleaning.min_words`): the other entries of that table stay.
     """
-    from niels_cache_assets.config.refusals import refuse_choice
+    from niels_cache_assets.config.problems import refuse_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:

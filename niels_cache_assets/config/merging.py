@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.shipped import shipped_table
 from niels_cache_assets.config.toml import as_toml, parse_toml
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES

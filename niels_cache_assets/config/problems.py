@@ -1,4 +1,4 @@
-"""What is wrong with the values of a table of settings, in words, with the text to type: for every kind of error that pydantic finds.
+"""What is wrong with a configuration, in words: names that are not configured, and values of a table, each with the text to type.
 
 The one place of these sentences, for niels_cache.toml, --set, flags and run configurations. What a validator of ours says stays as it is.
 """
@@ -9,30 +9,64 @@ import difflib
 import json
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from niels_cache_assets.config.defaults import CONFIG_NAME
+from niels_cache_assets.config.shipped import catalog
 from niels_cache_assets.config.toml import parse_toml
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _LONGEST_VALUE = 200
 _CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
-_BOUNDS = {
-    "greater_than": ("gt", "more than {}"),
-    "greater_than_equal": ("ge", "at least {}"),
-    "less_than": ("lt", "less than {}"),
-    "less_than_equal": ("le", "at most {}"),
-    "multiple_of": ("multiple_of", "a multiple of {}"),
+_BOUNDS = {  # by the kind of pydantic's error
+    "greater_than": (annotated_types.Gt, "gt", "more than {}"),
+    "greater_than_equal": (annotated_types.Ge, "ge", "at least {}"),
+    "less_than": (annotated_types.Lt, "lt", "less than {}"),
+    "less_than_equal": (annotated_types.Le, "le", "at most {}"),
+    "multiple_of": (annotated_types.MultipleOf, "multiple_of", "a multiple of {}"),
 }
 _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 Spell = Callable[[str, str], str]
+
+
+def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
+    """Raise the message for a name that is not among the valid ones, with the nearest. `elsewhere`: what to add where none is near."""
+    choices = list(choices)
+    near = difflib.get_close_matches(given, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
+
+
+def refuse_unknown(
+    where: str,
+    problem: str,
+    given: str,
+    choices: Iterable[str],
+    *,
+    names: Iterable[str],
+    origin: str,
+    elsewhere: str = "",
+    families: Iterable[Family] = FAMILIES,
+) -> NoReturn:
+    """`names`: all that are configured. `families`: those that would do."""
+    choices, names = list(choices), set(names)
+    addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
+    near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
+    if given in names or not near or difflib.get_close_matches(given, choices, n=1):
+        refuse_choice(where, problem, given, choices, elsewhere)
+    shown = "it" if near[0] == given else repr(near[0])
+    add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
+    raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
 
 
 def in_a_file(key: str, value: str) -> str:
@@ -93,7 +127,7 @@ def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | N
     """`must be a list of texts`; None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
+        _, name, words = _BOUNDS[kind]
         return f"must be {_range(annotation, field) or words.format(_number(context[name]))}"
     if kind == "string_pattern_mismatch" and (choices := _CHOICES.fullmatch(context["pattern"])):
         return f"must be {_either(choices[1].split('|'))}"
@@ -145,13 +179,7 @@ def _range(annotation: Any, field: FieldInfo) -> str:
     """All bounds of the value at once: `at least 0 and less than 1`."""
     metadata = [*_metadata(annotation), *_metadata(field.annotation), *field.metadata]
     said = []
-    for kind, name, words in (
-        (annotated_types.Gt, "gt", "more than {}"),
-        (annotated_types.Ge, "ge", "at least {}"),
-        (annotated_types.Lt, "lt", "less than {}"),
-        (annotated_types.Le, "le", "at most {}"),
-        (annotated_types.MultipleOf, "multiple_of", "a multiple of {}"),
-    ):
+    for kind, name, words in _BOUNDS.values():
         said += [words.format(_number(getattr(each, name))) for each in metadata if isinstance(each, kind)]
     return " and ".join(dict.fromkeys(said))
 

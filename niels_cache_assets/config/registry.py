@@ -21,8 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
-from niels_cache_assets.config.problems import explain_problems, in_a_file
-from niels_cache_assets.config.refusals import refuse_choice, refuse_unknown
+from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,

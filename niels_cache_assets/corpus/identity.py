@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import CODE_VERSION
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION

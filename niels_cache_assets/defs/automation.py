@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import last_observation, version_of
 from niels_cache_assets.defs.keys import TRAIN_KEYS, UPSTREAM_KEYS, family_keys

@@ -19,7 +19,7 @@ from datasets import Dataset, NamedSplit
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.checks import check_positive

@@ -8,7 +8,7 @@ other classes, those of --legacy-tokenizer among them, are given as their identi
 from collections.abc import Mapping
 from typing import Any
 
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.indices.given_files import parse_json, read_text
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
 from niels_cache_assets.indices.given_files import read_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config import defaults
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import is_valid_name, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog
 from niels_cache_assets.config.tables import BuildSettings, TokenizerSettings

@@ -14,7 +14,7 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.defs.assets.failure import readable_failures
