@@ -47,8 +47,7 @@ from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.greedy import keep_first
-from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.dedup.signatures import Signatures, Signer
+from niels_cache_assets.dedup.signatures import Signatures, Signer, jaccard
 
 NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85
 CHARACTERS = 2400

@@ -17,8 +17,7 @@ from niels_cache_assets.corpus.drop_lists import dedup_order
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup.bands import band_hashes
-from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.dedup.signatures import Signer
+from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta

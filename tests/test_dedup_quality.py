@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.dedup.signatures import Signer, estimated_jaccard
+from niels_cache_assets.dedup.signatures import Signer, estimated_jaccard, jaccard
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import hashing, signatures
 from niels_cache_assets.dedup.canonical import CODE_POINTS, canonical_code_point, canonical_text, code_points
-from niels_cache_assets.dedup.compiled import available
-from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard
+from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard, numba_is_there
 from tests.tiny import sentences
 
 PURE = Signer(pure=True)
@@ -206,12 +204,12 @@ def test_another_process_with_another_hash_seed_signs_the_same() -> None:
         timeout=120,
         check=True,
     )
-    assert done.stdout.split() == [expected, "False", expected, str(available())]
+    assert done.stdout.split() == [expected, "False", expected, str(numba_is_there())]
 
 
 def test_without_numba_everything_goes_on_in_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = COMPILED.sign(GOLDEN_TEXTS)
-    monkeypatch.setattr(signatures, "available", lambda: False)
+    monkeypatch.setattr(signatures, "numba_is_there", lambda: False)
     monkeypatch.setitem(sys.modules, "niels_cache_assets.dedup.kernels", None)  # importing it fails
     assert_equal(COMPILED.sign(GOLDEN_TEXTS), expected)
 

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.buckets import Record, Steps, number_buckets
-from niels_cache_assets.dedup.compiled import compiled
-from niels_cache_assets.dedup.signatures import Signatures
+from niels_cache_assets.dedup.signatures import Signatures, compiled
 from niels_cache_assets.disk.space import naming
 from niels_cache_runtime.format.npy_files import create_npy
 

@@ -6,7 +6,7 @@ one begins at end + 1, and PADDING more blanks after the last: a word is read ei
 
 Positions are unsigned, for which numba does not look whether they count from the end.
 
-All release the GIL. When they are compiled, and what that costs: `compiled`.
+All release the GIL. When they are compiled, and what that costs: `signatures.compiled`.
 """
 
 import numpy as np

@@ -12,15 +12,17 @@ canonical text, in groups of about a megabyte, a longer text alone; the slots ta
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
 from niels_cache_assets.dedup.canonical import canonical_text, code_points
-from niels_cache_assets.dedup.compiled import available
 from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
@@ -100,7 +102,7 @@ class Signer:
 
     @property
     def _compiled(self) -> bool:
-        return available() and not self.pure
+        return numba_is_there() and not self.pure
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The canonical texts as UTF-8 with a blank after each (and PADDING), and where each ends, before the blank."""
@@ -138,10 +140,46 @@ class Signer:
         kernels.sign(canonical, ends, self.ngram, *hashing.slot_constants(self.num_perm), out)
 
 
+def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
+    """|A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`); 0.0 where one is empty, both included.
+
+    O(n log m), n the smaller one.
+    """
+    if len(shingles) > len(others):
+        shingles, others = others, shingles
+    if len(shingles) == 0:
+        return 0.0
+    places = np.searchsorted(others, shingles)
+    shared = int(np.count_nonzero(others[np.minimum(places, len(others) - 1)] == shingles))
+    return shared / (len(shingles) + len(others) - shared)
+
+
 def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
     """(n,) float64: the share of equal slots, row by row, which estimates the similarity with variance J(1-J)/num_perm; 0 without words."""
     equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
     return equal.mean(axis=1)
+
+
+@lru_cache(maxsize=1)
+def numba_is_there() -> bool:
+    """Whether numba is installed."""
+    return find_spec("numba") is not None
+
+
+@lru_cache(maxsize=64)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, or the function itself, which gives the same results, where numba is not installed.
+
+    Compiled code releases the GIL and is cached on disk beside the module (or in the user's cache folder where that cannot be written), so
+    that numba compiles once a machine and numba version: about four seconds in the first process. A later one takes about a second from
+    the import of numba to the first result; nothing is imported until the first call.
+    """
+    if not numba_is_there():
+        return function
+    import numba
+
+    compile_function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
+    return compile_function
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.canonical import BLANK, code_points
-from niels_cache_assets.dedup.jaccard import jaccard
-from niels_cache_assets.dedup.signatures import Shingles, Signer
+from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
 from niels_cache_runtime.errors import NielsCacheError
 
 Kind = Literal["exact", "near"]
