@@ -103,7 +103,7 @@ class CorpusWriter:
 
         `hashes`: `document_hash` of each, back to back. `digests`: (n, 20) uint8, `slots`: (n, num_perm) uint32; None without dedup.
         """
-        self._hashes.write(memoryview(hashes))
+        self._hashes.append(hashes)
         if rows and self._digests is not None and self._slots is not None:
             assert digests is not None
             assert slots is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.disk.table_file import TableFile, arrow_schema
-from niels_cache_assets.disk.writers import Files, GrowingFile, Sizes
+from niels_cache_assets.disk.writers import Files, GrowingFile
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -21,44 +21,33 @@ if TYPE_CHECKING:
 _ROWS_PER_GROUP = 65_536
 
 
-class RowSpool:
+class RowSpool(GrowingFile):
     """Rows with the columns of `schema` ({name: "string" or "int64"}), appended, and read again from the front. `resume_at`: in bytes."""
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
-        self._growing = GrowingFile(root, relative, resume_at=resume_at)
+        super().__init__(root, relative, resume_at=resume_at)
         self._schema = arrow_schema(schema)
-
-    @property
-    def bytes(self) -> int:
-        return self._growing.bytes
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Append rows, given by column (all of the schema, equally long)."""
         import pyarrow as pa
 
-        self._growing.write(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
-
-    def checkpoint(self, sizes: Sizes) -> None:
-        """As GrowingFile's."""
-        self._growing.checkpoint(sizes)
+        self.append(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema).serialize())
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """What was written so far, in the batches in which it came. Raises NielsCacheError for a file that was damaged meanwhile."""
         import pyarrow as pa
 
-        self._growing.file.flush()
-        with pa.OSFile(str(self._growing.path)) as file:
+        self.file.flush()
+        with pa.OSFile(str(self.path)) as file:
             try:
                 for message in pa.ipc.MessageReader.open_stream(file):
                     yield pa.ipc.read_record_batch(message, self._schema)
             except (pa.ArrowException, OSError) as error:
                 problem = str(error).partition("\n")[0]
                 raise NielsCacheError(
-                    f"{self._growing.path}: the disk gives back other rows than were written ({problem}); build afresh (--force)"
+                    f"{self.path}: the disk gives back other rows than were written ({problem}); build afresh (--force)"
                 ) from error
-
-    def abandon(self) -> None:
-        self._growing.abandon()
 
 
 class LineageWriter:

@@ -63,7 +63,7 @@ class GrowingFile:
         """Of what is behind the header."""
         return self._hash.hexdigest()
 
-    def write(self, data: memoryview | bytes) -> None:
+    def append(self, data: memoryview | bytes) -> None:
         with naming(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
@@ -87,28 +87,16 @@ class GrowingFile:
             self.file.close()
 
 
-class HashedFile:
+class HashedFile(GrowingFile):
     """A file written from front to back whose sha256 is known when it is closed."""
 
     def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
-        self._growing, self._files = GrowingFile(root, relative, resume_at=resume_at), files
-
-    @property
-    def bytes(self) -> int:
-        return self._growing.bytes
-
-    def write(self, data: memoryview) -> None:
-        self._growing.write(data)
-
-    def checkpoint(self, sizes: Sizes) -> None:
-        self._growing.checkpoint(sizes)
+        super().__init__(root, relative, resume_at=resume_at)
+        self._files = files
 
     def seal(self) -> None:
-        self._growing.seal()
-        self._files[self._growing.relative] = {"bytes": self.bytes, "sha256": self._growing.sha256}
-
-    def abandon(self) -> None:
-        self._growing.abandon()
+        super().seal()
+        self._files[self.relative] = {"bytes": self.bytes, "sha256": self.sha256}
 
 
 class ShardWriter:
@@ -137,7 +125,7 @@ class ShardWriter:
         while len(data):
             shard = self._shard or self._begin()
             room = self._shard_bytes - shard.bytes
-            shard.write(data[:room])
+            shard.append(data[:room])
             data = data[room:]
             if shard.bytes == self._shard_bytes:
                 self.seal()
@@ -162,7 +150,7 @@ class ShardWriter:
         return self._shard
 
 
-class NpyWriter:
+class NpyWriter(GrowingFile):
     """A .npy file of unknown length: the header is written last, into room kept for it. 1-D, or rows of `width` items.
 
     `resume_at`: items (rows, with `width`) that are there.
@@ -172,34 +160,22 @@ class NpyWriter:
         self._dtype, self._files = dtype, files
         self._row = () if width is None else (width,)
         there = resume_at * dtype.itemsize * (width or 1)
-        self._growing = GrowingFile(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0, header=_NPY_HEADER_BYTES)
+        super().__init__(root, relative, resume_at=there + _NPY_HEADER_BYTES if there else 0, header=_NPY_HEADER_BYTES)
         if not there:
-            self._growing.write(bytes(_NPY_HEADER_BYTES))
+            self.append(bytes(_NPY_HEADER_BYTES))
         self.items = resume_at
 
-    @property
-    def bytes(self) -> int:
-        return self._growing.bytes
-
     def write(self, values: np.ndarray) -> None:
-        self._growing.write(np.ascontiguousarray(values, self._dtype).data.cast("B"))
+        self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)
 
-    def checkpoint(self, sizes: Sizes) -> None:
-        """As GrowingFile's. The header is not there yet."""
-        self._growing.checkpoint(sizes)
-
     def seal(self) -> None:
-        file = self._growing.file
-        file.seek(0)
+        self.file.seek(0)
         description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.items, *self._row)}
-        np.lib.format.write_array_header_1_0(file, description)
-        assert file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
-        self._growing.seal()
-        add_file(self._growing.path, self._growing.relative, self._files)
-
-    def abandon(self) -> None:
-        self._growing.abandon()
+        np.lib.format.write_array_header_1_0(self.file, description)
+        assert self.file.tell() == _NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
+        super().seal()
+        add_file(self.path, self.relative, self._files)
 
 
 def add_file(path: Path, relative: str, files: Files) -> None:

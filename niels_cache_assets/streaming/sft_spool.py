@@ -63,7 +63,7 @@ class SftSpool:
             part.abandon()
 
     @property
-    def _parts(self) -> tuple[GrowingFile | NpyWriter | RowSpool, ...]:
+    def _parts(self) -> tuple[GrowingFile, ...]:
         return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage
 
     @property
@@ -88,7 +88,7 @@ class SftSpool:
             return
         lengths = [len(ids) for ids in arrays]
         self.tokens += sum(lengths)
-        self._tokens.write(np.concatenate(arrays).astype(TOKEN_DTYPE).data.cast("B"))
+        self._tokens.append(np.concatenate(arrays).astype(TOKEN_DTYPE).data.cast("B"))
         self._lengths.write(np.array(lengths))
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
@@ -158,7 +158,7 @@ class SftSpool:
             kept = block[keep]
             idx.write(written + np.cumsum(kept) - kept)
             tokens = stream[read : read + int(block.sum())]
-            out.write(tokens[np.repeat(keep, block)].data.cast("B"))
+            out.append(tokens[np.repeat(keep, block)].data.cast("B"))
             read += len(tokens)
             written += int(kept.sum())
         out.seal()
