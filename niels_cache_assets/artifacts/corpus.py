@@ -34,10 +34,11 @@ from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.corpus.workers import map_in_processes
-from niels_cache_assets.disk.space import Need, corpus_need, file_bytes
+from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
+from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut

@@ -24,9 +24,9 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.disk.space import file_bytes
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, load_tokenizer

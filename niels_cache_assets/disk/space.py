@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.show.wording import file_size
+from rich.filesize import decimal as file_size
+
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_BYTES
 
@@ -72,22 +73,6 @@ def corpus_need(text_bytes: int | None) -> Need | None:
     if text_bytes is None:
         return None
     return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
-
-
-def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
-    """Of local files that are plain text; None where there are none, or others, whose text is larger than they are.
-
-    `endings`: of the files that a folder stands for.
-    """
-    from niels_cache_assets.sources.reading.compressed import compression_of
-    from niels_cache_assets.sources.reading.files import find_files
-
-    if not patterns or any("://" in pattern for pattern in patterns):
-        return None
-    found = [file.url for file in find_files(patterns, endings)]
-    if any(compression_of(path) or path.endswith(".parquet") for path in found):
-        return None
-    return sum(os.path.getsize(path) for path in found)
 
 
 def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:

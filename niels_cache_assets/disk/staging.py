@@ -3,19 +3,21 @@
 A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two when everything is on disk. On Linux that is
 one `renameat2(RENAME_EXCHANGE)`; elsewhere the old directory is renamed aside first, and for that instant a reader finds none. Lock and
 exchange are niels_cache_runtime.format.commit's.
-A build that keeps a journal leaves its partial directory to the next one; what the journal says is not known here.
+A build that keeps a journal leaves its partial directory to the next one; what the journal says is not known here. What `--wait` does while
+another process builds the same is here, too (`locked`); `artifacts/materialize.py` then looks again at what is there.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.filesize import decimal as file_size
+
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory, read_journal, real_path
 from niels_cache_assets.disk.space import bytes_below, naming, refusal
-from niels_cache_assets.disk.waiting import wait_until_free
-from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
@@ -33,6 +35,8 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
+
+_WAIT_SECONDS = 0.2
 
 _NAMES_BY_SPLIT = (doc_ends_name, documents_name, tokens_name, idx_name, examples_name)
 _CACHE_NAMES = {META_NAME, TOKENIZER_MODEL_NAME, *SPLITS, *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS)}
@@ -104,7 +108,7 @@ def locked(
     def wait_for(writer: Writer) -> None:
         nonlocal waited
         waited = True
-        wait_until_free(target, writer, log)
+        _wait_until_free(target, writer, log)
 
     with ExitStack() as held:
         try:
@@ -115,6 +119,17 @@ def locked(
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, target)}; {_what_stands(target)}: {target}") from error
         yield waited
+
+
+def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
+    """Return when nobody builds `target`, which `writer` does now. Each builder is named to `log` once."""
+    told: Writer | None = None
+    while writer is not None:
+        if writer != told:
+            log(f"waiting for the other build of {target}: {writer}")
+            told = writer
+        time.sleep(_WAIT_SECONDS)
+        writer = writer_of(target)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Parquet files of a cache, written once from front to back, a row group at a time: lineage, corpora, drop lists.
+"""Parquet files of a cache, written once from front to back, a row group at a time: lineage, corpora, drop lists. Rows are read by number.
 
 Python opens the file, so that what the disk refuses is an error that names it. Memory: one row group. What the columns mean is the
 caller's business.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
@@ -20,6 +21,7 @@ from niels_cache_assets.processes import signals_afterwards
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
@@ -88,3 +90,18 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
         table.abandon()
         raise
     table.seal()
+
+
+def rows_of(
+    parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
+) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+    """Yield (ordinals, their rows) of each row group that holds any of these ascending ordinals.
+
+    `first` is the ordinal of the first row of the file. Ordinals beyond the file are left out.
+    """
+    for group in range(parquet.num_row_groups):
+        end = first + parquet.metadata.row_group(group).num_rows
+        inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
+        if len(inside):
+            yield inside, parquet.read_row_group(group, columns=list(columns)).take(inside - first)
+        first = end

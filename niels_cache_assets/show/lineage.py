@@ -1,24 +1,22 @@
 """Where documents and examples came from: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
 
-`rows_of` looks up the rows of any other parquet table in the same way. Costs the footer of the file and those row groups (65,536 rows each
-as our builders write them) that hold an ordinal asked for, one at a time. Which ordinals matter, and how they are shown, is the caller's
-business.
+Costs the footer of the file and those row groups (65,536 rows each as our builders write them) that hold an ordinal asked for, one at a
+time. Which ordinals matter, and how they are shown, is the caller's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    import pyarrow
-    import pyarrow.parquet
+    pass
 
 
 class Lineage(NamedTuple):
@@ -29,21 +27,6 @@ class Lineage(NamedTuple):
     file: str
     row: int
     tokens: int
-
-
-def rows_of(
-    parquet: pyarrow.parquet.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
-) -> Iterator[tuple[NDArray[np.int64], pyarrow.Table]]:
-    """Yield (ordinals, their rows) of each row group that holds any of these ascending ordinals.
-
-    `first` is the ordinal of the first row of the file. Ordinals beyond the file are left out.
-    """
-    for group in range(parquet.num_row_groups):
-        end = first + parquet.metadata.row_group(group).num_rows
-        inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
-        if len(inside):
-            yield inside, parquet.read_row_group(group, columns=list(columns)).take(inside - first)
-        first = end
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.show.lineage import rows_of
+from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.streaming.encode import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
