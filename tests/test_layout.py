@@ -40,7 +40,7 @@ ROOMS = {  # what each room may import of its own package
         "sources": "config",
         "disk": "",
         "dedup": "disk",
-        "tokenizer": "config corpus sources streaming",
+        "tokenizer": "config",
         "streaming": "artifacts config corpus dedup disk sources tokenizer",
         "corpus": "artifacts build_cache cleaning config dedup disk sources streaming tokenizer",
         "build_cache": "config disk sources streaming tokenizer",

@@ -22,13 +22,13 @@ from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.corpus.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.show.lineage import read_lineage
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.tokenizer import training as tokenizer_training
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.tokenizer.training import round_trip_losses
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE, dataset_dir
@@ -232,13 +232,13 @@ def test_training_ends_with_the_build_however_that_ends(tmp_path: Path, end: sig
     script = f"""
         import os
         from pathlib import Path
-        from niels_cache_assets.tokenizer import training as tokenizer_training
+        from niels_cache_assets.artifacts import tokenizer as tokenizer_artifact
         from niels_cache_assets.artifacts.builds import build_tokenizer
         from niels_cache_assets.config.registry import load_registry
         def endless(registry, root, sample, beginnings, log):  # training waits for a writer of its text for ever
             os.mkfifo(sample)
             return {{"bytes": 0}}
-        tokenizer_training.spool_sample = endless
+        tokenizer_artifact.spool_sample = endless
         registry = load_registry(profile="quickstart", config={configure(tmp_path, TINY)!r})
         build_tokenizer(registry, root=Path({str(tmp_path)!r}))
     """

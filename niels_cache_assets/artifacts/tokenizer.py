@@ -13,6 +13,7 @@ from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import needs_tokenizer
+from niels_cache_assets.corpus.tokenizer_sample import spool_sample
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.measures import measure_texts
@@ -24,6 +25,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 CODE_VERSION = "1"
 
 _WARNING = "WARNING: "
+_SAMPLE_NAME = "sample.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,12 @@ class Tokenizer(Artifact):
             _require_readable(settings.model)
             copyfile(settings.model, made)
         else:
-            origin = {"trained_on": train(self.registry, self.root, work.directory, beginnings, note)}
+            sample = work.directory / _SAMPLE_NAME
+            trained_on = spool_sample(self.registry, self.root, sample, beginnings, note)
+            note(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
+            train(settings, sample, made)
+            sample.unlink()
+            origin = {"trained_on": trained_on}
         tokenizer = SentencePieceTokenizer(settings.model or str(made), special_tokens=settings.special_tokens)
         if settings.model is None:
             origin["trained_on"] |= measure_texts(beginnings, tokenizer)

@@ -1,8 +1,8 @@
-"""Training a tokenizer on a sample of the configured data sets (tokenizer/sample.py), and what a tokenizer must not lose.
+"""Training a tokenizer on a sample of the configured data sets (corpus/tokenizer_sample.py), and what a tokenizer must not lose.
 
 SentencePiece cannot be interrupted, so training runs in a child process (`python -m niels_cache_assets.tokenizer.training SPEC`) that is
 killed when the parent leaves, and that ends with it if it is killed itself. Nothing in the text may vanish: no normalization, white space
-kept, bytes for what has no piece. Training text is spooled to disk; SentencePiece itself holds the sample in memory.
+kept, bytes for what has no piece. SentencePiece holds the sample in memory.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.sample import MAX_LINE_BYTES, spool_sample
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
-
-Log = Callable[[str], None]
 
 ROUND_TRIP_TEXTS = (
     "one\ntwo\n\nthree\n",
@@ -39,7 +35,7 @@ ROUND_TRIP_TEXTS = (
 )
 
 _POLL_SECONDS = 0.1
-_SAMPLE_NAME = "sample.txt"
+MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; a sample has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +52,17 @@ def round_trip_losses(tokenizer: SentencePieceTokenizer) -> list[RoundTripLoss]:
     return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
 
 
-def train(registry: Registry, root: Path, partial: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
-    """Spool the sample, train in a child process, and return what it was trained on. `beginnings`: filled with those of the sources."""
-    settings = registry.tokenizer
-    sample = partial / _SAMPLE_NAME
-    trained_on = spool_sample(registry, root, sample, beginnings, log)
-    log(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
+def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:
+    """Train on the lines of the file `sample`, in a child process, and write the file `model`."""
     spec = {
         "sample": str(sample),
-        "model": str(partial / TOKENIZER_MODEL_NAME),
+        "model": str(model),
         "vocab_size": settings.vocab_size,
         "model_type": settings.model_type,
         "character_coverage": settings.character_coverage,
         "user_defined_symbols": list(settings.special_tokens.values()),
     }
     _run_child(spec)
-    sample.unlink()
-    return trained_on
 
 
 def _run_child(spec: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.sources.types import PATH_KEYS, StreamContext
-from niels_cache_assets.tokenizer.sample import raw_texts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta

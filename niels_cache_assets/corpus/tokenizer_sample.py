@@ -27,9 +27,8 @@ from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamCo
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.tokenizer.measures import noting
+from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
 from niels_cache_runtime.errors import NielsCacheError
-
-MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines; ours are split
 
 Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
