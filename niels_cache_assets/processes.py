@@ -4,6 +4,7 @@
     signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
     stop_on_signals                                      SIGINT and SIGTERM end a block by `Interrupted`, whatever handlers Dagster sets
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
+    when_closed                                          do something when the other end of a pipe closes
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
 A record's lock says whether its process lives, also across containers of one machine, and whatever process has its number now; the record
@@ -17,11 +18,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
@@ -148,6 +153,18 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end with the parent", daemon=True).start()
+
+
+def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
+    """Call `end`, on a thread, when the other end of a pipe closes: when its only holder closes it or ends, however it ends."""
+
+    def watch() -> None:
+        descriptor = pipe if isinstance(pipe, int) else pipe.fileno()
+        with suppress(OSError):
+            os.read(descriptor, 1)
+        end()
+
+    threading.Thread(target=watch, name="end with the other end of a pipe", daemon=True).start()
 
 
 def _open(path: Path) -> int | None:
@@ -286,14 +303,13 @@ def run_attended() -> None:
     descriptor, module, *arguments = sys.argv[1:]
     assert os.getpgrp() == os.getpid(), "start it in a session of its own: it ends its whole group"
 
-    def watch() -> None:
-        os.read(int(descriptor), 1)
+    def end() -> None:
         os.killpg(os.getpid(), signal.SIGINT)
         time.sleep(_GRACE_SECONDS)
         os.killpg(os.getpid(), signal.SIGKILL)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background of a shell inherits that it is ignored
-    threading.Thread(target=watch, name="attended", daemon=True).start()
+    when_closed(int(descriptor), end)
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -12,8 +12,8 @@ from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus import drop_lists, store
-from niels_cache_assets.corpus.drop_lists import dedup_order
+from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup.bands import band_hashes
@@ -417,7 +417,7 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_not_read(tmp_path: Pa
 def test_drop_lists_of_an_older_program_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = corpus_registry(tmp_path, {"notes": articles(5)})
     prepare_all(registry, tmp_path)
-    monkeypatch.setattr(drop_lists, "CODE_VERSION", "another")
+    monkeypatch.setattr(duplicates, "DROP_LISTS_VERSION", "another")
     with pytest.raises(NielsCacheError, match=r"another version .*; materialize corpus/duplicates"):
         prepared_documents(registry, "notes", root=tmp_path)
     assert find_duplicates(registry, root=tmp_path).state == "built"

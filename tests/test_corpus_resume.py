@@ -12,8 +12,7 @@ from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
-from niels_cache_assets.corpus.counts import CorpusCounts
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, CorpusCounts, PreparedChunk
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
 from niels_cache_assets.dedup import buckets

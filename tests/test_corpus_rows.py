@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.corpus.rows import ArrayRows
+from niels_cache_assets.corpus.order import ArrayRows
 from niels_cache_runtime.errors import NielsCacheError
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.build_cache.resuming import Reached
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.chunks import ChunkWork
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     corpus_made_of,
@@ -33,7 +33,6 @@ from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
-from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import SourceReport
@@ -42,6 +41,7 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
+from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -180,7 +180,6 @@ class _Done:
 
 def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -> Written:
     from niels_cache_assets.cleaning.counting import CleaningReport
-    from niels_cache_assets.corpus.counts import CorpusCounts
 
     registry, name, source = corpus.registry, corpus.name, corpus.source
     signatures = signature_identity(registry, name) or {}

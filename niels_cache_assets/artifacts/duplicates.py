@@ -21,9 +21,14 @@ import numpy as np
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus import drop_lists
-from niels_cache_assets.corpus.drop_lists import dedup_order, drop_lists_identity, what_is_otherwise
-from niels_cache_assets.corpus.identity import require_unchanged, split_identity
+from niels_cache_assets.corpus.identity import (
+    DROP_LISTS_VERSION,
+    dedup_order,
+    drop_lists_identity,
+    require_unchanged,
+    split_identity,
+    what_is_otherwise,
+)
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
@@ -65,7 +70,7 @@ class Duplicates(Artifact):
     registry: Registry
     root: Path
 
-    version = drop_lists.CODE_VERSION
+    version = DROP_LISTS_VERSION
     resumable = True
     takes_what_is_there = True
 
@@ -103,7 +108,7 @@ class Duplicates(Artifact):
         return finished_meta(self.directory) if self.registry.prepared("dedup") else None
 
     def identity(self, revision: str | None = None) -> dict[str, Any]:
-        return {**self.wanted.identity, "code_version": drop_lists.CODE_VERSION}
+        return {**self.wanted.identity, "code_version": DROP_LISTS_VERSION}
 
     def warning(self) -> str | None:
         missing = self.wanted.missing

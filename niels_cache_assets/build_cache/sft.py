@@ -21,8 +21,9 @@ from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import conversation_problem
-from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, map_in_order, require_ids_fit
+from niels_cache_assets.streaming.encode import COLLISION, encode_texts, has_special, in_chunks, require_ids_fit
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position

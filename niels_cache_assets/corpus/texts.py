@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.corpus.prepared import document_files, open_documents
 from niels_cache_assets.dedup.signatures import jaccard
 from niels_cache_assets.disk.table_file import rows_of
-from niels_cache_assets.streaming.encode import map_in_order
+from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 

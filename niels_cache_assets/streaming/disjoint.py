@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.disk.table_file import rows_of
-from niels_cache_assets.streaming.encode import map_in_order
+from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.in_flight import no_size, results_in_order
+from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -53,20 +52,6 @@ def in_chunks(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator
             chunk, characters = [], 0
     if chunk:
         yield chunk
-
-
-def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
-) -> Generator[Result]:
-    """`map` on a thread pool, bounded in flight, in order. Leaving early (an exception, an interrupt) cancels what is queued.
-
-    `size_of`: characters of an item (`results_in_order`).
-    """
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
-    try:
-        yield from results_in_order(lambda item: executor.submit(function, item), items, most=2 * threads, size_of=size_of)
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def encode_documents(

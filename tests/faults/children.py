@@ -16,7 +16,7 @@ from tests.programs import Program
 
 _IMPORTED = (
     "niels_cache_assets.cleaning.chain",
-    "niels_cache_assets.corpus.counts",
+    "niels_cache_assets.corpus.chunks",
     "niels_cache_assets.artifacts.builds",
     "niels_cache_assets.streaming.val_index",
     "tests.exports",

@@ -47,8 +47,8 @@ from niels_cache_assets.artifacts.tokenizer import CODE_VERSION as TOKENIZER_COD
 from niels_cache_assets.build_cache.outcome import CODE_VERSIONS
 from niels_cache_assets.build_cache.resuming import _LIBRARIES
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus import drop_lists, layout, store
-from niels_cache_assets.corpus.identity import HELD_OUT_VERSION, held_out_identity
+from niels_cache_assets.corpus import layout, store
+from niels_cache_assets.corpus.identity import DROP_LISTS_VERSION, HELD_OUT_VERSION, held_out_identity
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
 from niels_cache_assets.documents import Conversation, Document, Message
@@ -177,7 +177,7 @@ def code_versions(registry: Registry) -> dict[str, str]:
         "tokenizer": TOKENIZER_CODE_VERSION,
         "corpus": layout.CODE_VERSION,
         "signatures": SIGNATURE_VERSION,
-        "duplicates": drop_lists.CODE_VERSION,
+        "duplicates": DROP_LISTS_VERSION,
         "decontaminate": decontaminate.CODE_VERSION,
         "held out": HELD_OUT_VERSION,
         "index": str(INDEX_VERSION),

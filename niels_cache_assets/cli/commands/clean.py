@@ -18,8 +18,8 @@ from niels_cache_assets.cli.console import diagnostics, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
-from niels_cache_assets.corpus.workers import map_in_processes
 from niels_cache_assets.show.wording import counted
+from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.config.tables import CleaningSettings
-    from niels_cache_assets.corpus.chunks import Chunk
-    from niels_cache_assets.corpus.counts import CorpusCounts
+    from niels_cache_assets.corpus.chunks import Chunk, CorpusCounts
     from niels_cache_assets.documents import Document
     from niels_cache_assets.sources.types import PretrainSource
 
@@ -84,7 +83,7 @@ What each reason means, and where its threshold comes from: docs/cleaning.md""",
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.corpus.counts import CorpusCounts
+    from niels_cache_assets.corpus.chunks import CorpusCounts
     from niels_cache_assets.own_data.recognizing import sources_of
 
     if arguments.reason is not None:

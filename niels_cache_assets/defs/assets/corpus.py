@@ -13,7 +13,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.drop_lists import dedup_identity, dedup_order
+from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
