@@ -1,1 +1,3 @@
-"""Cleaning of documents: markup to text, then filters that give a reason. Pure functions of one document; no file is touched here."""
+"""Cleaning of documents: markup becomes text, then filters reject documents with a reason. All functions are pure: one document in, one
+out.
+"""

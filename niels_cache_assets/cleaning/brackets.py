@@ -1,7 +1,7 @@
-"""Pairs of marks that belong together, and a text without what they enclose. Which marks are markup is said in `normalizers`.
+"""Matching of pairs of marks, and removal of the text that they enclose. `normalizers` defines which marks are markup.
 
-Matching is a stack, so it is linear in the text. A pair encloses at most `bound` characters that are not taken out with a pair inside it:
-beyond that, both marks count as having no partner and stay, so that two stray marks cannot take the prose between them with them.
+Matching uses a stack, so it takes time linear in the text. A pair may enclose at most `bound` characters, not counting inner pairs that are
+removed. If it encloses more, both marks count as unmatched and stay. So two stray marks cannot remove the prose between them.
 """
 
 import re
@@ -18,10 +18,10 @@ _TEMPLATE_BRACES = re.compile(r"\{{2,}+|\}{2,}+")
 
 
 def paired(text: str, marks: re.Pattern[str], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
-    """Every pair of an opening mark (group `open`) and the closing mark that belongs to it, inner pairs before outer ones.
+    """Yield every pair of an opening mark (group `open`) and its closing mark, inner pairs before outer ones.
 
-    Where the marks have names (groups `name` and `closed`), a closing mark only closes the last opened one, and only if that has its name.
-    `wanted`: what a pair has to begin with.
+    If the marks have names (groups `name` and `closed`), a closing mark closes the last opened mark only if the names are equal. `wanted`:
+    a pattern that must match at the start of a pair.
     """
     opened: deque[tuple[int, str, int]] = deque(maxlen=DEEPEST)  # (start, name, characters taken out before it)
     named = "name" in marks.groupindex
@@ -38,9 +38,9 @@ def paired(text: str, marks: re.Pattern[str], bound: int, wanted: re.Pattern[str
 
 
 def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
-    """{{...}} and {{{...}}}, inner before outer; `name` matches behind the braces of one.
+    """Yield the spans of {{...}} and {{{...}}}, inner before outer. `name` must match after the opening braces.
 
-    Of a longer run of braces, those next to the content belong to it.
+    In a longer run of braces, the braces next to the content belong to it.
     """
     opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters taken out before it, has a name)
     taken_out = 0
@@ -62,7 +62,7 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
 
 
 def without(text: str, spans: Iterable[Span]) -> str:
-    """The text without the spans, which are disjoint or nested, inner before outer, in the order of their ends."""
+    """Return the text without the spans. Spans are disjoint or nested, inner before outer, in the order of their ends."""
     starts, ends = array("q"), array("q")
     for start, end in spans:
         while starts and starts[-1] > start:
@@ -82,7 +82,7 @@ def without(text: str, spans: Iterable[Span]) -> str:
 
 
 def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
-    """As `pattern.sub`, which keeps every piece of the text until the end: fifty bytes for each of a few characters."""
+    """Return what `pattern.sub` returns, with less memory: that keeps every piece of the text until the end, fifty bytes for each."""
     kept = StringIO()
     place = 0
     for found in pattern.finditer(text):

@@ -1,8 +1,8 @@
-"""What cleaning did, as counts and examples: how many documents each reason took, and a seeded sample of them.
+"""The report of cleaning: how many documents each reason rejected, and a seeded sample of them.
 
-Reports of consecutive chunks of an input merge into the report of the whole, whoever made them: an example is chosen by a keyed hash of its
-place in the input, so neither the number of processes nor the cut into chunks shows. A report goes into a journal and comes back the same.
-Memory: 50 excerpts per reason.
+Reports of consecutive chunks merge into the report of the whole input. An example is chosen by a keyed hash of its place in the input, so
+the result depends neither on the number of processes nor on the size of chunks. A report can be stored in a journal and restored. Memory:
+50 excerpts per reason.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
 
 class CleaningReport:
-    """Counts and examples of a chunk of an input whose first document is number `first` of all.
+    """Counts and examples of a chunk of the input. `first` is the number of its first document in the whole input.
 
-    `documents` and `kept` count; `dropped` counts by reason; `languages` counts what the identifier said, of the documents that came so
-    far ("und": it could not tell). Picklable.
+    `documents` and `kept` are counts. `dropped` counts by reason. `languages` counts the results of the language identifier for the
+    documents that were passed to it ("und": not identified). It can be pickled.
     """
 
     def __init__(self, seed: int, first: int = 0) -> None:
@@ -39,7 +39,7 @@ class CleaningReport:
         self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}  # heaps by reason; the largest hash on top, as a negative
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
-        """Count the next document of the input; `language` is what the identifier said, None where it was not asked."""
+        """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
         ordinal = self._first + self.documents
         self.documents += 1
         if language is not None:
@@ -54,7 +54,7 @@ class CleaningReport:
             self._keep_example(heap, (key, -ordinal, _row(result)))
 
     def merge(self, later: Self) -> None:
-        """Take in the report of a chunk that comes after this one, made with the same seed."""
+        """Add the report of a chunk that comes later in the input and has the same seed."""
         if later.seed != self.seed:
             raise ValueError(f"reports of two seeds do not merge: {self.seed}, {later.seed}")
         self.documents += later.documents
@@ -67,19 +67,19 @@ class CleaningReport:
                 self._keep_example(heap, example)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The examples as rows of corpus.layout.REJECTED: by reason, in the order of the filters, then as they came."""
+        """Return the examples as rows of corpus.layout.REJECTED: by reason in the order of the filters, then in input order."""
         known = [reason for reason in REASONS if reason in self._examples]
         others = sorted(self._examples.keys() - set(REASONS))  # a caller's own
         return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
 
     def state(self) -> dict[str, Any]:
-        """All that was counted, as JSON values, for `from_state`."""
+        """Return everything that was counted, as JSON values for `from_state`."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         return {"seed": self.seed, "first": self._first, **counts, "examples": self._examples}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """A report that goes on where that one was."""
+        """Return the report that `state` describes."""
         report = cls(state["seed"], state["first"])
         report.documents, report.kept = state["documents"], state["kept"]
         report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
@@ -95,7 +95,7 @@ class CleaningReport:
 
 
 def _keyed_hash(seed: int, ordinal: int) -> int:
-    """64 bits, evenly spread, of a place in the input."""
+    """Return 64 evenly distributed bits for a place in the input."""
     return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
 
 

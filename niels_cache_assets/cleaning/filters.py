@@ -1,14 +1,14 @@
-"""Filters: each looks at one normalized document and says why it should go, or nothing. The first reason wins, so the cheap come first.
+"""Filters: each looks at one normalized document, and returns a rejection or None. The first rejection counts, so cheap filters run first.
 
-A filter is a function of a document's facts and the settings, and one line of `_JUDGES`. Its name, at the same place in REASONS of
-config/tables.py, is its reason; its threshold is there, too. Thresholds follow Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446,
-table A1 of the appendix) where it has the rule. Definitions all share: a word is what lies between white space (str.split), a letter is
-str.isalpha, a line is a line with something in it.
+A filter is a function of a document's facts and the settings, and one line of `_JUDGES`. Its name is its reason, and stands at the same
+place in REASONS of config/tables.py. Its threshold is in that module, too. Thresholds follow Gopher (Rae et al. 2021,
+https://arxiv.org/abs/2112.11446, table A1 of the appendix) if Gopher has the rule. All filters share these definitions: words are separated
+by white space (str.split), a letter is a character with str.isalpha, and empty lines do not count.
 
-The language is told by Compact Language Detector 2 (Sites, 2013), whose model ships in the package `pycld2`. How it compares with others:
+Compact Language Detector 2 (Sites, 2013) identifies the language; the package `pycld2` contains its model. A comparison with others is in
 docs/log.md.
 
-Cost: about 0.1 ms a kilobyte of a document that passes them all, half of it for words and their pairs.
+Cost: about 0.1 ms a kilobyte of a document that passes all filters. Half of it is for words and their pairs.
 """
 
 import re
@@ -44,16 +44,16 @@ _OLD_CODES = {"iw": "he", "jw": "jv"}  # CLD2 still uses what ISO 639-1 withdrew
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """Why a document goes, and what was measured (None where nothing is measured)."""
+    """The reason for a rejection, and the measured value (None if the filter measures nothing)."""
 
     reason: str
     value: float | None = None
 
 
 class Facts:
-    """A document and what several filters ask about it, each worked out when it is first asked for.
+    """A document, and values that several filters need. Each value is computed when it is first used.
 
-    `text`: its first JUDGED_CHARACTERS, so that one document of hundreds of megabytes does not need gigabytes.
+    `text`: the first JUDGED_CHARACTERS of the document, so that a document of hundreds of megabytes does not need gigabytes.
     """
 
     def __init__(self, document: Document) -> None:
@@ -71,7 +71,7 @@ class Facts:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines with something in them, without the white space around them."""
+        """The non-empty lines, without surrounding white space."""
         return [line for line in map(str.strip, self.text.split("\n")) if line]
 
     @property
@@ -79,7 +79,7 @@ class Facts:
         return self._language is not None
 
     def language(self, characters: int) -> tuple[str | None, float]:
-        """(code or None, share) of the first so many characters, which are the same for every filter that asks."""
+        """Return (code or None, share) of the first `characters` characters. All filters use the same number."""
         if self._language is None:
             self._language = identify_language(self.text[:characters])
         return self._language
@@ -89,18 +89,18 @@ Filter = Callable[[Facts, CleaningSettings], Rejection | None]
 
 
 def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Upstream says so, or the text is the mark of one."""
+    """Reject a redirect: upstream marks it, or the text begins with the mark of one."""
     return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
 
 
 def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Nothing remains after normalization."""
+    """Reject a document that is empty after normalization."""
     return None if facts.text and not facts.text.isspace() else Rejection(reason="empty", value=0.0)
 
 
 def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Titled so, or a line near the beginning ends with "may refer to:" (can, might; stand for; ... in Y:) and a list follows: a bullet,
-    a line of fewer than 80 characters, or nothing.
+    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" (can, might; stand for; ...
+    in Y:) and a list follows: a bullet, a line of fewer than 80 characters, or nothing.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
@@ -111,19 +111,19 @@ def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None
 
 
 def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Too few characters (the value is their number), or too few words (the value is theirs)."""
+    """Reject a text with too few characters (the value is their number), or with too few words (the value is their number)."""
     if len(facts.text) < settings.min_characters:
         return Rejection(reason="too_short", value=float(len(facts.text)))
     return Rejection(reason="too_short", value=float(len(facts.words))) if len(facts.words) < settings.min_words else None
 
 
 def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Share of the lines that begin with a bullet: *, •, or one of - – — + and a blank."""
+    """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank."""
     return _above("list_page", sum(line.startswith(_BULLETS) for line in facts.lines), len(facts.lines), settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Share of the words that have a letter in them."""
+    """Reject by the share of words that contain a letter."""
     words = len(facts.words)
     # Words with an ASCII letter are quickly counted, and usually enough.
     at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
@@ -134,7 +134,7 @@ def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | Non
 
 
 def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Characters per word, without the white space."""
+    """Reject by the mean number of characters per word, without white space."""
     if not facts.words:
         return None
     mean = sum(map(len, facts.words)) / len(facts.words)
@@ -143,21 +143,21 @@ def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | N
 
 
 def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Number signs and ellipses (three dots or U+2026) per word."""
+    """Reject by the number of number signs and ellipses (three dots or U+2026) per word."""
     symbols = facts.text.count("#") + facts.text.count("...") + facts.text.count("…")
     return _above("high_symbol_ratio", symbols, len(facts.words), settings.max_symbols_per_word)
 
 
 def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """How many of STOP_WORDS occur, as words of their own, in any case."""
+    """Reject by the number of different STOP_WORDS that occur as words, in upper or lower case."""
     found = len(STOP_WORDS.intersection(facts.lower_words))
     return Rejection(reason="no_stopwords", value=float(found)) if found < settings.min_stopwords else None
 
 
 def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """One pair of words makes too large a share of all pairs (in lower case; a pair that is there once repeats nothing).
+    """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice.
 
-    Then, where they are set: Gopher's shares of characters in the most frequent 2-, 3- and 4-gram, and of repeated lines and paragraphs.
+    Then, if they are set: Gopher's shares of characters in the most frequent 2-, 3- and 4-gram, and of repeated lines and paragraphs.
     """
     pairs = len(facts.words) - 1
     found = _above("repetitive", _most_frequent_pair(facts.lower_words, settings.max_bigram_share), pairs, settings.max_bigram_share)
@@ -179,13 +179,15 @@ def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
 
 
 def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """The identifier cannot tell the language of the first characters."""
+    """Reject a text if the identifier does not recognize the language of its first characters."""
     code, _ = facts.language(settings.language_characters)
     return Rejection(reason="language_error") if code is None else None
 
 
 def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """The first characters are in a language that is not among those that stay; the value is the share of them that is."""
+    """Reject a text whose first characters are in a language that is not in `languages`. The value is the share of text in that
+    language.
+    """
     code, share = facts.language(settings.language_characters)
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
 
@@ -208,10 +210,10 @@ FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=Tru
 
 
 def identify_language(text: str) -> tuple[str | None, float]:
-    """(ISO 639 code, share of the text in that language), or (None, 0.0) where the text does not say: too short, or no language.
+    """Return (ISO 639 code, share of the text in that language), or (None, 0.0) if the text is too short or in no language.
 
-    Pass the beginning of a document; the whole text given is read, in tens of microseconds for 400 characters. A code without its script
-    or country: zh, not zh-Hant.
+    Pass the beginning of a document: the whole argument is read, in tens of microseconds for 400 characters. The code has no script and no
+    country: zh, not zh-Hant.
     """
     import pycld2
 
@@ -224,20 +226,20 @@ def identify_language(text: str) -> tuple[str | None, float]:
 
 
 def _is_followed_by_list(text: str, place: int) -> bool:
-    """Whether the next line with something in it begins with a bullet or is too short to be a paragraph."""
+    """Return whether the next non-empty line begins with a bullet, or is too short for a paragraph."""
     line = text[place : place + 2 * _PARAGRAPH_CHARACTERS].lstrip().partition("\n")[0]
     return line.startswith(_BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
 def _above(reason: str, count: float, total: int, limit: float) -> Rejection | None:
-    """A rejection if count / total is above the limit; nothing has no share."""
+    """Return a rejection if count / total is above the limit. A total of 0 is not rejected."""
     return Rejection(reason=reason, value=count / total) if total > 0 and count / total > limit else None
 
 
 def _most_frequent_pair(words: list[str], limit: float) -> int:
-    """How often the most frequent pair of neighbours occurs; 0 if no pair can be above the limit, or none is there twice.
+    """Return how often the most frequent pair of neighbours occurs; 0 if no pair can be above the limit, or if no pair occurs twice.
 
-    A pair is no more frequent than either of its words, and few words are that frequent: only pairs of those are counted.
+    A pair is at most as frequent as each of its words, and few words are frequent enough. So only pairs of those are counted.
     """
     pairs = len(words) - 1
     frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
@@ -250,7 +252,9 @@ def _most_frequent_pair(words: list[str], limit: float) -> int:
 
 
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
-    """(characters in the most frequent n-gram, in all words): the longest of those that tie, none if all are there once."""
+    """Return (characters in the most frequent n-gram, in all words). Of n-grams with equal counts, the longest is used; 0 if none occurs
+    twice.
+    """
     counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
     if most < 2:
@@ -260,12 +264,12 @@ def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
 
 
 def _repeated(parts: list[str]) -> tuple[int, int]:
-    """(how many were there before, how many there are)."""
+    """Return (number of repeated parts, number of parts)."""
     return len(parts) - len(set(parts)), len(parts)
 
 
 class Rejected(NamedTuple):
-    """A document that goes, as it was normalized, and why; `value` is what the filter measured, None where it measures nothing."""
+    """A rejected document after normalization, and the reason. `value`: the value that the filter measured, or None."""
 
     document: Document
     reason: str

@@ -1,11 +1,10 @@
-"""Markup to text: what is left of wikitext and HTML after a source's own conversion becomes plain prose.
+"""From markup to text: the wikitext and HTML that remain after a source's own conversion become plain prose.
 
-`normalize` runs NORMALIZERS in order. Each takes and gives a text, leaves its own output alone, and takes time linear in the text whatever
-is in it: brackets are matched with a stack, a pattern never reads a character more than a fixed number of times, and what only unfolds
-step by step is unfolded a few times, after which blanks take the place of its marks (`_settled`). A text without markup costs a few
-searches for single characters. One stray mark takes no prose with it: a tag must look like one, and what is between a pair of marks goes
-only as far as its bound. Parsing whole wiki pages belongs into the source (wikipedia), which has a parser for it; counting and rejecting,
-into `filters`.
+`normalize` runs NORMALIZERS in order. Each takes and returns a text, does not change its own output, and takes time linear in any text.
+Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested marks are removed in a fixed number
+of steps; then blanks replace the remaining marks (`_settled`). A text without markup costs a few searches for single characters. One stray
+mark removes no prose: a tag must have the form of a tag, and a pair of marks must not enclose more characters than its bound. Whole wiki
+pages are parsed by the source (wikipedia), which has a parser for them. Counting and rejecting are in `filters`.
 
 Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML Living Standard.
 """
@@ -102,7 +101,9 @@ Normalizer = Callable[[str], str]
 
 
 def replace_unreadable(text: str) -> str:
-    """NULs, other controls and noncharacters become blanks, lone surrogates U+FFFD: no tool behind this one refuses the text."""
+    """Replace NULs, other controls and noncharacters by blanks, and lone surrogates by U+FFFD, so that every later tool accepts
+    the text.
+    """
     if text.isascii() and len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text):  # a tenth of a search's time
         return text
     text = _UNREADABLE.sub(lambda found: "\ufffd" if "\ud800" <= found.group() <= "\udfff" else " ", text)
@@ -110,54 +111,54 @@ def replace_unreadable(text: str) -> str:
 
 
 def decode_entities(text: str) -> str:
-    """`&amp;lt;` becomes `<`: HTML entities with their semicolon, also those that another one hides. Unknown names stay."""
+    """Decode HTML entities with a semicolon, also nested ones: `&amp;lt;` becomes `<`. Unknown names stay."""
     return _settle(text, "entities", "&", lambda text: rewritten(text, _ENTITY, _in_place_of_entity))
 
 
 def remove_file_links(text: str) -> str:
-    """`[[File:...|caption]]`, with the links in its caption, goes; so do `[[Category:...]]` and the like, which show no text."""
+    """Remove `[[File:...|caption]]` with the links in its caption, and `[[Category:...]]` and similar links, which show no text."""
     return _settle(text, "file_links", "[[", _without_file_links)
 
 
 def remove_templates(text: str) -> str:
-    """`{{...}}` goes, templates in templates and `{{{parameters}}}` included. It begins with a name; other braces (`{{.Name}}`,
-    `{{1, 2}, {3, 4}}`), and those without a partner, stay.
+    """Remove `{{...}}`, nested templates and `{{{parameters}}}` included. A template begins with a name. Other braces (`{{.Name}}`, `{{1,
+    2}, {3, 4}}`) and unmatched ones stay.
     """
     return _settle(text, "templates", "{{", lambda text: without(text, templates(text, LONGEST_TEMPLATE, _TEMPLATE_NAME)))
 
 
 def remove_tables(text: str) -> str:
-    """`{| ... |}` goes, tables in tables included; both marks begin a line, and nothing but attributes follows the first."""
+    """Remove `{| ... |}`, nested tables included. Both marks begin a line, and only attributes may follow the first."""
     return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _TABLE_MARKS, LONGEST_TABLE)))
 
 
 def remove_tags(text: str) -> str:
-    """HTML and MediaWiki tags go, a line break for those that break lines; comments and elements that hold no prose (ref, script, ...)
-    go with all that is in them. What merely looks like a tag stays: `<stdio.h>`, `a < b`, `x <b && y> c`, and `<title>` without
-    attributes or `</title>`. `10<sup>6</sup>` becomes `10^6`.
+    """Remove HTML and MediaWiki tags. A tag that breaks lines becomes a line break. Comments and elements that hold no prose (ref, script,
+    ...) are removed with their content. Text that only looks like a tag stays: `<stdio.h>`, `a < b`, `x <b && y> c`, and `<title>`
+    without attributes or `</title>`. `10<sup>6</sup>` becomes `10^6`.
     """
     return _settle(text, "tags", "<", _without_tags)
 
 
 def keep_link_labels(text: str) -> str:
-    """`[[target|label]]` becomes its label, `[[target]]` its target. A link lies in one line; what code writes so (`[[1], [2]]`,
-    `x[["name"]]`, `[[ -f $x ]]`) stays.
+    """Replace `[[target|label]]` by its label, and `[[target]]` by its target. A link is on one line. Code with such brackets (`[[1],
+    [2]]`, `x[["name"]]`, `[[ -f $x ]]`) stays.
     """
     return _settle(text, "links", "[[", lambda text: rewritten(text, _WIKI_LINK, _label))
 
 
 def keep_external_labels(text: str) -> str:
-    """`[https://... label]` becomes its label and goes where it has none; an address without brackets stays."""
+    """Replace `[https://... label]` by its label, or remove it if it has no label. An address without brackets stays."""
     return _settle(text, "external_links", "[", lambda text: rewritten(text, _EXTERNAL_LINK, lambda found: found[1] or ""))
 
 
 def unmark_headings(text: str) -> str:
-    """`== Heading ==` becomes `Heading`, where as many `=` end the line as begin it. Lines of nothing but `=` (underlines) stay."""
+    """Replace `== Heading ==` by `Heading`, if it begins and ends with the same number of `=`. Lines of `=` alone (underlines) stay."""
     return _HEADING.sub(_heading_text, text) if "=" in text else text
 
 
 def collapse_blanks(text: str) -> str:
-    """Every kind of line end is one newline, runs of blanks are one blank, two newlines at most in a row, none around the text."""
+    """Replace every kind of line end by a newline, runs of blanks by one blank, and three or more newlines by two. Strip the text."""
     for newline in _NEWLINES:  # replacing what is not there costs next to nothing, searching for any of several a hundred times as much
         text = text.replace(newline, "\n")
     for blank in _BLANKS:
@@ -185,8 +186,8 @@ MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # plain text n
 
 
 def normalize(text: str, skip: Collection[str] = ()) -> str:
-    """Run NORMALIZERS in order, but those named in `skip`, until nothing changes: what one takes out may be what hid something from
-    another (`&l<b></b>t;`). Time: linear in the text. Idempotent.
+    """Run NORMALIZERS in order, without those in `skip`, until the text stays the same: removing one mark may reveal another
+    (`&l<b></b>t;`). Time: linear in the text. The function is idempotent.
     """
 
     def one_round(text: str) -> str:
@@ -206,10 +207,10 @@ def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
 
 
 def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> str:
-    """The text after as many steps as change something. Time: a fixed number of steps.
+    """Return the text after as many steps as change it. Time: a fixed number of steps.
 
-    What unfolds more than PASSES times is made up: then blanks take the place of the marks in the region that still changes, and, where
-    that does not help, of all. Without marks, nothing begins and nothing joins across the blanks, so two more steps leave nothing to do.
+    Only a constructed text changes more than PASSES times. Then blanks replace the marks in the region that still changes and, if that does
+    not help, all marks. Without marks nothing begins, and nothing joins across the blanks, so two more steps are enough.
     """
     for _ in range(PASSES):
         before, text = text, step(text)
@@ -225,7 +226,7 @@ def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str]) -> s
 
 
 def _changing(before: str, after: str) -> tuple[int, int]:
-    """(start, end) in `before` of what is not in `after` as well, at the beginning or at the end."""
+    """Return (start, end) in `before` of the part that differs from `after`: without their common beginning and end."""
     shared = min(len(before), len(after))
     start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
     behind = bisect_left(range(shared - start), True, key=lambda place: before[-place - 1 :] != after[-place - 1 :])
@@ -233,7 +234,7 @@ def _changing(before: str, after: str) -> tuple[int, int]:
 
 
 def _in_place_of_entity(found: re.Match[str]) -> str:
-    """What it stands for; unknown names stay (html.unescape alone would take `&notit;` for `&not` and `it;`)."""
+    """Return the character that an entity stands for. Unknown names stay (html.unescape alone would read `&notit;` as `&not` and `it;`)."""
     name = found.group(1) + ";"
     return replace_unreadable(html.unescape("&" + name)) if name[0] == "#" else html5.get(name, "&" + name)
 
@@ -259,7 +260,9 @@ def _without_tags(text: str) -> str:
 
 
 def _without_partner(text: str) -> bytearray | None:
-    """Of each character whether an opening tag begins there that has no attribute with a value and no closing tag; None: no such."""
+    """Return, for each character, whether an opening tag begins there that has neither an attribute with a value nor a closing tag; None if
+    there is no such tag.
+    """
     stays = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))
     for found in _BARE_TAG.finditer(text):

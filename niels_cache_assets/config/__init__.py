@@ -1,7 +1,7 @@
-"""What the user's file says: every table has a schema here, and `registry` makes one typed whole of them.
+"""The configuration of a project: each table has a schema here, and `registry` combines them into one typed object.
 
-    registry: from files, profile and flags to a Registry      merging: tables over tables      problems: what is wrong, in words
-    tables: a schema for each table that is no data set      defaults: every default      shipped: profiles, catalog
+    registry: from files, profile and flags to a Registry      merging: tables over tables      problems: error messages
+    tables: a schema for each table that is not a data set      defaults: every default      shipped: profiles, catalog
 
-A data set's own table is the schema of its source (`sources`).
+The table of a data set has the schema of its source (`sources`).
 """

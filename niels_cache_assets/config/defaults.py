@@ -1,4 +1,4 @@
-"""Every default in one place (DESIGN: Defaults). Each has a command-line flag and a configuration key."""
+"""All defaults (DESIGN: Defaults). Each has a command-line flag and a configuration key."""
 
 SEED = 42
 SHARD_BYTES = 134_217_728

@@ -1,7 +1,7 @@
-"""The fingerprint of anything that is built: one sha256 over everything that decides its bytes. Loads nothing of what builds it.
+"""The fingerprint of anything that can be built: one sha256 over everything that decides its bytes. This module loads no code that builds.
 
-A key that is added to a table of the configuration counts only where it is not at its default, so that caches from before it stay valid:
-`settings_that_count` leaves it out. Whoever changes the default of such a key must raise the code version of what it decides.
+A key that was added to a released table counts only if it differs from its default (`settings_that_count`). So older caches stay valid. If
+you change the default of such a key, raise the code version of everything that the key decides.
 """
 
 import inspect
@@ -44,15 +44,15 @@ _FIRST_KEYS: dict[str, str] = {
 
 
 def fingerprint_of(settings: dict[str, Any]) -> str:
-    """64 hex digits: sha256 over the canonical JSON of everything that decides the bytes."""
+    """Return 64 hex digits: the sha256 over the canonical JSON of everything that decides the bytes."""
     return sha256_text(canonical_json(settings))
 
 
 def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The keys of a table for an identity, as JSON values, those in `without` aside. `name`: of the table, or the kind of a source.
+    """Return the keys of a table that belong to an identity, as JSON values, without those in `without`.
 
-    A key that is not among the first of that table counts only where it is not at its default. Of a table that is not known here, as a
-    kind of source that somebody else has written, its own keys are the first.
+    `name`: the name of the table, or the kind of a source. A key that is not in _FIRST_KEYS counts only if it differs from its default. If
+    _FIRST_KEYS does not list the table (a source of a third party), all keys that its class declares count.
     """
     always, fields = _first_keys(table, name), type(table).model_fields
     counted = {

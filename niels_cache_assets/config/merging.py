@@ -1,4 +1,4 @@
-"""Tables over tables: the user's file over a profile, the catalog's keys below both, and flags over all. No value is checked here."""
+"""Merging of tables: the user's file over a profile, the keys of the catalog below both, and flags over all. No value is checked here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Tables = dict[str, Any]
 
 
 def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
-    """The user's tables; those that name a shipped data set without `source`, and have no such table below them, with the catalog's keys.
+    """Return the user's tables, and add the keys of the catalog to each one that names a shipped data set.
 
-    `advice`: gets a line for each of these.
+    A table gets these keys if it has no `source` and the profile has no such table. `advice` gets a line for each of them.
     """
     found = dict(user)
     for family in FAMILIES:
@@ -61,7 +61,9 @@ def read_tables(path: Path, remedy: str) -> Tables:
 
 
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
-    """Tables merge by key, so that a user may set one key of a shipped data set; a table with another `source` replaces it."""
+    """Return both layers, merged by key, so that a user can set one key of a shipped data set. A table with another `source` replaces the
+    old one.
+    """
     merged = dict(below)
     for section, tables in above.items():
         if section not in _SECTIONS:
@@ -81,13 +83,13 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
-    """A table with other keys. Where its data lies has two names, and the later one wins."""
+    """Return a table with other keys. `files` and `path` both say where the data is, so the new one replaces the old one."""
     gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 
 def absolute_paths(tables: Tables) -> Tables:
-    """What is typed at a prompt is relative to where it is typed, not to the configuration file."""
+    """Resolve paths from the command line: they are relative to the working directory, not to the configuration file."""
 
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""What is wrong with a configuration, in words: names that are not configured, and values of a table, each with the text to type.
+"""Error messages for the configuration: for names that are not configured, and for values of a table. Each says what to type.
 
-The one place of these sentences, for niels_cache.toml, --set, flags and run configurations. What a validator of ours says stays as it is.
+All such messages are here, for niels_cache.toml, --set, flags and run configurations. Messages of our own validators are used unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Spell = Callable[[str, str], str]
 
 
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
-    """Raise the message for a name that is not among the valid ones, with the nearest. `elsewhere`: what to add where none is near."""
+    """Raise NielsCacheError for a name that is not valid, with the nearest valid one. `elsewhere`: text to add if no valid name is near."""
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
@@ -58,7 +58,7 @@ def refuse_unknown(
     elsewhere: str = "",
     families: Iterable[Family] = FAMILIES,
 ) -> NoReturn:
-    """`names`: all that are configured. `families`: those that would do."""
+    """Raise NielsCacheError for a name that is not configured. `names`: all configured names. `families`: those that are valid here."""
     choices, names = list(choices), set(names)
     addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
     near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
@@ -74,9 +74,9 @@ def in_a_file(key: str, value: str) -> str:
 
 
 def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
-    """A clause for each problem of `table`, which begins with a blank; keys that do not exist hide the others, as they explain them.
+    """Return a clause for each problem of `table`. Each begins with a blank. If there are unknown keys, only these are reported.
 
-    `spell`: how a key and its value, as TOML, are typed where the table came from.
+    `spell`: returns how you type a key and its value (as TOML) in the place that the table came from.
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
@@ -88,7 +88,7 @@ def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapp
 
 
 def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Keys and numbers of items alone: a union adds the names of its types."""
+    """Return the keys and item numbers of a location only: for a union, pydantic adds the names of its types."""
     if not problem["loc"]:
         return ()
     first, *rest = problem["loc"]
@@ -124,7 +124,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
 
 
 def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
-    """`must be a list of texts`; None for a kind of error that no field of ours has."""
+    """Return for example `must be a list of texts`; None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
         _, name, words = _BOUNDS[kind]
@@ -142,7 +142,7 @@ def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | N
 
 
 def _described(annotation: Any) -> str:
-    """What a value of this type is called, one of it."""
+    """Return the name of one value of this type, such as `a whole number`."""
     said = [_described_one(member) for member in _members(annotation)]
     return " or ".join(dict.fromkeys(said)) or "left out"
 
@@ -176,7 +176,7 @@ def _either(choices: Sequence[object]) -> str:
 
 
 def _range(annotation: Any, field: FieldInfo) -> str:
-    """All bounds of the value at once: `at least 0 and less than 1`."""
+    """Return all bounds of the value in one phrase: `at least 0 and less than 1`."""
     metadata = [*_metadata(annotation), *_metadata(field.annotation), *field.metadata]
     said = []
     for kind, name, words in _BOUNDS.values():
@@ -189,7 +189,7 @@ def _number(value: Any) -> str:
 
 
 def _metadata(annotation: Any) -> Sequence[Any]:
-    """Of an annotated type, or of the one that may be None."""
+    """Return the metadata of an annotated type, or of the annotated member of a union."""
     if get_origin(annotation) is Annotated:
         return annotation.__metadata__
     if get_origin(annotation) in (Union, types.UnionType):
@@ -198,7 +198,7 @@ def _metadata(annotation: Any) -> Sequence[Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types that it allows, without None and without what is annotated."""
+    """Return the types that the annotation allows, without None and without their metadata."""
     if get_origin(annotation) is Annotated:
         return _members(annotation.__origin__)
     if get_origin(annotation) in (Union, types.UnionType):
@@ -207,7 +207,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
-    """The type of an item, or of a value of a table."""
+    """Return the type of an item of a list, or of a value of a table."""
     for _ in path:
         member = next(iter(_members(annotation)), Any)
         arguments = get_args(member)
@@ -216,7 +216,7 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 
 def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """The whole value of the key as it was meant, as TOML; None where that cannot be told."""
+    """Return the value of the key that the user probably meant, as TOML; None if it cannot be guessed."""
     takes = _taking(field, model)
     for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
@@ -227,7 +227,7 @@ def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: Field
 
 
 def _meant(given: Any) -> Iterator[Any]:
-    """The same in another type."""
+    """Yield the same value in other types."""
     if isinstance(given, str):
         with suppress(ValueError):
             yield parse_toml(f"value = {given.strip()}")["value"]
@@ -249,14 +249,14 @@ def _meant(given: Any) -> Iterator[Any]:
 
 
 def _allowed_near(given: Any, annotation: Any) -> list[Any]:
-    """The nearest of the texts that are allowed."""
+    """Return the nearest allowed text."""
     choices = _choices(annotation)
     near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
     return [near[0], [near[0]]] if near else []
 
 
 def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
-    """`value` with the candidate at `path` in it."""
+    """Return `value` with the candidate at `path`."""
     if not path:
         return candidate
     first, *rest = path
@@ -281,7 +281,7 @@ def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
 
 
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """The default, or the first of a few values that it takes."""
+    """Return the default, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     takes = _taking(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
@@ -311,7 +311,7 @@ def _shown(value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as it is written in niels_cache.toml. JSON's strings are TOML's."""
+    """Return a value in the syntax of niels_cache.toml. JSON strings are valid TOML."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):

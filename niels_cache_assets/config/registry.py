@@ -1,9 +1,10 @@
-"""Data sets are configuration: the user's niels_cache.toml, over a shipped profile if one is chosen, makes one typed registry.
+"""The registry: all data sets and settings, typed, from the user's niels_cache.toml and, if one is chosen, a shipped profile.
 
-A project is what its file names. Layers, later wins by key: the chosen profile, the user's file, `--set` and flags. Without a file the
-default profile stands in. A table that names a shipped data set without `source` is one of the catalog with other keys; one with `source`
-and no profile below it inherits nothing. Partition keys are the names of the tables, in order. A table that lacks a required setting (roam
-without a path), or is switched off, stays in the registry but is no partition. Nothing here opens a source.
+A project consists of the data sets that its file names. There are these layers, and a later one overrides keys of an earlier one: the
+chosen profile, the user's file, `--set` and flags. Without a file, the default profile is used. A table that names a shipped data set and
+has no `source` inherits the keys of the catalog. A table with a `source`, and without a profile below it, inherits nothing. Partition keys
+are the names of the tables, in order. A table that lacks a required setting (roam without a path), or that is disabled, stays in the
+registry but is not a partition. This module opens no source.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """Whence tables come, for messages, and where their relative paths start. `options`: what on the command line said a key instead."""
+    """The origin of tables, for messages, and the folder to which their relative paths refer. `options`: keys that a command-line option
+    set.
+    """
 
     where: str
     base_dir: str = "."
     options: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, label: str, key: str) -> str:
-        """What to blame for a key; without one, for keys of that table that do not go together."""
+        """Return the file or option to name in a message about a key. Without a key, the message is about several keys of the table."""
         keys = ONE_KEY if key in ONE_KEY else (key,)
         for said, option in self.options.items():
             if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
@@ -70,11 +73,10 @@ class _Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """Everything configured.
+    """The whole configuration.
 
-    origin: names the file (or profile) that messages should point at. profile: what lies below the file; None if nothing does.
-    is_fallback: neither a file nor a profile was named, so that the default profile stands in.
-    advice: a line for each table that would be clearer otherwise.
+    origin: the file (or profile) that messages name. profile: the profile below the file; None if there is no profile. is_fallback: neither
+    a file nor a profile was named, so the default profile is used. advice: a line for each table that should be more explicit.
     """
 
     build: BuildSettings
@@ -93,13 +95,13 @@ class Registry:
 
     @property
     def settings_origin(self) -> str:
-        """`profile quickstart`, `niels_cache.toml`, `niels_cache.toml on profile default`."""
+        """The origin and its profile: `profile quickstart`, `niels_cache.toml`, `niels_cache.toml on profile default`."""
         below = f"profile {self.profile}"
         return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
 
     @property
     def without_file(self) -> str:
-        """What to say where `is_fallback`."""
+        """The message for `is_fallback`."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
         above = _file_above()
         mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
@@ -107,7 +109,7 @@ class Registry:
 
     @property
     def elsewhere(self) -> str:
-        """What to add to the message for an unknown name where `is_fallback`: the file that has it may lie in another folder."""
+        """The text to add to the message for an unknown name if `is_fallback` is set: the right file may be in another folder."""
         if not self.is_fallback:
             return ""
         named = f"--config {_file_above() or 'FILE'}"
@@ -117,15 +119,17 @@ class Registry:
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, family: Family) -> list[str]:
-        """Names that can be built, in order: nothing is missing, and they are not switched off."""
+        """Return the names that can be built, in order: enabled, and with all required settings."""
         return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
 
     def switched_off(self) -> list[str]:
-        """Names with enabled = false, in order."""
+        """Return the names with enabled = false, in order."""
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
-        """Pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those with that step of it."""
+        """Return the pretrain data sets that can be built and have a corpus, in order: all with `prepare`, or those whose `prepare` has
+        this step.
+        """
         return [
             name
             for name in self.partition_keys("pretrain")
@@ -133,29 +137,31 @@ class Registry:
         ]
 
     def blend_keys(self) -> list[str]:
-        """Blends whose members all can be built, in order."""
+        """Return the blends whose members can all be built, in order."""
         buildable = set(self.partition_keys("pretrain"))
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
-        """The thresholds for a pretrain data set: [cleaning], with its own `cleaning` in them."""
+        """Return the thresholds for a pretrain data set: [cleaning], changed by its own `cleaning`."""
         return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
-        """Names that cannot be built yet, with what to set. One that is switched off is not among them."""
+        """Return the enabled data sets that cannot be built yet, each with the setting to add."""
         every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
         missing = {name: source.missing_setting() for name, source in every if source.enabled}
         return {name: reason for name, reason in missing.items() if reason is not None}
 
     def family_of(self, name: str) -> Family:
-        """The family of a configured data set; an unknown name is an error with the nearest choice."""
+        """Return the family of a configured data set. Raises NielsCacheError for an unknown name, with the nearest valid one."""
         for family in FAMILIES:
             if name in self.datasets(family):
                 return family
         self.refuse_data_set(self.origin, "no data set", name)
 
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
-        """Raise the message for a name that is not configured: what to add if the catalog has it, else the nearest of `choices`."""
+        """Raise NielsCacheError for a name that is not configured: with the table to add if the catalog has it, else with the nearest of
+        `choices`.
+        """
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
@@ -171,12 +177,14 @@ def load_registry(
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Registry:
-    """Read the user's file and the profile, apply `overrides` (nested tables; paths in them are relative to the working directory).
+    """Read the user's file and the profile, and apply `overrides` (nested tables; their paths are relative to the working directory).
 
-    `config`: the argument, else NIELS_CACHE_CONFIG, else ./niels_cache.toml where it exists; the quickstart profile reads it only when it
-    is named by one of these. `profile`: the argument, else NIELS_CACHE_PROFILE, else the file's top-level `profile` key; else none if
-    there is a file, and "default" if there is not.
-    Raises NielsCacheError naming file, table, key and the nearest valid choice; of keys of `options` ("build.seed"), what said them.
+    `config`: the argument, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if one
+    of the first two names it. `profile`: the argument, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the file; else no
+    profile if there is a file, and "default" if there is no file.
+
+    Raises NielsCacheError with the file, table, key and the nearest valid choice. For a key in `options` ("build.seed"), it names that
+    option.
     """
     chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named = config or os.environ.get(CONFIG_VARIABLE)
@@ -200,7 +208,7 @@ def load_registry(
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
-    """A copy of a table with the given keys replaced and checked again; None means the registry's value."""
+    """Return a copy of a table with the given keys replaced, and validate it again. None means: keep the value of the registry."""
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
@@ -208,7 +216,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
-    """Where the caches lie: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
+    """Return the root of the caches: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
     variable = os.environ.get(ROOT_VARIABLE)
     if variable and registry.profile == "quickstart":
         variable = os.path.join(variable, "quickstart")  # it must never share a tokenizer with the real caches
@@ -216,12 +224,12 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a data set may be called that: its name is a folder's, and part of asset keys and addresses."""
+    """Return whether a data set may have this name. It becomes the name of a folder, and a part of asset keys and addresses."""
     return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
 
 
 def _file_above() -> str | None:
-    """The nearest configuration file in a folder above the working directory, as a shell takes it."""
+    """Return the nearest configuration file in a parent of the working directory, quoted for a shell."""
     found = (folder / CONFIG_NAME for folder in Path.cwd().parents if (folder / CONFIG_NAME).is_file())
     return next((shlex.quote(str(path)) for path in found), None)
 
@@ -286,13 +294,13 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
 
 
 def _catalog_hint(name: str) -> str:
-    """What to type if a table without `source` was to be one of the catalog."""
+    """Return a hint if the name of a table without `source` is similar to one of the catalog."""
     near = difflib.get_close_matches(name, catalog(), n=1)
     return f"; of the catalog the nearest is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
-    """An interleave holds what its members hold: if both lost their duplicates, each would lose what is in the other."""
+    """Raise NielsCacheError if an interleave and its member both use dedup: each would lose the documents that are in the other."""
     source = registry.pretrain[name]
     if not isinstance(source, Interleave) or "dedup" not in source.prepare:
         return
@@ -324,7 +332,7 @@ def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, lab
 
 
 def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
-    """The problems in one line: file, table, keys, what is wrong, what to type."""
+    """Return the problems in one line: file, table, keys, what is wrong, what to type."""
     first = error.errors()[0]["loc"]
     where = origin.of(label, str(first[0]) if first else "")
     option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None

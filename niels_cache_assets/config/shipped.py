@@ -1,7 +1,7 @@
-"""The data sets that ship with the package: profiles, which are whole configurations, and the catalog, which has their data sets.
+"""The data sets that ship with the package: profiles are whole configurations, and the catalog lists all data sets of the profiles.
 
-A profile is profiles/NAME.toml. The catalog has every data set of every profile, switched on: to name one is to want it. What `catalog`
-says of a data set beside its table stands here. Nothing here reads a user's file.
+A profile is profiles/NAME.toml. In the catalog every data set is enabled, because a user adds it by name. The descriptions that the command
+`catalog` shows are here, too. This module does not read a user's file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROFILES = ("default", "quickstart")
 
 
 class About(NamedTuple):
-    """What a shipped data set is, in words: `size` of what is downloaded, about; `licence` as upstream states it."""
+    """The description of a shipped data set. `size`: approximate size of the download. `licence`: as upstream states it."""
 
     what: str
     size: str
@@ -39,13 +39,13 @@ ABOUT: Mapping[str, About] = {
 
 
 def profile_tables(profile: str) -> dict[str, Any]:
-    """The tables of a profile, fresh, to be changed at will."""
+    """Return the tables of a profile as a new object that the caller may change."""
     return parse_toml(resources.files("niels_cache_assets").joinpath(f"config/profiles/{profile}.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)
 def catalog() -> Mapping[str, tuple[Family, Mapping[str, Any]]]:
-    """By name: the family and the table of every shipped data set. None of them is switched off."""
+    """Return the family and the table of every shipped data set, by name. All are enabled."""
     found: dict[str, tuple[Family, Mapping[str, Any]]] = {}
     for profile in PROFILES:
         tables = profile_tables(profile)
@@ -60,6 +60,6 @@ def catalog_names() -> list[str]:
 
 
 def shipped_table(family: str, name: str) -> Mapping[str, Any] | None:
-    """The table of a shipped data set of that family, or None."""
+    """Return the table of a shipped data set of this family, or None."""
     its_family, table = catalog().get(name, (None, None))
     return table if its_family == family else None

@@ -1,6 +1,6 @@
 """The schemas of the tables that are not data sets: [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster].
 
-A data set's own table is the schema of its source. Nothing is opened here.
+The table of a data set has the schema of its source. This module opens no file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Table(BaseModel):
 
 
 class BuildSettings(_Table):
-    """[build]: what every data set shares."""
+    """[build]: settings that all data sets share."""
 
     cache_dir: ConfigPath = Field("cache", description="Root of all caches")
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
@@ -76,7 +76,7 @@ class BuildSettings(_Table):
 
 
 class TokenizerSettings(_Table):
-    """[tokenizer]: import `model`, or train one."""
+    """[tokenizer]: a model to import, or the settings to train one."""
 
     model_config = ConfigDict(protected_namespaces=())
     model: ConfigPath | None = Field(None, description="A SentencePiece .model file to import; None trains one")
@@ -98,7 +98,7 @@ class TokenizerSettings(_Table):
 class CleaningSettings(_Table):
     """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
 
-    A data set's own `cleaning = {...}` replaces keys. Where a threshold comes from: docs/cleaning.md.
+    `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
     """
 
     skip: tuple[str, ...] = Field(
@@ -151,12 +151,12 @@ class CleaningSettings(_Table):
         return self
 
     def with_changes(self, changes: dict[str, Any]) -> Self:
-        """These settings with the keys of a data set's own table in them, checked again (pydantic.ValidationError)."""
+        """Return these settings with some keys replaced, validated again (pydantic.ValidationError)."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
 
 class DedupSettings(_Table):
-    """[dedup]: what a near duplicate is, and who stays, for every data set with `prepare = [..., "dedup"]`."""
+    """[dedup]: the definition of a near duplicate, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
 
     threshold: float = Field(0.85, gt=0, lt=1, description="Jaccard similarity of word n-grams from which documents are near duplicates")
     num_perm: int = Field(128, ge=16, le=1024, description="Slots of a MinHash signature")
@@ -176,7 +176,9 @@ class DedupSettings(_Table):
 
 
 class BlendSettings(_Table):
-    """[blend.NAME]: samples of pretrain data sets in the proportions of weights, in Megatron-LM's order; its indices are built ahead."""
+    """[blend.NAME]: samples of pretrain data sets in the proportions of their weights, in Megatron-LM's order. The indices are built in
+    advance.
+    """
 
     weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, a name of a pretrain table; any scale")
     sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")
@@ -195,7 +197,7 @@ class BlendSettings(_Table):
     @field_validator("split")
     @classmethod
     def _a_split(cls, value: str) -> str:
-        """As `split_ranges` of the runtime takes it, which would load torch."""
+        """Check a split as `split_ranges` of the runtime does. That function would load torch."""
         parts = value.split(",")
         if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
             raise ValueError('give the weights of train, valid and test, such as "99,1,0"')
@@ -203,7 +205,7 @@ class BlendSettings(_Table):
 
 
 class ReportsSettings(_Table):
-    """[reports]: the run that `reports/mixture` plans with all pretrain sets where there is no [blend.NAME], which says its own."""
+    """[reports]: the run that `reports/mixture` plans with all pretrain sets if there is no [blend.NAME]. A blend has its own settings."""
 
     steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: as many as read everything once")
     batch_size: int = Field(32, ge=1, le=2**20, description="Samples of a step on all ranks together; of a blend too")
@@ -214,7 +216,7 @@ class ReportsSettings(_Table):
 
 
 class DagsterSettings(_Table):
-    """[dagster]: what the UI shows beside what was built. Nothing here changes a byte of a cache."""
+    """[dagster]: what the UI shows in addition to the builds. No key here changes a byte of a cache."""
 
     owners: tuple[str, ...] = Field((), strict=False, description='Of every asset: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Of every asset, such as { project = "tiny" }')

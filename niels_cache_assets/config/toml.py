@@ -1,4 +1,4 @@
-"""TOML as this project takes it: no endless numbers, and a byte order mark, which some editors write, is passed over."""
+"""A TOML parser with two additions: it limits the size of numbers, and skips a byte order mark, which some editors write."""
 
 import json
 import tomllib
@@ -9,7 +9,9 @@ _MOST_BITS = 1024  # a key says itself what it takes; Python's integers have no 
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError (tomllib.TOMLDecodeError is one) for what is no TOML, or an endless whole number."""
+    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for a number with too many
+    digits.
+    """
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError:
@@ -23,7 +25,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every whole number with its key. No recursion: a table may be nested thousands deep."""
+    """Yield every whole number with its key. There is no recursion, because a table may be nested thousands of levels deep."""
     left: list[tuple[str, Any]] = list(tables.items())
     while left:
         key, value = left.pop()
@@ -36,5 +38,5 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def as_toml(value: Any) -> str:
-    """A string, a boolean, a number or a list of them: JSON's are TOML's."""
+    """Return a string, a boolean, a number or a list of them as TOML. For these, JSON and TOML are the same."""
     return json.dumps(value, ensure_ascii=False)

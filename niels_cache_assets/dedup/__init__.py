@@ -1,1 +1,3 @@
-"""Exact and near duplicates: canonical text, MinHash signatures, LSH bands, who goes because of whom. Knows no data sets."""
+"""Exact and near duplicates: canonical text, MinHash signatures, LSH bands, and the choice of the copy to keep. There are no data sets
+here.
+"""

@@ -1,7 +1,7 @@
-"""Locality-sensitive hashing of MinHash slots in bands of rows: how many of each, what pairs they find, the hash of each band.
+"""Locality-sensitive hashing of MinHash slots: the numbers of bands and rows, the probability of a match, and the hash of each band.
 
-Two documents of similarity s share one band of `rows` slots with probability s^rows, and one of `bands` with 1 - (1 - s^rows)^bands, the
-S-curve (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4). Nothing here knows documents.
+Two documents of similarity s share one band of `rows` slots with probability s^rows, and at least one of `bands` bands with probability 1 -
+(1 - s^rows)^bands, the S-curve (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4).
 """
 
 from functools import lru_cache
@@ -17,16 +17,17 @@ _STEPS = 10_000  # of the integrals below
 
 
 def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probability that two documents of such a similarity share at least one band, elementwise, float64."""
+    """Return the probability that two documents of this similarity share at least one band, elementwise, float64."""
     return 1 - (1 - similarity**rows) ** bands
 
 
 @lru_cache(maxsize=64)
 def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """(bands, rows) with bands x rows <= num_perm, whose S-curve is nearest to a step at the threshold.
+    """Return (bands, rows) with bands x rows <= num_perm whose S-curve is nearest to a step at the threshold.
 
-    The usual weighting: half the area of false positives (below the threshold, under the curve) and half that of false negatives (above
-    the threshold, over the curve) is least; where two are equal, the one of fewer bands. 8 x 16 for 0.85 and 128 slots.
+    The usual weighting minimizes the sum of two halves: the area of false positives (below the threshold, under the curve) and that of
+    false negatives (above the threshold, over the curve). If two are equal, the one with fewer bands is chosen. The result is 8 x 16 for
+    0.85 and 128 slots.
     """
     if not 0 < threshold < 1:
         raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
@@ -45,9 +46,9 @@ def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
 
 
 def band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    """(documents, bands) uint64 of (documents, num_perm) uint32: equal where all slots of the band are; NO_BUCKET without shingles.
+    """Return (documents, bands) uint64 from (documents, num_perm) uint32: equal if all slots of the band are; NO_BUCKET without shingles.
 
-    Slots beyond bands x rows are not used. Two different bands have one hash with probability 2^-64.
+    Slots beyond bands x rows are not used. Two different bands have the same hash with probability 2^-64.
     """
     if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
         raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")

@@ -1,10 +1,11 @@
-"""Buckets: which documents share the hash of a band, or of the digest. Made band by band, in files, so that a kill loses little.
+"""Buckets: the documents that share the hash of a band, or of the digest. They are computed band by band, in files, so a kill loses little.
 
 1. `signatures` come in blocks, once; their band hashes and digests go to files in `scratch`.
-2. Each band alone: sort its hashes, number the buckets that hold more than one document, write (documents,) uint32 bucket numbers.
+2. For each band: sort its hashes, number the buckets with more than one document, write (documents,) uint32 bucket numbers.
 
-`record` is told after each step, and what it was told last comes back as `done`. Cost: sorting, n log n. Memory: about 50 bytes a document
-while a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 for each band that was not recorded. Who stays is greedy.py's.
+`record` is called after each step. The steps that it recorded last are passed as `done` to the next run. Cost: sorting, n log n. Memory:
+about 50 bytes a document while a band is sorted. Disk: 28 + 8 x bands bytes a document, and 12 for each band that was not recorded. The
+choice of the documents to keep is in greedy.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,9 @@ _HASH_BYTES, _BUCKET_BYTES = 8, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How far it is: `documents` are in the files of `scratch`; `bands` have their buckets, that of the digests, the first, included."""
+    """The progress: `documents` in the files of `scratch`; `bands` that have their buckets, including the first band, which is that of the
+    digests.
+    """
 
     documents: int
     bands: int
@@ -40,7 +43,9 @@ Record = Callable[[Steps, list[Path]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """Of `documents` in the bands 0 (the digests) to `bands`. `count`: of all bands together, bucket 0, which is none, included."""
+    """The buckets of `documents` in the bands 0 (the digests) to `bands`. `count`: buckets of all bands together, including bucket 0 (no
+    bucket).
+    """
 
     scratch: Path
     documents: int
@@ -48,33 +53,33 @@ class Buckets:
     count: int
 
     def digests(self) -> NDArray[np.uint8]:
-        """(documents, 20), mapped."""
+        """Return the digests, (documents, 20), as a memory map."""
         return np.memmap(self.scratch / _DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
     def sizes(self) -> NDArray[np.uint32]:
-        """(count,): how many documents are in each."""
+        """Return the number of documents in each bucket, (count,)."""
         return np.concatenate(
             [np.zeros(1, np.uint32), *(np.fromfile(self.scratch / _sizes(band), np.uint32) for band in range(self.bands + 1))]
         )
 
     @contextmanager
     def files(self) -> Iterator[list[BinaryIO]]:
-        """One of each band, (documents,) uint32, open for reading: the bucket of each document, 0 for none."""
+        """Yield one file of each band, (documents,) uint32, open for reading: the bucket of each document, 0 for no bucket."""
         with ExitStack() as stack:
             yield [stack.enter_context(open(self.scratch / _numbers(band), "rb")) for band in range(self.bands + 1)]
 
 
 def hashes_bytes(documents: int, *, bands: int) -> int:
-    """What the first step writes."""
+    """Return the number of bytes that the first step writes."""
     return documents * (DIGEST_BYTES + _HASH_BYTES * (bands + 1))
 
 
 def number_buckets(
     signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record
 ) -> Buckets:
-    """Both steps. `done`: the last steps that `record` has put on the disk; signatures are not read then.
+    """Run both steps. `done`: the last steps that `record` put on the disk; then the signatures are not read.
 
-    Raises NielsCacheError where bands and rows do not fit the signatures, or from 2^32 / (bands + 1) documents on.
+    Raises NielsCacheError if bands and rows do not fit the signatures, or from 2^32 / (bands + 1) documents on.
     """
 
     def after(steps: Steps) -> bool:
@@ -98,7 +103,7 @@ def number_buckets(
 
 
 def _left_by(scratch: Path, steps: Steps, *, bands: int) -> list[Path]:
-    """The files that `steps` need to be gone on with."""
+    """Return the files that are needed to resume after `steps`."""
     done = range(steps.bands)
     names = [_DIGESTS, *(name(band) for name in (_numbers, _sizes) for band in done), *map(_hashes, range(len(done), bands + 1))]
     return [scratch / name for name in names]
@@ -117,7 +122,7 @@ def _sizes(band: int) -> str:
 
 
 def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scratch: Path) -> int:
-    """Spread blocks over the files of `scratch`: digests, and hashes of digests (band 0) and bands; return how many documents there are."""
+    """Write the digests, and the hashes of digests (band 0) and bands, to files in `scratch`. Return the number of documents."""
     documents = 0
     with ExitStack() as stack:
         digests_file, *hash_files = (
@@ -137,10 +142,10 @@ def _write_hashes(signatures: Iterable[Signatures], bands: int, rows: int, scrat
 
 
 def _number_band(scratch: Path, band: int, *, first: int) -> int:
-    """Read (documents,) uint64 hashes, write the bucket of each and the buckets' sizes; return how many buckets there are.
+    """Read (documents,) uint64 hashes, write the bucket of each document and the sizes of the buckets. Return the number of buckets.
 
-    Buckets are numbered from `first`, 0 is none. A bucket is a hash that more than one document has; NO_BUCKET has none, but among the
-    digests every hash counts.
+    Buckets are numbered from `first`; 0 means no bucket. A bucket is a hash that more than one document has. NO_BUCKET makes no bucket,
+    except among the digests, where every hash counts.
     """
     hashes = np.fromfile(scratch / _hashes(band), dtype=np.uint64)
     order = np.argsort(hashes)  # not stable: which number a bucket gets depends on its hash alone

@@ -1,17 +1,17 @@
-"""The canonical text of a document, what "the same text" means: lower case, punctuation removed, white space collapsed.
+"""The canonical text of a document, which defines "the same text": lower case, no punctuation, collapsed white space.
 
-One rule per code point, in one table that the pure Python path and the compiled kernel share (`code_points`):
+There is one rule per code point, in one table that the pure Python path and the compiled kernel share (`code_points`):
 
-* removed: Unicode's punctuation (P*), the ASCII symbols of `string.punctuation` ($+<=>^`|~), control characters but white space (NULs),
-  format characters (soft hyphen, zero width joiners, byte order mark), lone surrogates. Nothing takes their place: `don't` is `dont`.
+* removed: Unicode's punctuation (P*), the ASCII symbols of `string.punctuation` ($+<=>^`|~), control characters except white space (NULs),
+  format characters (soft hyphen, zero width joiners, byte order mark), lone surrogates. Nothing replaces them: `don't` becomes `dont`.
 * blank: white space, the separators Zs, Zl, Zp and the white space among the control characters. A run becomes one blank, none at the ends.
-* anything else stays, in lower case where that is one code point: other symbols, digits, combining marks, emoji.
+* anything else stays, in lower case if that is one code point: other symbols, digits, combining marks, emoji.
 
-Categories and case are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which every Python has, so that digests and signatures do not depend
-on the Python version; later code points stay as they are. Composed and decomposed accents stay different: nothing is normalized (NFC).
+Categories and case are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which every Python has. So digests and signatures do not depend on
+the Python version; later code points stay unchanged. Composed and decomposed accents stay different: there is no normalization (NFC).
 
-Cost: about 0.1 s for the table, once a process; 6 us/KB of ASCII, 60 us/KB otherwise, in pure Python. Documents by the thousand go
-through `signatures.Signer`, whose kernel makes the same text. No hashing here.
+Cost: about 0.1 s for the table, once a process; 6 us/KB of ASCII, 60 us/KB otherwise, in pure Python. For many documents use
+`signatures.Signer`, whose kernel computes the same text. There is no hashing here.
 """
 
 import string
@@ -35,7 +35,7 @@ _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
 
 
 def canonical_code_point(code_point: int) -> int:
-    """What becomes of a code point: REMOVED, BLANK, itself or its lower case. The rule that the table holds."""
+    """Return what replaces a code point: REMOVED, BLANK, itself or its lower case. The table holds this rule."""
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)
@@ -52,7 +52,7 @@ def canonical_code_point(code_point: int) -> int:
 
 @lru_cache(maxsize=1)
 def code_points() -> NDArray[np.uint32]:
-    """(0x110000,) uint32, read-only: `canonical_code_point` of every code point. Made once a process."""
+    """Return (0x110000,) uint32, read-only: `canonical_code_point` of every code point. It is computed once a process."""
     table = np.arange(CODE_POINTS, dtype=np.uint32)
     start = 0
     for first, end in _UNCHANGED:
@@ -63,7 +63,7 @@ def code_points() -> NDArray[np.uint32]:
 
 
 class _Translation(dict[int, str | None]):
-    """The table as `str.translate` wants it, filled with the code points that occur."""
+    """The table in the form that `str.translate` takes, with the code points that occurred."""
 
     def __missing__(self, code_point: int) -> str | None:
         canonical = int(code_points()[code_point])
@@ -73,7 +73,7 @@ class _Translation(dict[int, str | None]):
 
 @lru_cache(maxsize=1)
 def _ascii_translation() -> tuple[bytes, bytes]:
-    """For bytes.translate: the table and the bytes that are removed."""
+    """Return the table for bytes.translate, and the bytes to remove."""
     table = code_points()[:256].astype(np.uint8)  # bytes from 128 on do not occur in ASCII
     return table.tobytes(), bytes(code_point for code_point in range(128) if table[code_point] == REMOVED)
 
@@ -82,7 +82,7 @@ _translation = _Translation()
 
 
 def canonical_text(text: str) -> str:
-    """The canonical form of a text: words of at least one character with one blank between them, or "" where nothing remains."""
+    """Return the canonical form of a text: words of at least one character with one blank between them, or "" if nothing remains."""
     if text.isascii():
         table, removed = _ascii_translation()
         return b" ".join(text.encode("ascii").translate(table, removed).split()).decode("ascii")

@@ -1,13 +1,14 @@
-"""Who goes, because of whom: documents in order, each dropped if a kept earlier one shares a band (or, for exact duplicates, the digest).
+"""The choice of duplicates to drop. In order, a document is dropped if a kept earlier one shares a band (or, for exact duplicates, the
+digest).
 
-The rule of inserting one document after the other into an index, computed without one: buckets.py tells which documents share a hash, in
-files; then one pass in order over the bucket numbers of all bands. A bucket remembers the first kept document in it (with `verify`, the
-first 64). `signatures` come in the order that decides who is first.
+The result is that of inserting one document after the other into an index, but no index is needed. buckets.py finds which documents share a
+hash, in files. Then one pass goes over the bucket numbers of all bands, in order. For each bucket it remembers the first kept document
+(with `verify`, the first 64). `signatures` come in the order that decides which document is first.
 
-Cost: that of the buckets and one pass; no step is quadratic, whatever share of the documents is the same. Memory: what buckets.py takes,
-then 4 bytes a bucket and 13 for each document that goes; `verify` takes 17 bytes a bucket and 4 for each document that may be compared, the
-members of the buckets, which are a mapped file in `scratch` (4 bytes a document and band at most), and what the similarity reads. No texts
-here: what similarity means is the caller's.
+Cost: that of the buckets and one pass. No step is quadratic, however many documents are equal. Memory: that of buckets.py, then 4 bytes a
+bucket and 13 for each dropped document. `verify` takes 17 bytes a bucket, 4 for each document that may be compared, and the memory of the
+similarity. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes a document and band). There are no texts
+here: the caller defines the similarity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,10 +32,11 @@ _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # thos
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """A shared band alone is not enough: the similarity has to reach `threshold`.
+    """An additional condition: documents that share a band must also reach a similarity of `threshold`.
 
-    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32: what it returns is then
-    asked for pairs of them. Those with one digest are one document to it, the first of them: so many copies are as cheap as two.
+    `similarity` is called once, with the ordinals of all documents that may be compared, ascending (n,) uint32. The function that it
+    returns is then called for pairs of them. Documents with the same digest are compared as one document, the first of them, so many copies
+    cost as much as two.
     """
 
     similarity: Callable[[NDArray[np.uint32]], Callable[[int, int], float]]
@@ -43,10 +45,10 @@ class Verify:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """The documents that go, in order: (n,) each.
+    """The dropped documents in order: arrays of shape (n,).
 
-    `ordinals` and `because` (the kept document that each goes because of, the earliest there is) uint32; `exact` bool, the digests are
-    equal; `similarity` float32: 1 if exact, what was measured with `verify`, else NaN.
+    `ordinals` and `because` (the earliest kept document that is the reason) are uint32. `exact` is bool: the digests are equal.
+    `similarity` is float32: 1 if exact, the measured value with `verify`, else NaN.
     """
 
     documents: int
@@ -69,10 +71,10 @@ def keep_first(
     done: Steps | None = None,
     record: Record = lambda steps, files: False,
 ) -> Dropped:
-    """Which of the documents go, given in the order in which the first one wins; `ordinals` count from 0 in that order.
+    """Return the documents to drop. Signatures come in the order in which the first one is kept; `ordinals` count from 0 in that order.
 
-    `scratch` is a folder that exists; what is left in it is the caller's to remove. A document with the digest of an earlier kept one goes
-    without `verify`. `done` and `record`: as in `number_buckets`, what is behind it is done again. Raises NielsCacheError as that does.
+    `scratch` is an existing folder; the caller removes its content. A document with the digest of an earlier kept one is dropped without
+    `verify`. `done` and `record` are those of `number_buckets`; the later steps are repeated. Raises NielsCacheError as that function does.
     """
     buckets = number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record)
     if buckets.documents == 0:
@@ -84,7 +86,7 @@ def keep_first(
 
 
 def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The bucket numbers, (bands + 1, up to _AT_ONCE) uint32 at a time, row 0 those of the digests, and the ordinal of the first column."""
+    """Yield the ordinal of the first column, and bucket numbers: (bands + 1, up to _AT_ONCE) uint32. Row 0 belongs to the digests."""
     start = 0
     while (block := np.stack([np.fromfile(file, dtype=np.uint32, count=_AT_ONCE) for file in files])).size:
         yield start, block
@@ -92,7 +94,7 @@ def _blocks(files: Sequence[BinaryIO]) -> Iterator[tuple[int, NDArray[np.uint32]
 
 
 def _drop(files: Sequence[BinaryIO], digests: NDArray[np.uint8], buckets: int) -> list[_Columns]:
-    """The pass without `verify`: the first kept document of each bucket is all that it remembers."""
+    """Run the pass without `verify`: it remembers the first kept document of each bucket."""
     first_kept = np.full(buckets, _NOBODY, dtype=np.uint32)
     found = []
     for start, block in _blocks(files):
@@ -112,7 +114,7 @@ def _keep_block(
     because: NDArray[np.uint32],
     exact: NDArray[np.bool_],
 ) -> None:
-    """Plain loops over (bands + 1, n) bucket numbers, for numba to compile; row 0 is the digests'."""
+    """Loop over (bands + 1, n) bucket numbers. Numba compiles these plain loops. Row 0 belongs to the digests."""
     for column in range(block.shape[1]):
         ordinal = start + column
         twin = first_kept[block[0, column]]
@@ -136,7 +138,7 @@ def _keep_block(
 def _drop_verified(
     files: Sequence[BinaryIO], digests: NDArray[np.uint8], sizes: NDArray[np.uint32], verify: Verify, scratch: Path
 ) -> list[_Columns]:
-    """The pass with `verify`: a bucket remembers its first MEMBERS_COMPARED kept documents, in a file."""
+    """Run the pass with `verify`: a file holds the first MEMBERS_COMPARED kept documents of each bucket."""
     room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
     if room[-1] == 0:
         return []
@@ -182,7 +184,7 @@ def _drop_verified(
 
 
 def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The documents in a bucket of a band that stand for themselves; fills in the first document of each bucket of digests."""
+    """Return the documents that are in a bucket of a band and represent themselves. Set the first document of each bucket of digests."""
     found = [np.empty(0, dtype=np.uint32)]
     for start, block in _blocks(files):
         ordinals = np.arange(start, start + block.shape[1], dtype=np.uint32)
@@ -194,7 +196,7 @@ def _compared(files: Sequence[BinaryIO], digests: NDArray[np.uint8], first_of: N
 
 
 def _stand_ins(start: int, buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Who is compared for each document from `start` on, (n,) uint32: the first one with its digest, mostly itself."""
+    """Return the document that represents each document from `start` on, (n,) uint32: the first with its digest, usually itself."""
     ordinals = np.arange(start, start + len(buckets), dtype=np.uint32)
     shared = np.flatnonzero(buckets)
     first = first_of[buckets[shared]]

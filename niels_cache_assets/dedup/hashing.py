@@ -1,16 +1,16 @@
-"""What the numbers of a signature are, in plain Python and numpy. `kernels` computes the same faster; a test holds that they are equal.
+"""The definition of the numbers in a signature, in plain Python and numpy. `kernels` computes the same faster; a test compares them.
 
 * word hash: the UTF-8 bytes of a word in little-endian blocks of eight, the last shorter, perhaps empty; h = (h ^ block) * WORD_FACTOR
   from WORD_START, then `mix`. A word has no NUL, so that words of up to seven bytes cannot collide.
 * shingle hash, uint64: `mix` of the polynomial in SHINGLE_BASE over the hashes of `ngram` words in a row, the first at the highest power.
-  A text of fewer words is one shingle of all its words; a text without words has none.
+  A text of fewer words is one shingle of all its words; a text without words has no shingle.
 * slot k, uint32: the least (x ^ XORS[k]) * FACTORS[k] over all shingles, x the upper half of the shingle's hash, at most LAST_SLOT_VALUE:
-  MinHash (Broder 1997) by permutations of 32 bits. NO_SHINGLE in all slots where there is no shingle.
+  MinHash (Broder 1997) by permutations of 32 bits. All slots are NO_SHINGLE if there is no shingle.
 
-All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014); the constants of the slots are the
-stream of splitmix64 from SLOT_SEED, the same on every machine, and those of 16 slots are the first of those of 128.
+All integers wrap at their width. `mix` is the finalizer of splitmix64 (Steele, Lea, Flood 2014). The constants of the slots are the stream
+of splitmix64 from SLOT_SEED, the same on every machine. Those of 16 slots are the first of those of 128.
 
-Cost: about 0.35 ms/KB of text, some fifty times that of the kernels (benchmarks/dedup.py).
+Cost: about 0.35 ms/KB of text, about fifty times that of the kernels (benchmarks/dedup.py).
 """
 
 from functools import lru_cache
@@ -33,14 +33,14 @@ _SHINGLES_AT_ONCE = 1024  # x num_perm x 4 bytes is what the pure path takes
 
 
 def mix(value: int) -> int:
-    """The finalizer of splitmix64: a bijection of 64-bit integers in which every bit depends on every bit."""
+    """Return the finalizer of splitmix64: a bijection of 64-bit integers in which every bit depends on every bit."""
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)
 
 
 def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`mix` of each."""
+    """Return `mix` of each value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
     return values ^ (values >> np.uint64(31))
@@ -48,7 +48,7 @@ def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=8)
 def slot_constants(num_perm: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """XORS and FACTORS (odd, so that multiplying is a bijection): (num_perm,) uint32 each, read-only."""
+    """Return XORS and FACTORS (odd, so that multiplying is a bijection): (num_perm,) uint32 each, read-only."""
     stream = [mix((SLOT_SEED + SHINGLE_BASE * (index + 1)) & _MASK) for index in range(num_perm)]
     xors = np.array([value >> 32 for value in stream], dtype=np.uint32)
     factors = np.array([value & 0xFFFFFFFF | 1 for value in stream], dtype=np.uint32)
@@ -57,7 +57,7 @@ def slot_constants(num_perm: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32
 
 
 def word_hash(word: bytes) -> int:
-    """The hash of a word's UTF-8 bytes."""
+    """Return the hash of a word's UTF-8 bytes."""
     value = WORD_START
     for start in range(0, len(word) + 1, 8):
         value = ((value ^ int.from_bytes(word[start : start + 8], "little")) * WORD_FACTOR) & _MASK
@@ -65,7 +65,7 @@ def word_hash(word: bytes) -> int:
 
 
 def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
-    """(words - ngram + 1,) uint64: the hash of each shingle of a canonical text, in the order of the text, repetitions included."""
+    """Return (words - ngram + 1,) uint64: the hash of each shingle of a canonical text, in text order, with repetitions."""
     words = canonical.split(b" ") if canonical else []
     hash_of = {word: word_hash(word) for word in set(words)}
     hashes = np.array([hash_of[word] for word in words], dtype=np.uint64)
@@ -79,7 +79,7 @@ def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
 
 
 def slots_of(shingles: NDArray[np.uint64], num_perm: int) -> NDArray[np.uint32]:
-    """(num_perm,) uint32: the MinHash of shingles given by their hashes."""
+    """Return (num_perm,) uint32: the MinHash of shingles given by their hashes."""
     xors, factors = slot_constants(num_perm)
     slots = np.full(num_perm, LAST_SLOT_VALUE if len(shingles) else NO_SHINGLE, dtype=np.uint32)
     values = (shingles >> np.uint64(32)).astype(np.uint32)

@@ -1,12 +1,12 @@
-"""The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Imported only where numba is installed.
+"""The loops of `signatures` over bytes, compiled by numba: canonical text, shingle hashes, slots. Import it only if numba is installed.
 
-Documents come as one array of UTF-8 bytes and the end of each document in it. Canonical texts have a blank after each, so that the next
-one begins at end + 1, and PADDING more blanks after the last: a word is read eight bytes at a time. What the values are stands in
-`canonical` and `hashing`, whose plain Python computes the same; a change here is a change there, and of SIGNATURE_VERSION.
+Documents come as one array of UTF-8 bytes and the end of each document in it. Each canonical text is followed by a blank, so the next one
+begins at end + 1. PADDING more blanks follow the last, because a word is read eight bytes at a time. `canonical` and `hashing` define the
+values, in plain Python that computes the same. If you change a value here, change it there, and raise SIGNATURE_VERSION.
 
-Positions are unsigned, for which numba does not look whether they count from the end.
+Positions are unsigned, because numba then does not check whether they count from the end.
 
-All release the GIL. When they are compiled, and what that costs: `signatures.compiled`.
+All functions release the GIL. `signatures.compiled` describes when they are compiled, and the cost.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _continued(source, position):  # type: ignore[no-untyped-def]
-    """The six bits of a UTF-8 continuation byte."""
+    """Return the six bits of a UTF-8 continuation byte."""
     return np.uint32(source[position] & np.uint8(0x3F))
 
 
@@ -48,7 +48,7 @@ def canonicalize(
 ) -> None:
     """Write the canonical text of each document, and all blanks after it.
 
-    `canonical` has room for `source`, a blank a document, and PADDING: no code point grows (tested).
+    `canonical` has room for `source`, a blank for each document, and PADDING: no code point grows (a test checks this).
     """
     position = _ZERO
     write = _ZERO
@@ -117,7 +117,7 @@ def canonicalize(
 
 @njit(cache=True, nogil=True)
 def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyped-def]
-    """One slot at a time, so that its minimum stays in registers; the compiler makes it eight shingles at a time."""
+    """Lower the slots, one at a time, so that the minimum stays in registers. The compiler processes eight shingles at a time."""
     for slot in range(len(slots)):
         xor = xors[slot]
         factor = factors[slot]
@@ -130,7 +130,7 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _block(canonical, position):  # type: ignore[no-untyped-def]
-    """Eight bytes, little-endian; one load, once compiled."""
+    """Return eight bytes, little-endian. Compiled, this is one load."""
     block = np.uint64(canonical[position])
     block |= np.uint64(canonical[position + np.uint64(1)]) << np.uint64(8)
     block |= np.uint64(canonical[position + np.uint64(2)]) << np.uint64(16)
@@ -144,14 +144,16 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _first_blank(block):  # type: ignore[no-untyped-def]
-    """The lowest bit that is set is the highest of the first blank's; 0 without one. Mycroft's test for a zero byte, no branch for each."""
+    """Return a word whose lowest set bit is the highest bit of the first blank; 0 without a blank. This is Mycroft's test for a zero byte,
+    without branches.
+    """
     difference = block ^ _BLANKS
     return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
 
 
 @njit(cache=True, nogil=True)
 def _next_word(canonical, position):  # type: ignore[no-untyped-def]
-    """The hash of the word that begins at a position, and the position after the blank that ends it."""
+    """Return the hash of the word that begins at a position, and the position after the blank that ends it."""
     value = _WORD_START
     block = _block(canonical, position)
     blank = _first_blank(block)
@@ -168,7 +170,9 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
-    """The polynomial over the last words, one further; `window` holds them in a ring, at `leaving` that which leaves (0 at first)."""
+    """Move the polynomial over the last words one word further. `window` is a ring of these words; `leaving` is the place of the word that
+    leaves (0 at the start).
+    """
     rolling = rolling * _BASE + word - window[leaving] * leaving_power
     window[leaving] = word
     leaving += _ONE
@@ -187,7 +191,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
 def shingle(
     canonical: NDArray[np.uint8], ends: NDArray[np.int64], ngram: int, shingles: NDArray[np.uint64], shingle_ends: NDArray[np.int64]
 ) -> None:
-    """Write the hash of every shingle, in the order of the texts; `shingles` has room for one per word."""
+    """Write the hash of every shingle, in text order. `shingles` has room for one per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position, filled = _ZERO, _ZERO
     for document in range(len(ends)):
@@ -214,7 +218,7 @@ def sign(
     factors: NDArray[np.uint32],
     slots: NDArray[np.uint32],
 ) -> None:
-    """Write (documents, num_perm) uint32 slots of canonical texts. Takes 16 KB, whatever the size of a document."""
+    """Write (documents, num_perm) uint32 slots of canonical texts. It needs 16 KB, for documents of any size."""
     values = np.empty(_BUFFER, dtype=np.uint32)
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position = _ZERO

@@ -3,12 +3,12 @@
     signer = Signer(num_perm=128, ngram=5)
     signer.sign(texts)  ->  Signatures(digests, slots)
 
-What the numbers are: `canonical`, `hashing`. The same for every process, machine, Python and hash seed, with numba (`kernels`) or without.
-A text without words has no shingle: its slots are all NO_SHINGLE, no band holds it, its similarity to anything is 0; only its digest can
-equal another's.
+`canonical` and `hashing` define the numbers. They are the same for every process, machine, Python and hash seed, with numba (`kernels`) or
+without. A text without words has no shingle: its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Only its
+digest can equal another one.
 
-Cost: about 6 us/KB of text (benchmarks/dedup.py); the kernels release the GIL. Memory: the texts of a call once more as UTF-8 and once as
-canonical text, in groups of about a megabyte, a longer text alone; the slots take nothing beside.
+Cost: about 6 us/KB of text (benchmarks/dedup.py); the kernels release the GIL. Memory: a copy of the texts as UTF-8 and one as canonical
+text, in groups of about a megabyte; a longer text is a group. The slots need no additional memory.
 """
 
 import hashlib
@@ -31,7 +31,9 @@ _CHARACTERS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Signatures:
-    """Of n documents: digests (n, 20) uint8, SHA-1 of the canonical text as UTF-8; slots (n, num_perm) uint32, MinHash of its shingles."""
+    """Signatures of n documents. digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8; slots: (n, num_perm) uint32, MinHash of its
+    shingles.
+    """
 
     digests: NDArray[np.uint8]
     slots: NDArray[np.uint32]
@@ -42,7 +44,7 @@ class Signatures:
 
 @dataclass(frozen=True, kw_only=True)
 class Shingles:
-    """Of n documents: digests (n, 20) uint8; hashes (total,) uint64, as they come in the texts, repetitions included; ends (n,) int64."""
+    """Shingles of n documents. digests: (n, 20) uint8; hashes: (total,) uint64, in text order with repetitions; ends: (n,) int64."""
 
     digests: NDArray[np.uint8]
     hashes: NDArray[np.uint64]
@@ -52,20 +54,20 @@ class Shingles:
         return len(self.ends)
 
     def of(self, index: int) -> NDArray[np.uint64]:
-        """Sorted and unique: the shingle set of the index-th document, as `jaccard` wants it."""
+        """Return the shingle set of the index-th document, sorted and unique, as `jaccard` takes it."""
         return np.unique(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """Signs texts with `num_perm` slots over shingles of `ngram` words. `pure`: without numba, though it is installed."""
+    """Settings to sign texts: `num_perm` slots over shingles of `ngram` words. `pure`: do not use numba, even if it is installed."""
 
     num_perm: int = 128
     ngram: int = 5
     pure: bool = False
 
     def sign(self, texts: Sequence[str]) -> Signatures:
-        """Signatures of texts, in their order. NULs and lone surrogates are no error: the canonical text is without them."""
+        """Return signatures of texts, in order. NULs and lone surrogates are no error: the canonical text does not contain them."""
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
@@ -75,7 +77,7 @@ class Signer:
         return Signatures(digests=digests, slots=slots)
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
-        """Digests and all shingle hashes of texts, in their order: 8 bytes a word."""
+        """Return digests and all shingle hashes of texts, in order: 8 bytes a word."""
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         hashes = [np.empty(0, dtype=np.uint64)]
         ends = np.zeros(len(texts), dtype=np.int64)
@@ -90,11 +92,11 @@ class Signer:
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
 
     def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
-        """The shingle set of a text: its hashes, sorted and unique, (n,) uint64; empty for a text without words."""
+        """Return the shingle set of a text: its hashes, sorted and unique, (n,) uint64; empty for a text without words."""
         return self.shingle([text]).of(0)
 
     def sign_canonical(self, texts: Sequence[str]) -> NDArray[np.uint32]:
-        """(n, num_perm) uint32: the slots alone, of texts that are canonical already (`canonical_text`)."""
+        """Return (n, num_perm) uint32: only the slots, of texts that are already canonical (`canonical_text`)."""
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
             self._slots(*_with_blanks([text.encode() for text in texts[start:end]]), slots[start:end])
@@ -105,7 +107,7 @@ class Signer:
         return numba_is_there() and not self.pure
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The canonical texts as UTF-8 with a blank after each (and PADDING), and where each ends, before the blank."""
+        """Return the canonical texts as UTF-8 with a blank after each (and PADDING), and the end of each text, before the blank."""
         if not self._compiled:
             return _with_blanks([canonical_text(text).encode() for text in texts])
         from niels_cache_assets.dedup import kernels
@@ -141,7 +143,7 @@ class Signer:
 
 
 def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
-    """|A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`); 0.0 where one is empty, both included.
+    """Return |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`); 0.0 if one or both are empty.
 
     O(n log m), n the smaller one.
     """
@@ -155,24 +157,26 @@ def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
 
 
 def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """(n,) float64: the share of equal slots, row by row, which estimates the similarity with variance J(1-J)/num_perm; 0 without words."""
+    """Return (n,) float64: the share of equal slots, row by row. It estimates the similarity with variance J(1-J)/num_perm; 0 without
+    words.
+    """
     equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
     return equal.mean(axis=1)
 
 
 @lru_cache(maxsize=1)
 def numba_is_there() -> bool:
-    """Whether numba is installed."""
+    """Return whether numba is installed."""
     return find_spec("numba") is not None
 
 
 @lru_cache(maxsize=64)
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, or the function itself, which gives the same results, where numba is not installed.
+    """Return the compiled function. If numba is not installed, return the function itself, which gives the same results.
 
-    Compiled code releases the GIL and is cached on disk beside the module (or in the user's cache folder where that cannot be written), so
-    that numba compiles once a machine and numba version: about four seconds in the first process. A later one takes about a second from
-    the import of numba to the first result; nothing is imported until the first call.
+    Compiled code releases the GIL. It is cached on disk beside the module (or in the user's cache folder if that folder is read-only). So
+    numba compiles once for each machine and numba version: about four seconds in the first process. In later processes, the import of numba
+    and the first result take about a second. Nothing is imported before the first call.
     """
     if not numba_is_there():
         return function
@@ -183,7 +187,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of about a megabyte together."""
+    """Yield ranges of texts of about a megabyte."""
     start = size = 0
     for index, text in enumerate(texts):
         if size and size + len(text) > _CHARACTERS_AT_ONCE:
@@ -195,7 +199,7 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _with_blanks(canonical: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Canonical texts as `Signer._canonical` gives them."""
+    """Return canonical texts in the form of `Signer._canonical`."""
     ends = np.cumsum([len(text) + 1 for text in canonical], dtype=np.int64) - 1
     return np.frombuffer(b" ".join([*canonical, b" " * PADDING]), dtype=np.uint8), ends
 
