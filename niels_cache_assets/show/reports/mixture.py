@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.show.wording import share_of
 from niels_cache_assets.config.tables import ALL_TRAIN
+from niels_cache_assets.show.wording import share_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta

@@ -86,16 +86,20 @@ def advice_for_missing(pattern: str) -> str:
     return f"did you mean {near!r}?" if near else "check the path"
 
 
-def _near_path(path: str) -> str | None:
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
     """Of local files that are plain text; None where there are none, or others, whose text is larger than they are.
+
     `endings`: of the files that a folder stands for.
+    """
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
     found = [file.url for file in find_files(patterns, endings)]
     if any(compression_of(path) or path.endswith(".parquet") for path in found):
         return None
     return sum(os.path.getsize(path) for path in found)
+
+
+def _near_path(path: str) -> str | None:
     """The path up to its first name that is not there, with the nearest name that is; None where all is there or nothing is near.
 
     Of a glob, the names before its first wildcard.
