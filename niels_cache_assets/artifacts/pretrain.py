@@ -48,7 +48,7 @@ class Pretrain(Dataset):
                     yield document
 
         return PretrainBuild(
-            texts=feed,
+            items=feed,
             out_dir=str(self.directory),
             tokenizer=self.tokenizer,
             max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,

@@ -28,7 +28,7 @@ class Sft(Dataset):
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
         return SftBuild(
-            examples=Feed(self.source.conversations, context),
+            items=Feed(self.source.conversations, context),
             out_dir=str(self.directory),
             tokenizer=self.tokenizer,
             val_frac=self.source.val_frac,

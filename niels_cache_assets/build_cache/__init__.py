@@ -5,11 +5,10 @@ about a megabyte, whatever the size of the input. The same input, settings and s
 however often a build was stopped and taken up again (Resume).
 """
 
-from niels_cache_assets.build_cache.outcome import CODE_VERSIONS, OnProgress, Progress, Provenance
+from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
 from niels_cache_assets.build_cache.resuming import Resume
 from niels_cache_assets.build_cache.sft import build_sft_cache
-from niels_cache_assets.build_cache.unbuilt import write_unbuilt_cache
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.documents import Message
 

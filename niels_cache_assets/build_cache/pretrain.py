@@ -1,28 +1,37 @@
-"""The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass."""
+"""The builder of pretrain caches: texts in; shards, document ends and lineage out, in one streaming pass.
 
-import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+Documents are taken from the source, encoded, compared with val, split and written, chunk by chunk. Between two chunks a build can be
+stopped and taken up again: `_State` is all it needs for that, next to what the writer has on the disk. The guard that keeps val out of
+train is not recorded; it is shown val again, which is little.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.build_cache.into_folder import build_alone
-from niels_cache_assets.build_cache.outcome import OnProgress, Provenance, common_meta, dropped_note
-from niels_cache_assets.build_cache.pretrain_stream import PretrainStream, State
-from niels_cache_assets.build_cache.resuming import Counts, Resume, open_journal
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
+from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.streaming.decontaminate import Decontaminate, decontamination_identity, open_guard
+from niels_cache_assets.streaming.decontaminate import Decontaminate, TrainGuard, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_documents
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.intake import require_whole_numbers
-from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
+from niels_cache_assets.streaming.intake import as_documents, require_whole_numbers
+from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
+from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
+
+_LONG_COUNT_SECONDS = 1.0  # a pass over the source that took longer is worth a record of its own
 
 
 def build_pretrain_cache(
@@ -68,7 +77,7 @@ def build_pretrain_cache(
     the disk refuses. The last good cache then stays as it was.
     """
     build = PretrainBuild(
-        texts=texts,
+        items=texts,
         out_dir=out_dir,
         tokenizer=tokenizer,
         max_train_tokens=max_train_tokens,
@@ -86,30 +95,36 @@ def build_pretrain_cache(
         report=report,
         progress=progress,
     )
-    return build_alone(build, out_dir, resume)
+    return build.build(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainBuild:
-    """A build of a pretrain cache whose settings are checked; they are those of `build_pretrain_cache`. `out_dir`: for messages."""
+class _State:
+    """A build between two chunks: `documents` of those that were reached are left, `dropped` are the builder's; `ended`: all is read."""
 
-    texts: Iterable[str | Document] | Feed[Document]
-    out_dir: str
-    tokenizer: Any
+    reached: Reached
+    documents: int
+    expected: int | None
+    remaining: dict[Split, int]
+    dropped: dict[str, int]
+    writer: WriterState
+    ended: Counts | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainBuild(CacheBuild):
+    """A build of a pretrain cache; its settings are those of `build_pretrain_cache`."""
+
+    family = "pretrain"
+
     max_train_tokens: int
     max_val_tokens: int
     shard_bytes: int
-    seed: int
     shuffle_buffer: int | None
     append_eot: bool = True
-    on_collision: Literal["drop", "raise"] = "drop"
-    threads: int | None = None
     decontaminate: Decontaminate = "off"
     decontaminate_threshold: float = 0.8
     val_texts: Iterable[str | Document] | None = None
-    provenance: Provenance
-    report: SourceReport | None = None
-    progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -125,16 +140,8 @@ class PretrainBuild:
             raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
         self._new_splitter()  # refuses a tokenizer and budgets that cannot work
 
-    @cached_property
-    def _view(self) -> BuildTokenizer:
-        return view_tokenizer(self.tokenizer)
-
-    @cached_property
-    def _feed(self) -> Feed[Any]:
-        return self.texts if isinstance(self.texts, Feed) else Feed.of(self.texts, self.report or SourceReport())
-
     def _new_splitter(self, **remaining: Any) -> BudgetSplitter:
-        eot = self._view.eot if self.append_eot else None
+        eot = self.view.eot if self.append_eot else None
         return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, **remaining)
 
     @cached_property
@@ -142,8 +149,8 @@ class PretrainBuild:
         """Return nothing where it is off: older caches stay good."""
         return decontamination_identity(self.decontaminate, self.decontaminate_threshold, val_is_given=self.val_texts is not None)
 
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
+    @property
+    def settings(self) -> dict[str, Any]:
         return {
             "max_train_tokens": self.max_train_tokens,
             "max_val_tokens": self.max_val_tokens,
@@ -157,49 +164,26 @@ class PretrainBuild:
     @cached_property
     def _meta(self) -> Meta:
         split_rule = f"val until {self.max_val_tokens} tokens, then train until {self.max_train_tokens}"
-        return {
-            **common_meta("pretrain", self._view, self.provenance, self.seed, self._settings),
-            "append_eot": self.append_eot,
-            "shard_bytes": self.shard_bytes,
-            **self._decontamination,
-            "split_rule": self.provenance.split_rule or split_rule,
-        }
+        return {**self.meta(split_rule), "append_eot": self.append_eot, "shard_bytes": self.shard_bytes, **self._decontamination}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what it knows that decides the bytes, for its journal."""
-        return {"settings": self._settings, "meta": self._meta, "on_collision": self.on_collision}
+        return {"settings": self.settings, "meta": self._meta, "on_collision": self.on_collision}
 
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
-        middle = PretrainStream(
-            feed=self._feed,
-            shuffle_buffer=self.shuffle_buffer,
-            seed=self.seed,
-            encode=functools.partial(
-                encode_documents,
-                tokenizer=self._view,
-                threads=self.threads or available_threads(),
-                append_eot=self.append_eot,
-                raise_on_collision=self.on_collision == "raise",
-            ),
-            new_splitter=self._new_splitter,
-            val_texts=self.val_texts,
-            progress=self.progress,
-            log=resume.log if resume is not None else lambda message: None,
-        )
-        name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, name=name, identity=self.identity, state=State)
-        state: State | None = journal.state if journal is not None else None
+        journal = self.open_journal(partial, resume, state=_State)
+        state: _State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
             PretrainWriter(partial, shard_bytes=self.shard_bytes, state=state.writer if state else None, files=finished) as writer,
             open_guard(self.decontaminate, self.decontaminate_threshold, partial, val_is_full=lambda: splitter.val_is_full) as guard,
         ):
-            counts = middle.write(writer, splitter, guard, journal)
+            counts = state.ended if state is not None else None
+            if counts is None:
+                counts = self._write_documents(writer, splitter, guard, journal, resume)
             if not writer.tokens("train"):
-                why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self._feed.report.hints)
+                why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(why)
             writer.seal()
             meta = {
@@ -211,6 +195,106 @@ class PretrainBuild:
                 "content_sha256": content_sha256(writer.files),
             }
         return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
+
+    def _encode(self, documents: Iterator[Document], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+        return encode_documents(
+            documents,
+            self.view,
+            feed,
+            threads=self.threads or available_threads(),
+            append_eot=self.append_eot,
+            raise_on_collision=self.on_collision == "raise",
+            **rest,
+        )
+
+    def _write_documents(
+        self, writer: PretrainWriter, splitter: BudgetSplitter, guard: TrainGuard | None, journal: Journal | None, resume: Resume | None
+    ) -> Counts:
+        """Write the stream, or the rest of it where the journal has a state; `splitter` and `writer` are as they were then."""
+        state: _State | None = journal.state if journal is not None else None
+        counted = self.feed.count(state.expected if state is not None else None)
+        seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
+
+        def share(position: Position) -> float | None:
+            if self.feed.expected:
+                return seen / self.feed.expected
+            return position.share if splitter.share is None else splitter.share
+
+        def record(position: Position, *, ended: Counts | None = None) -> None:
+            assert journal is not None
+            on_disk, sizes = writer.checkpoint()
+            now = _State(
+                reached=Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share),
+                documents=seen,
+                expected=self.feed.expected,
+                remaining=splitter.remaining,
+                dropped=dict(dropped),
+                writer=on_disk,
+                ended=ended,
+            )
+            journal.record(
+                asdict(now),
+                finished=writer.files,
+                files=sizes,
+                sums=sizes.sums,
+                bytes_written=writer.bytes,
+                share=share(position),
+                documents=seen,
+            )
+
+        if guard is not None and self.val_texts is not None:
+            with closing(self._encode(as_documents(self.val_texts), Feed.of((), SourceReport()))) as given:
+                for batch in given:
+                    guard.read_val(batch)
+        position = Position(0, None, Counter(), {}, None)
+        if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
+            record(position)
+        documents = self._documents(state, guard, resume)
+        first = state.reached.items if state is not None else 0
+        with closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches:
+            for batch in batches:
+                position = batch.position
+                if guard is not None:
+                    batch = guard.admit(batch, is_val=splitter.val_mask(batch))
+                dropped.update(batch.dropped)
+                writer.write(splitter.place(batch))
+                seen += len(batch.documents)
+                if self.progress is not None:
+                    self.progress(Progress(seen, writer.tokens("train") + writer.tokens("val"), share(position)))
+                if splitter.met:
+                    source_dropped, facts = position.dropped, position.facts  # and not what was read ahead
+                    break
+                del batch  # a long text is not held while the next is encoded
+                if journal is not None and journal.due(writer.bytes, finished=len(writer.files)):
+                    record(position)
+            else:
+                source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
+        ended = Counts(dropped=dict(dropped + source_dropped), facts=facts)
+        if journal is not None and journal.recorded:
+            record(position, ended=ended)  # what is left to do takes time, too
+        return ended
+
+    def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[Document]:
+        """What there is to encode, and, of a build that goes on, the guard as it was."""
+
+        def stream(mark: Mark | None) -> Iterator[Document]:
+            documents = as_documents(self.feed.open(mark), first=mark.items if mark else 0)
+            return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
+
+        def show_val(documents: Iterator[Document]) -> None:
+            """The documents up to where val was complete, split as they were then."""
+            assert guard is not None
+            splitter = self._new_splitter()
+            with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
+                for batch in batches:
+                    guard.admit(batch, is_val=splitter.val_mask(batch))
+                    if guard.val_is_known:
+                        return
+                    splitter.place(batch)
+
+        if state is None or resume is None:
+            return stream(None)
+        return take_up(stream, state.reached, log=resume.log, replay=show_val if guard is not None else None)
 
 
 def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:

@@ -84,12 +84,6 @@ class Reached:
     share: float | None
 
 
-def answer_if_asked(resume: Resume | None, *, identity: dict[str, Any]) -> None:
-    """Before the builder does anything: raise JournalFingerprint if that is all that is wanted."""
-    if resume is not None and resume.only_asked:
-        raise fingerprint_of_journal(resume, identity)
-
-
 def open_journal(partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any]) -> Journal | None:
     """The journal of a build in `partial`, whose `state` is None or of that data class; None for a build that keeps none.
 

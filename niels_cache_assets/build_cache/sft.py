@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.into_folder import build_alone
-from niels_cache_assets.build_cache.outcome import OnProgress, Progress, Provenance, common_meta, dropped_note
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, open_journal, take_up
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.config.defaults import ROLE_KEYS, ROLE_TO_KEY
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.documents import Conversation, Message, SourceReport
@@ -27,7 +26,7 @@ from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -79,7 +78,7 @@ def build_sft_cache(
     [0, 1), a tokenizer that cannot work, and for what the disk refuses. The last good cache then stays as it was.
     """
     build = SftBuild(
-        examples=examples,
+        items=examples,
         out_dir=out_dir,
         tokenizer=tokenizer,
         val_frac=val_frac,
@@ -92,67 +91,46 @@ def build_sft_cache(
         report=report,
         progress=progress,
     )
-    return build_alone(build, out_dir, resume)
+    return build.build(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftBuild:
-    """A build of an SFT cache whose settings are checked; they are those of `build_sft_cache`. `out_dir`: for messages."""
+class SftBuild(CacheBuild):
+    """A build of an SFT cache; its settings are those of `build_sft_cache`."""
 
-    examples: Iterable[list[Message] | Conversation] | Feed[Conversation]
-    out_dir: str
-    tokenizer: Any
+    family = "sft"
+
     val_frac: float
-    seed: int
     split_by: Literal["example", "group"] = "example"
     on_invalid: Literal["raise", "drop"] = "raise"
-    on_collision: Literal["drop", "raise"] = "drop"
-    threads: int | None = None
-    provenance: Provenance
-    report: SourceReport | None = None
-    progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         require_whole_numbers(seed=self.seed, threads=self.threads)
         if not 0 <= self.val_frac < 1:
             raise NielsCacheError(f"val_frac is {self.val_frac}; it must be at least 0 and below 1")
-        self._view.require(ROLE_KEYS)
-
-    @cached_property
-    def _view(self) -> BuildTokenizer:
-        return view_tokenizer(self.tokenizer)
-
-    @cached_property
-    def _feed(self) -> Feed[Any]:
-        return self.examples if isinstance(self.examples, Feed) else Feed.of(self.examples, self.report or SourceReport())
+        self.view.require(ROLE_KEYS)
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self.split_by}
 
     @cached_property
     def _meta(self) -> Meta:
-        return {
-            **common_meta("sft", self._view, self.provenance, self.seed, self._settings),
-            "split_rule": self.provenance.split_rule or f"seeded {self.val_frac:g} of {self.split_by}s to val",
-        }
+        return self.meta(f"seeded {self.val_frac:g} of {self.split_by}s to val")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what it knows that decides the bytes, for its journal."""
-        return {"settings": self._settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
+        return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
     def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
-        name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, name=name, identity=self.identity, state=_State)
+        journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
-                ended = _spool(spool, functools.partial(self._encoded, resume), self._feed, journal, self.progress)
+                ended = _spool(spool, functools.partial(self._encoded, resume), self.feed, journal, self.progress)
             if not spool.examples:
-                note = dropped_note(ended, self._feed.report.hints)
+                note = dropped_note(ended, self.feed.report.hints)
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable conversation{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
             counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self.split_by == "group")
@@ -170,16 +148,16 @@ class SftBuild:
         """Return all conversations, encoded, or the rest of them where there is a state."""
 
         def stream(mark: Mark | None) -> Iterator[Conversation]:
-            return as_conversations(self._feed.open(mark), first=mark.items if mark else 0)
+            return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
         def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
             raises = self.on_invalid == "raise", self.on_collision == "raise"
-            return _encode_conversations(*task, self._view, raise_on_invalid=raises[0], raise_on_collision=raises[1])
+            return _encode_conversations(*task, self.view, raise_on_invalid=raises[0], raise_on_collision=raises[1])
 
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
-        chunks = self._feed.positioned(in_chunks(conversations, _characters), first=first)
+        chunks = self.feed.positioned(in_chunks(conversations, _characters), first=first)
         threads = self.threads or available_threads()
         return map_in_order(encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 

@@ -80,7 +80,7 @@ class Marks(Artifact):
     def _build(self) -> PretrainBuild:
         provenance = Provenance()
         return PretrainBuild(
-            texts=TEXTS, out_dir=str(self.folder), tokenizer=Marked(self.mark), seed=self.mark, provenance=provenance, **SETTINGS
+            items=TEXTS, out_dir=str(self.folder), tokenizer=Marked(self.mark), seed=self.mark, provenance=provenance, **SETTINGS
         )
 
     def identity(self, revision: str | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.tokenizer import CODE_VERSION as TOKENIZER_CODE_VERSION
-from niels_cache_assets.build_cache.outcome import CODE_VERSIONS
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.resuming import _LIBRARIES
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import layout, store

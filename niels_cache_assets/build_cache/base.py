@@ -1,0 +1,175 @@
+"""What the builders of both families share: their settings, what they tell of a build, and the empty cache of a data set that is off."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from niels_cache_assets.build_cache.resuming import Counts, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.staging import atomic_directory
+from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, Family
+from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
+
+CODE_VERSIONS = {"pretrain": "2", "sft": "2"}  # bumped by hand when the bytes change for the same input
+_NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What meta.json says about where a cache came from, key by key (docs/meta.md).
+
+    `dataset_name` None: the cache has no name, and may lie in any folder. `fingerprint` None: it is taken over the builder's own settings.
+    """
+
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    source: dict[str, Any] = field(default_factory=lambda: {"kind": "iterable", "streaming": True})
+    split_rule: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is: documents (or conversations) and tokens so far.
+
+    `share` (0 to 1) is of the token budgets, or of the documents where their number is known; else None.
+    """
+
+    documents: int  # or conversations
+    tokens: int
+    share: float | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All but the share."""
+        return {"documents": self.documents, "tokens": self.tokens}
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheBuild(ABC):
+    """A build whose settings are checked; they are those of a public builder. Artifacts and the public builders write by it.
+
+    items: texts or conversations. out_dir: for messages.
+    """
+
+    family: ClassVar[Family]
+
+    items: Iterable[Any] | Feed[Any]
+    out_dir: str
+    tokenizer: Any
+    seed: int
+    on_collision: Literal["drop", "raise"] = "drop"
+    threads: int | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+    report: SourceReport | None = None
+    progress: OnProgress | None = None
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that decide the bytes."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what it knows that decides the bytes, for its journal."""
+
+    @abstractmethod
+    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+        """Write all but meta.json into `partial`; return meta.json, and how many of the tokens an earlier, stopped build had made."""
+
+    @cached_property
+    def view(self) -> BuildTokenizer:
+        """Return the tokenizer as builders use it. Raises NielsCacheError for one that cannot work."""
+        return view_tokenizer(self.tokenizer)
+
+    @cached_property
+    def feed(self) -> Feed[Any]:
+        """Return the items as a feed."""
+        return self.items if isinstance(self.items, Feed) else Feed.of(self.items, self.report or SourceReport())
+
+    def meta(self, split_rule: str) -> Meta:
+        """Return what meta.json says before anything is read. `split_rule`: unless the provenance has one."""
+        provenance = self.provenance
+        identity = {"settings": self.settings, "tokenizer_sha256": self.view.model_sha256, "code_version": CODE_VERSIONS[self.family]}
+        return {
+            "kind": self.family,
+            "built": True,
+            "dataset_name": provenance.dataset_name,
+            "dataset_config": provenance.dataset_config,
+            "dataset_revision": provenance.dataset_revision,
+            "source": provenance.source,
+            "split_rule": provenance.split_rule or split_rule,
+            "seed": self.seed,
+            "token_dtype": TOKEN_DTYPE_NAME,
+            "tokenizer_sha256": self.view.model_sha256,
+            "vocab_size": self.view.vocab_size,
+            "special_token_ids": self.view.special_ids,
+            "fingerprint": provenance.fingerprint or fingerprint_of(identity),
+        }
+
+    def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
+        """Open the journal of this build, whose `state` is None or of that data class; None for a build that keeps none."""
+        name = self.provenance.dataset_name or Path(self.out_dir).name
+        return open_journal(partial, resume, name=name, identity=self.identity, state=state)
+
+    def build(self, resume: Resume | None) -> int:
+        """Build in the place of `out_dir`; return the tokens that an earlier, stopped build had made."""
+        if resume is not None and resume.only_asked:
+            raise fingerprint_of_journal(resume, self.identity)
+        with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
+            meta, resumed = self.write(partial, resume)
+            write_meta(str(partial / META_NAME), meta)
+        return resumed
+
+
+def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:
+    """What to say of a source of which nothing is left: reasons, the files that are no text, and the `hints` of the source."""
+    dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
+    return "".join([f" (dropped: {dropped})" if dropped else "", nothing_is_text(counts.facts), *(f"; {hint}" for hint in hints)])
+
+
+def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:
+    """The cache of a data set that is switched off: empty directories and a meta.json that says `"built": false`."""
+    with atomic_directory(out_dir) as partial:
+        write_meta(str(partial / META_NAME), write_unbuilt(partial, family=family, provenance=provenance))
+
+
+def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> Meta:
+    """Write all but meta.json of such a cache into `partial`, and return meta.json."""
+    if family == "pretrain":
+        for split in SPLITS:
+            (partial / split).mkdir()
+    return {
+        "kind": family,
+        "built": False,
+        "dataset_name": provenance.dataset_name,
+        "dataset_config": provenance.dataset_config,
+        "dataset_revision": None,
+        "source": provenance.source,
+        "split_rule": provenance.split_rule,
+        "seed": None,
+        "token_dtype": TOKEN_DTYPE_NAME,
+        "tokenizer_sha256": None,
+        "vocab_size": None,
+        "special_token_ids": dict.fromkeys(ROLE_KEYS),
+        **{f"{split}_tokens": 0 for split in SPLITS},
+        **(_NO_DOCUMENTS if family == "pretrain" else {f"{split}_examples": 0 for split in SPLITS}),
+        "dropped": {},
+        "fingerprint": provenance.fingerprint,
+        "files": {},
+        "content_sha256": content_sha256({}),
+    }
