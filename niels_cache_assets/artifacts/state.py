@@ -8,18 +8,19 @@ unseen here. Who is building what, and how far, is disk/staging.py's to say.
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, singledispatch
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
+from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
@@ -30,7 +31,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 
-Kind = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
+Kind = Literal["tokenizer", "corpus", "report", "pretrain", "sft", "index"]
 State = Literal[
     "in sync",
     "built",  # there, with no settings to compare it with: what another configuration built
@@ -104,23 +105,54 @@ class CacheState:
 
 
 def state_of(artifact: Artifact) -> CacheState:
-    """Of one artifact of a configuration. It costs one or two small reads; a report of a corpus has no state."""
+    """Of one artifact of a configuration. It costs one or two small reads, of a report or the indices of a blend a few more."""
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
-    if isinstance(artifact, Dataset):
-        return _state(artifact.name, artifact.family, artifact.directory, partial(_judge, artifact), note=shortfall)
+    name = artifact.name if isinstance(artifact, Dataset) else artifact.key
+    kind = cast(Kind, artifact.key.partition("/")[0])
+    return _state(name, kind, artifact.directory, partial(_judge, artifact), note=partial(_note, artifact))
+
+
+def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        note = partial(training_note, artifact.registry, artifact.root)
-        return _state(artifact.key, "tokenizer", artifact.directory, partial(_judge_the_tokenizer, artifact), note=note)
-    if isinstance(artifact, Corpus):
-        return _state(artifact.key, "corpus", artifact.directory, partial(_judge_corpus, artifact))
-    if isinstance(artifact, Duplicates):
-        return _state(artifact.key, "corpus", artifact.directory, partial(_judge_duplicates, artifact))
-    assert isinstance(artifact, BlendIndex), artifact
-    return _blend_state(artifact)
+        return training_note(artifact.registry, artifact.root, meta)
+    return shortfall(meta) if isinstance(artifact, Dataset) else None
 
 
-def _judge_the_tokenizer(tokenizer: Tokenizer) -> Judgement:
+@singledispatch
+def _judge(artifact: Artifact) -> Judgement:
+    raise TypeError(artifact)
+
+
+@_judge.register
+def _(dataset: Dataset) -> Judgement:
+    source, directory, root = dataset.source, dataset.directory, dataset.root
+    missing = source.missing_setting()
+    if missing is not None and source.enabled:
+        return "not configured", f"needs {missing}"
+    if not (directory / META_NAME).exists():
+        return ("missing", "build it") if source.enabled else ("disabled", "")
+    meta = _read_dataset(directory, dataset.family)
+    if is_foreign(meta):
+        return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
+    if not source.enabled:
+        return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
+    if not meta["built"]:
+        return "other settings", "build it: it was switched on since"
+    judged = _judge_tokenizer(meta, root)
+    if judged[0] != "built":
+        return judged
+    try:
+        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta["dataset_revision"]))
+    except NielsCacheError as error:
+        return "no corpus", str(error)
+    if not same:
+        return "other settings", "build it: its settings or the code version have changed since, or one run used others"
+    return "in sync", ""
+
+
+@_judge.register
+def _(tokenizer: Tokenizer) -> Judgement:
     judged = _judge_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     if judged[0] != "built":
         return judged
@@ -132,7 +164,8 @@ def _judge_the_tokenizer(tokenizer: Tokenizer) -> Judgement:
     return ("in sync", "") if same else ("other settings", advice)
 
 
-def _judge_corpus(corpus: Corpus) -> Judgement:
+@_judge.register
+def _(corpus: Corpus) -> Judgement:
     judged = _judge_presence(corpus.directory, _CORPUS_KEYS, named=True)
     if judged[0] != "built":
         return judged
@@ -143,13 +176,42 @@ def _judge_corpus(corpus: Corpus) -> Judgement:
     return "in sync", ""
 
 
-def _judge_duplicates(duplicates: Duplicates) -> Judgement:
+@_judge.register
+def _(duplicates: Duplicates) -> Judgement:
     judged = _judge_presence(duplicates.directory, ("fingerprint",))
     if judged[0] != "built" or not duplicates.registry.prepared("dedup"):
         return judged
     if not duplicates.is_made_of(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
         return "other settings", "find them again: the settings, or a corpus, have changed since"
     return "in sync", ""
+
+
+@_judge.register
+def _(report: CorpusReport) -> Judgement:
+    if not (report.directory / REPORT_NAME).exists():
+        return "missing", "build it"
+    meta = read_meta(str(report.directory / REPORT_NAME))
+    try:
+        same = report.is_made_of(meta, report.identity(None))
+    except NielsCacheError as error:
+        return "no corpus", str(error)
+    return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since, or a plot is missing")
+
+
+@_judge.register
+def _(index: BlendIndex) -> Judgement:
+    """An index lies under the hash of all that decides it, so one that is there is in sync.
+
+    Costs nothing where a member or any index is missing, else what `find_indices` does.
+    """
+    assert index.registry is not None, "an index without a table has no state"
+    members = index.registry.blend[index.name].weights
+    lacking = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
+    if lacking:
+        return "missing", f"build {', '.join(lacking)} first"
+    if is_prebuilt(index.registry, index.name, root=index.root):
+        return "in sync", ""
+    return "missing", f"build it: niels-cache prebuild-index {index.name}, or build-all"
 
 
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:
@@ -173,24 +235,6 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
         return _judge_tokenizer(meta, root)
 
     return _state(name, family, directory, judge, note=lambda meta: "; ".join([NOT_NAMED, *filter(None, [shortfall(meta)])]))
-
-
-def _blend_state(index: BlendIndex) -> CacheState:
-    """Of the indices of [blend.NAME]. An index lies under the hash of all that decides it, so one that is there is in sync.
-
-    Costs nothing where a member or any index is missing, else what `find_indices` does.
-    """
-    registry, name, root = index.registry, index.name, index.root
-    assert registry is not None, "an index without a table has no state"
-    lacking = [member for member in registry.blend[name].weights if not (dataset_dir(root, "pretrain", member) / META_NAME).exists()]
-    state: State = "missing"
-    if lacking:
-        advice = f"build {', '.join(lacking)} first"
-    elif is_prebuilt(registry, name, root=root):
-        state, advice = "in sync", ""
-    else:
-        advice = f"build it: niels-cache prebuild-index {name}, or build-all"
-    return CacheState(name=index.key, kind="index", directory=index.directory, state=state, advice=advice)
 
 
 def index_state(directory: Path) -> CacheState:
@@ -217,32 +261,6 @@ def _state(
         path = directory / META_NAME
         found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
     return found
-
-
-def _judge(dataset: Dataset) -> Judgement:
-    source, directory, root = dataset.source, dataset.directory, dataset.root
-    missing = source.missing_setting()
-    if missing is not None and source.enabled:
-        return "not configured", f"needs {missing}"
-    if not (directory / META_NAME).exists():
-        return ("missing", "build it") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, dataset.family)
-    if is_foreign(meta):
-        return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
-    if not source.enabled:
-        return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
-    if not meta["built"]:
-        return "other settings", "build it: it was switched on since"
-    judged = _judge_tokenizer(meta, root)
-    if judged[0] != "built":
-        return judged
-    try:
-        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta["dataset_revision"]))
-    except NielsCacheError as error:
-        return "no corpus", str(error)
-    if not same:
-        return "other settings", "build it: its settings or the code version have changed since, or one run used others"
-    return "in sync", ""
 
 
 def _judge_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Judgement:
