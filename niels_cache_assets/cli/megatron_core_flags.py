@@ -8,10 +8,9 @@ from typing import Any, cast, get_args
 
 from niels_cache_assets.cli.command import WHERE
 from niels_cache_assets.config.tables import MEGATRON_SEED, MEGATRON_SURPLUS
-from niels_cache_assets.indices.given_files import parse_json, read_text
 from niels_cache_assets.indices.megatron_core_run import Blend, CoreRun, Sizes, target_sizes
 from niels_cache_assets.indices.megatron_core_tokenizer import tokenizer_of_flags, tokenizer_of_text
-from niels_cache_assets.indices.prebuild import Part, parse_blend, read_blend_file
+from niels_cache_assets.indices.prebuild import Part, parse_blend, parse_json, read_blend_file, read_text
 from niels_cache_runtime.errors import NielsCacheError
 
 # What Megatron-LM takes where nothing is said.

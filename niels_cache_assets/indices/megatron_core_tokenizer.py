@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from niels_cache_assets.config.problems import refuse_choice
-from niels_cache_assets.indices.given_files import parse_json, read_text
+from niels_cache_assets.indices.prebuild import parse_json, read_text
 from niels_cache_runtime.errors import NielsCacheError
 
 _OF_HUGGINGFACE = ("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer")

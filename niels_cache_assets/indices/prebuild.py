@@ -7,6 +7,7 @@ enough to be worth it and numba is there; the arrays are the same. A long one is
 answers no interrupt until it is done, but a child can be killed, and the next build clears what it left.
 """
 
+import json
 import math
 import multiprocessing
 import signal
@@ -21,7 +22,6 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED, MEGATRON_SURPLUS
-from niels_cache_assets.indices.given_files import read_text
 from niels_cache_assets.processes import end_with_parent
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
@@ -110,6 +110,24 @@ def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
         weights=tuple(settings.weights.values()),
         **settings.model_dump(exclude={"weights"}),
     )
+
+
+def read_text(path: str | Path, advice: str) -> str:
+    """Return the text of a file. Raises NielsCacheError for one that cannot be read or is no text, with `advice` what it should be."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
+    except ValueError as error:
+        raise NielsCacheError(f"{path}: is no text; {advice}") from error
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the value that JSON holds. Raises NielsCacheError for anything else, with `where` it stands."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NielsCacheError(f"{where}: no valid JSON: {error}") from error
 
 
 def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
