@@ -15,7 +15,7 @@ MOVED = {
         "blends.settings": "config.tables",
         "broken_source": "sources.errors",
         "budgets": "show.contents",
-        "cache_identity": "artifacts.cache_identity",
+        "cache_identity": "corpus.cache_identity",
         "cache_state": "artifacts.state",
         "cleaning.settings": "config.tables",
         "contents": "show.contents",

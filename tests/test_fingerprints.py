@@ -7,13 +7,13 @@ import pytest
 from pydantic import Field
 
 from niels_cache_assets.artifacts import tokenizer
-from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
+from niels_cache_assets.corpus.cache_identity import cache_identity
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.text import Text

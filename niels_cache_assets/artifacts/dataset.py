@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, write_unbuilt
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
+from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.staging import finished_meta

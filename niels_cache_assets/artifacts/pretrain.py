@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from niels_cache_assets.artifacts.cache_identity import val_may_come_late
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.corpus.cache_identity import val_may_come_late
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document
 from niels_cache_assets.show.contents import budget_rule

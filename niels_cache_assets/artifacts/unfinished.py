@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.cache_identity import is_prepared
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.disk.journal import Recorded, partial_directory, read_journal
 from niels_cache_assets.disk.made_of import differences

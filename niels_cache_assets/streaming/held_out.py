@@ -22,9 +22,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.cache_identity import cache_identity
 from niels_cache_assets.corpus.prepared import PreparedMember
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport

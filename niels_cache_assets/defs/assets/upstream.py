@@ -9,9 +9,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
