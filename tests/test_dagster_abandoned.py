@@ -24,10 +24,10 @@ from dagster._core.executor.multiprocess import MultiprocessExecutor
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from niels_cache_assets import processes
-from niels_cache_assets.defs.executor import _RecordedExecutor
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.resources import _RecordedExecutor
 from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
 from tests.messages import missing
 

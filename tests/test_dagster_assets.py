@@ -12,7 +12,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.metadata.builds import state_in, state_of
-from niels_cache_assets.defs.metadata.excerpt import fenced
+from niels_cache_assets.defs.metadata.entries import fenced
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_assets.sources.errors import SourceUnavailable
@@ -227,6 +227,8 @@ def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
 class _Context:
     """What a reporter uses of Dagster's context."""
 
+    partition_key = "notes"
+
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.events: list[dg.AssetObservation] = []
@@ -271,7 +273,6 @@ def test_a_long_cleaning_is_observed_on_its_corpus_with_speed_share_and_time_lef
         ProgressSink(),
         name="corpus/notes",
         observed=dg.AssetKey(["corpus", "documents"]),
-        partition="notes",
         clock=lambda: now[0],
     )
     for second in (0, 5, 10):

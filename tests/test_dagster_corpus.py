@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
+from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
-from niels_cache_assets.defs.checks.disjoint import SPLITS_DISJOINT
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.metadata.corpora import _example

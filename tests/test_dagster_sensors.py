@@ -13,9 +13,8 @@ import pytest
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
-from niels_cache_assets.defs.requests import UPSTREAM_TAG
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.sensors import notes_folder_sensor, upstream_revision_sensor
+from niels_cache_assets.defs.sensors import UPSTREAM_TAG, notes_folder_sensor, upstream_revision_sensor
 from niels_cache_assets.sources.reading.files import _content_digest
 from niels_cache_assets.sources.roam import Roam
 from tests.built_project import Built

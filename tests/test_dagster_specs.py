@@ -160,7 +160,7 @@ branch = "caches"
     assert all(list(spec.owners) == ["team:data", "ada@example.org"] and spec.tags["project"] == "tiny" for spec in specs)
     link = code_links(defs)["sft/train_pair"]
     assert isinstance(link, dg.UrlCodeReference)
-    assert link.url.startswith("https://github.com/ada/niels-cache/tree/caches/niels_cache_assets/defs/assets/sft.py#L")
+    assert link.url.startswith("https://github.com/ada/niels-cache/tree/caches/niels_cache_assets/defs/assets/datasets.py#L")
 
 
 @pytest.mark.parametrize(

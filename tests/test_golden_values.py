@@ -24,7 +24,7 @@ import yaml
 
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.requests import build_request
+from niels_cache_assets.defs.sensors import build_request
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader

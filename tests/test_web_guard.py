@@ -17,8 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from niels_cache_assets.defs.ui import guard as web_guard
-from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
-from niels_cache_assets.defs.ui.self_test import Answer, Request, ask, check_guard
+from niels_cache_assets.defs.ui.guard import Answer, Request, WebGuard, ask, check_guard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 

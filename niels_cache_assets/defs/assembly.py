@@ -8,20 +8,17 @@ import dagster as dg
 
 from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_assets.defs.assets.corpus import corpus_assets
+from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
-from niels_cache_assets.defs.assets.pretrain import pretrain_assets
 from niels_cache_assets.defs.assets.reports import reports_assets
-from niels_cache_assets.defs.assets.sft import sft_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.automation import automated, build_automation
 from niels_cache_assets.defs.checks import build_checks
-from niels_cache_assets.defs.executor import recorded_executor
-from niels_cache_assets.defs.jobs import build_jobs
+from niels_cache_assets.defs.jobs import build_jobs, build_schedules
 from niels_cache_assets.defs.metadata.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.resources import CacheRoot, unconfigured
-from niels_cache_assets.defs.schedules import build_schedules
+from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
 
 _LOG = logging.getLogger(__name__)

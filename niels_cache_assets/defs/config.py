@@ -25,7 +25,7 @@ class CorpusConfig(_BuildConfig):
     force: bool = Field(False, description="Make it again, even if what is there is what the settings ask for")
 
 
-class _FamilyConfig(_BuildConfig):
+class FamilyConfig(_BuildConfig):
     force: bool = Field(False, description="Build again, even if the cache is what the settings ask for")
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")
     threads: int | None = Field(None, description=f"Encoding threads; never changes the bytes. {_REGISTRY}, else every core")
@@ -37,7 +37,7 @@ class _FamilyConfig(_BuildConfig):
         return {key: value for key, value in given.items() if value is not None and not (key in _BUDGETS and value == AS_CONFIGURED)}
 
 
-class PretrainConfig(_FamilyConfig):
+class PretrainConfig(FamilyConfig):
     """Settings of one run; a data set takes token budgets or val_frac, not both."""
 
     train_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of train; the stream ends when it is met. {_BUDGET}")
@@ -46,5 +46,5 @@ class PretrainConfig(_FamilyConfig):
     shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, an even number. {_REGISTRY}")
 
 
-class SftConfig(_FamilyConfig):
+class SftConfig(FamilyConfig):
     """Settings of one run."""

@@ -1,90 +1,60 @@
-"""Named jobs: one per thing a person starts. Each materializes its assets and runs their checks."""
+"""Named jobs: one per thing a person starts. Each materializes its assets and runs their checks.
+
+Nightly runs of two of them are examples to turn on or to copy, and off by default.
+"""
 
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.keys import (
-    CACHE_REPORT,
-    CORPUS_JOB,
-    DOCUMENTS,
-    DUPLICATES,
-    DUPLICATES_JOB,
-    FAMILY_JOBS,
-    INDEX,
-    INDEX_JOB,
-    KEPT,
-    META_KEYS,
-    MIXTURE,
-    OBSERVE_JOB,
-    REPORT,
-    REPORT_JOB,
-    REPORTS_JOB,
-    TOKENIZER,
-    TOKENIZER_JOB,
-    VERIFY_JOB,
-    family_keys,
-)
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.net.network import briefly
-from niels_cache_runtime.format.layout import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES
 
 if TYPE_CHECKING:  # what define_asset_job returns has no public name
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-_DESCRIPTIONS: dict[Family, str] = {
-    "pretrain": "Build the pretrain cache of a data set (or of all: a backfill) and verify it.",
-    "sft": "Build the SFT cache of a data set (or of all: a backfill) and verify it.",
+_TOKENIZER = "Train or import the tokenizer and check it. Every cache below the same root is made with it."
+_PRETRAIN = "Build the pretrain cache of a data set (or of all: a backfill) and verify it."
+_SFT = "Build the SFT cache of a data set (or of all: a backfill) and verify it."
+_CORPUS = "Clean and sign the documents of a data set (or of all: a backfill)."
+_DUPLICATES = "Find the duplicates over all data sets that have a corpus."
+_REPORT = "Say what stays of a data set's corpus, and draw its report."
+_INDEX = "Build the indices of a blend (or of all: a backfill) ahead of training."
+_REPORTS = "Write the reports over everything that is built, as build-all does at its end."
+_VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
+
+_NIGHTLY = {
+    "nightly_upstream": (keys.OBSERVE_JOB, 0, "Look at what every data set is made of, so that what has changed shows as unsynced."),
+    "nightly_verification": (keys.VERIFY_JOB, 30, "Read and verify every file of every cache, and compare it with the settings."),
 }
 
 
 def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
-    tokenizer = dg.define_asset_job(
-        TOKENIZER_JOB,
-        selection=dg.AssetSelection.assets(TOKENIZER),
-        description="Train or import the tokenizer and check it. Every cache below the same root is made with it.",
-    )
-    families = [
-        dg.define_asset_job(
-            FAMILY_JOBS[family], selection=dg.AssetSelection.assets(*family_keys(family)), description=_DESCRIPTIONS[family]
-        )
-        for family in FAMILIES
-    ]
-    verify = dg.define_asset_job(
-        VERIFY_JOB,
-        selection=dg.AssetSelection.checks(*(dg.AssetCheckKey(META_KEYS[family], IN_SYNC) for family in FAMILIES)),
-        description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
-        "families.",
-    )
-    reports = dg.define_asset_job(
-        REPORTS_JOB,
-        selection=dg.AssetSelection.assets(MIXTURE, CACHE_REPORT),
-        description="Write the reports over everything that is built, as build-all does at its end.",
-    )
-    return [tokenizer, *families, *_corpus_jobs(registry), *_index_jobs(registry), reports, verify, _observe_upstream(registry)]
-
-
-def _corpus_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
-    """What corpus/* is built with; none where no data set is prepared."""
-    if not registry.prepared():
-        return []
+    """All of them; those of corpora and of indices where there are such assets."""
     jobs = {
-        CORPUS_JOB: ([DOCUMENTS], "Clean and sign the documents of a data set (or of all: a backfill)."),
-        DUPLICATES_JOB: ([DUPLICATES], "Find the duplicates over all data sets that have a corpus."),
-        REPORT_JOB: ([KEPT, REPORT], "Say what stays of a data set's corpus, and draw its report."),
+        keys.TOKENIZER_JOB: ([keys.TOKENIZER], _TOKENIZER),
+        keys.FAMILY_JOBS["pretrain"]: (keys.family_keys("pretrain"), _PRETRAIN),
+        keys.FAMILY_JOBS["sft"]: (keys.family_keys("sft"), _SFT),
     }
-    return [dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys), description=text) for name, (keys, text) in jobs.items()]
-
-
-def _index_jobs(registry: Registry) -> "list[UnresolvedAssetJobDefinition]":
-    if not registry.blend_keys():
-        return []
-    description = "Build the indices of a blend (or of all: a backfill) ahead of training."
-    return [dg.define_asset_job(INDEX_JOB, selection=dg.AssetSelection.assets(INDEX), description=description)]
+    if registry.prepared():
+        jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], _CORPUS)
+        jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], _DUPLICATES)
+        jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], _REPORT)
+    if registry.blend_keys():
+        jobs[keys.INDEX_JOB] = ([keys.INDEX], _INDEX)
+    jobs[keys.REPORTS_JOB] = ([keys.MIXTURE, keys.CACHE_REPORT], _REPORTS)
+    checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(keys.META_KEYS[family], IN_SYNC) for family in FAMILIES))
+    return [
+        *(dg.define_asset_job(job, selection=dg.AssetSelection.assets(*assets), description=text) for job, (assets, text) in jobs.items()),
+        dg.define_asset_job(keys.VERIFY_JOB, selection=checks, description=_VERIFY),
+        _observe_upstream(registry),
+    ]
 
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
@@ -99,10 +69,24 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
                     log_traceback(error, context.log.info)
 
     @dg.job(
-        name=OBSERVE_JOB,
+        name=keys.OBSERVE_JOB,
         description="Look at upstream of every data set; partitions whose revision or settings have changed show as unsynced.",
     )
     def observe_upstream() -> None:
         observe_revisions()
 
     return observe_upstream
+
+
+def build_schedules(registry: Registry) -> list[dg.ScheduleDefinition]:
+    return [
+        dg.ScheduleDefinition(
+            name=name,
+            job_name=job,
+            cron_schedule=f"{minute} {registry.dagster.nightly_hour} * * *",
+            execution_timezone="UTC",
+            default_status=dg.DefaultScheduleStatus.STOPPED,
+            description=f"{description} Every night at {registry.dagster.nightly_hour:02}:{minute:02} UTC (nightly_hour in [dagster]).",
+        )
+        for name, (job, minute, description) in _NIGHTLY.items()
+    ]

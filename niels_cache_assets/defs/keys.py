@@ -1,8 +1,6 @@
 """Names that the definitions share: asset keys, groups, ops, jobs, pools, partitions. No definition is made here."""
 
-from collections.abc import Iterable
-
-from dagster import AssetDep, AssetKey, StaticPartitionMapping, StaticPartitionsDefinition
+from dagster import AssetKey, StaticPartitionsDefinition
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_runtime.format.layout import Family
@@ -46,21 +44,6 @@ def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition
     return StaticPartitionsDefinition(registry.partition_keys(family))
 
 
-def corpus_name(name: str) -> str:
-    """What a data set's corpus is called in logs and tables, beside its cache."""
-    return f"corpus/{name}"
-
-
-def index_name(blend: str) -> str:
-    """What the index of a blend is called in logs and tables."""
-    return f"index/{blend}"
-
-
 def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
     """One partition per data set with a corpus."""
     return StaticPartitionsDefinition(registry.prepared())
-
-
-def on_same_name(asset: AssetKey, names: Iterable[str]) -> AssetDep:
-    """A dependency of each of these data sets on its own partition of another asset; other data sets have none on it."""
-    return AssetDep(asset, partition_mapping=StaticPartitionMapping({name: name for name in names}))

@@ -1,16 +1,18 @@
-"""What a long build says of itself: to Dagster every ten seconds, to an in-process listener always.
+"""What a build says of itself: to Dagster every ten seconds and at its end, to an in-process listener always.
 
 A log line and an observation are rows in Dagster's database (milliseconds, kilobytes), so they are throttled by time.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, describe
 from niels_cache_assets.sources.errors import DEBUG
+from niels_cache_runtime.errors import NielsCacheError
 
 _WARNING = "WARNING: "  # how the plain code marks a log line that deserves attention
 
@@ -25,6 +27,15 @@ class ProgressSink:
         """A line of the log, a warning's included."""
 
 
+@contextmanager
+def readable_failures() -> Iterator[None]:
+    """Turn NielsCacheError into a failure that says just its message and is never retried. A bug keeps its traceback."""
+    try:
+        yield
+    except NielsCacheError as error:
+        raise dg.Failure(description=str(error), allow_retries=False) from None
+
+
 def told(metadata: Mapping[str, Any]) -> str:
     """What came of a build in one line, from the metadata of its materialization; that of a hit begins with `hit`."""
     said = [str(metadata["state"])]
@@ -36,7 +47,7 @@ def told(metadata: Mapping[str, Any]) -> str:
 class BuildReporter:
     """Hands the callbacks of one build to Dagster and to the sink.
 
-    `observed` is the asset that long builds are observed on, if any; `partition` is of that, where it is not the build's name.
+    `observed` is the asset that long builds are observed on, in the partition of this run, if any.
     """
 
     def __init__(
@@ -46,14 +57,12 @@ class BuildReporter:
         *,
         name: str,
         observed: dg.AssetKey | None = None,
-        partition: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._sink = sink
         self._name = name
         self._observed = observed
-        self._partition = partition or name
         self._clock = clock
         self._pace = Pace()
         self._throttle: Throttle | None = None  # from when the first chunk came
@@ -98,7 +107,7 @@ class BuildReporter:
 
     def _observe(self, metadata: Mapping[str, int | float]) -> None:
         if self._observed is not None:
-            self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._partition, metadata=metadata))
+            self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._context.partition_key, metadata=metadata))
 
 
 def _figures(progress: HowFar, estimate: Estimate) -> dict[str, int | float]:

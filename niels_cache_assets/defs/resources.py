@@ -1,16 +1,24 @@
-"""Resources: where the caches lie, and who is told. Opening caches is the runtime's work, and settings of a data set are the registry's.
+"""What every run is given: where the caches lie, who is told, and its executor. Settings of a data set are the registry's.
 
-Nobody configures them: `build_defs` is given them. So they stand in no run configuration, and the launchpad offers the settings of a
-build only.
+Nobody configures the resources: `build_defs` is given them. So they stand in no run configuration, and the launchpad offers the settings
+of a build only. The executor records who coordinates a run (home/abandoned.py). It is asked before the first step begins. So a run whose
+steps have begun has a record, whoever launched it: the UI, the daemon, `dagster asset materialize`, `dg launch`. `build-all` executes its
+runs itself, and records them itself. A run that cannot be recorded is executed all the same, with a warning.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.definition_config_schema import DefinitionConfigSchema  # no public name
+from dagster._core.execution.context.system import PlanOrchestrationContext
+from dagster._core.execution.plan.plan import ExecutionPlan
+from dagster._core.execution.retries import RetryMode
+from dagster._core.executor.multiprocess import MultiprocessExecutor  # Dagster's own; no public name
 
-from niels_cache_assets.defs.home.abandoned import begin_step
+from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
+from niels_cache_runtime.errors import NielsCacheError
 
 
 @dataclass(frozen=True)
@@ -55,3 +63,22 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
         return value
 
     return _Unconfigured(provide, description=(type(value).__doc__ or "").partition("\n")[0])
+
+
+MAX_STEPS_AT_ONCE = 2  # of one run: a build, then its checks side by side
+
+
+class _RecordedExecutor(MultiprocessExecutor):
+    def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[dg.DagsterEvent]:
+        try:
+            record_run(plan_context.instance, plan_context.run_id)
+        except NielsCacheError as error:  # a home that is read-only beside a database elsewhere, or without locks
+            plan_context.log.warning(f"this run is not recorded, so it would show as running if its process were killed: {error}")
+        with ending_abandoned_runs(plan_context.instance):
+            yield from super().execute(plan_context, execution_plan)
+
+
+@dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
+def recorded_executor(context: dg.InitExecutorContext) -> dg.Executor:
+    """Make the executor of one run."""
+    return _RecordedExecutor(retries=RetryMode.ENABLED, max_concurrent=MAX_STEPS_AT_ONCE)

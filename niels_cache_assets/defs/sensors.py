@@ -4,6 +4,10 @@ What the hub has is observed when it is seen, and notes when their build is aske
 something else show as unsynced. For one state of upstream a build is asked for once, even where it fails; again where upstream has left
 that state and come back to it. Whether anything has changed is told by the version that the newest materialization read. What a look costs
 stands in docs/ui.md; a look must end within the 60 seconds that Dagster gives it.
+
+A run request names what it is for by its run key, so that Dagster starts it once: a key that a sensor has used is passed over for ever. So
+the key names the occasion too, as upstream may come back to what it was before. A backfill, which is asked for where a corpus comes first,
+has no key: who asks for it remembers.
 """
 
 import json
@@ -12,12 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # how Dagster's own sensors ask for a backfill
+from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
-from niels_cache_assets.defs.keys import UPSTREAM_KEYS
-from niels_cache_assets.defs.requests import build_request, requestable
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
@@ -30,6 +35,7 @@ from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
 ASKING_SECONDS = 20.0  # no data set is asked for later in a look; one that does not answer takes up to 20 more
+UPSTREAM_TAG = "niels_cache/upstream"  # of a run or backfill: the version of upstream that it was asked for
 OBSERVATIONS = 1000  # of one data set that are looked through for the last other version
 
 
@@ -113,6 +119,29 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
         description=f"Looks at the folders of notes, and builds a data set when its folder has changed and then been quiet for {quiet} "
         "seconds (notes_quiet_seconds in [dagster]).",
     )
+
+
+def requestable(registry: Registry) -> dg.AssetSelection:
+    """Everything that `build_request` may ask for."""
+    corpora = [DOCUMENTS, DUPLICATES, KEPT, REPORT] if registry.prepared() else []
+    return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in family_keys(family)))
+
+
+def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
+    """Build what a data set was made of at this version of upstream. Waits where another process is building the same.
+
+    `occasion`: the same for as long as upstream stays at this version, and another where it left it and came back.
+    """
+    family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
+    if name not in registry.prepared():
+        config = {"ops": {STREAM_OPS[family]: {"config": {"wait": True}}}}
+        return dg.RunRequest(
+            run_key=f"{name}@{version}#{occasion}", partition_key=name, asset_selection=family_keys(family), run_config=config, tags=tags
+        )
+    wanted = {AssetKeyPartitionKey(key, name) for key in (DOCUMENTS, KEPT, REPORT, *family_keys(family))}
+    if name in registry.prepared("dedup"):
+        wanted.add(AssetKeyPartitionKey(DUPLICATES))
+    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(wanted, definitions.asset_graph), tags)
 
 
 def _watchable(registry: Registry) -> list[str]:

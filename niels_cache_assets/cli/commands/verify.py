@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     with transfer_progress("verifying") as progress:
         findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=arguments.threads, progress=progress)
     if arguments.against_dagster:
-        from niels_cache_assets.defs.home.recorded import recorded_findings
+        from niels_cache_assets.defs.home.history import recorded_findings
 
         findings += recorded_findings(root, folders)
     said = notes(root, verified, beside=not names)

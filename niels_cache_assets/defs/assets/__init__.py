@@ -1,1 +1,1 @@
-"""One module per group of assets; family.py holds what pretrain and sft share."""
+"""One module per group of assets."""

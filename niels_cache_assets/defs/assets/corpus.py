@@ -15,22 +15,11 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.defs.assets.failure import readable_failures
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
 from niels_cache_assets.defs.config import CorpusConfig
-from niels_cache_assets.defs.keys import (
-    DOCUMENTS,
-    DUPLICATES,
-    KEPT,
-    REPORT,
-    REPORTS_GROUP,
-    UPSTREAM_KEYS,
-    corpus_name,
-    corpus_partitions,
-    on_same_name,
-)
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, told
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, told
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
 
@@ -84,10 +73,12 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
+    own = dg.StaticPartitionMapping({name: name for name in registry.prepared()})
+
     @dg.asset(
-        key=DOCUMENTS,
-        deps=[on_same_name(UPSTREAM_KEYS["pretrain"], registry.prepared())],
-        partitions_def=corpus_partitions(registry),
+        key=keys.DOCUMENTS,
+        deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
+        partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
@@ -100,11 +91,12 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
         name = context.partition_key
-        reporter = BuildReporter(context, progress_sink, name=corpus_name(name), observed=DOCUMENTS, partition=name)
+        artifact = graph(registry, cache_root.path).corpus(name)
+        reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
         with readable_failures():
-            with StreamPlace(context, corpus_name(name), log=reporter.log) as place:
+            with StreamPlace(context, artifact.key, log=reporter.log) as place:
                 outcome = materialize(
-                    graph(registry, cache_root.path).corpus(name),
+                    artifact,
                     force=config.force,
                     wait=config.wait,
                     on_progress=reporter.progress,
@@ -128,8 +120,8 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     searched = [name for name in registry.prepared() if f"corpus/{name}" in inputs]
 
     @dg.asset(
-        key=DUPLICATES,
-        deps=[dg.AssetDep(DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
+        key=keys.DUPLICATES,
+        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=dg.SpecificPartitionsPartitionMapping(searched))],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
@@ -141,7 +133,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         cache_root: dg.ResourceParam[CacheRoot],
         progress_sink: dg.ResourceParam[ProgressSink],
     ) -> dg.MaterializeResult:
-        reporter = BuildReporter(context, progress_sink, name=DUPLICATES.to_user_string())
+        reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
         with readable_failures():
             artifact = graph(registry, cache_root.path).duplicates()
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
@@ -157,9 +149,9 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
 
 def _kept(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
-        key=KEPT,
-        deps=[DOCUMENTS, DUPLICATES],
-        partitions_def=corpus_partitions(registry),
+        key=keys.KEPT,
+        deps=[keys.DOCUMENTS, keys.DUPLICATES],
+        partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
@@ -176,10 +168,10 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
 
 def _report(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
-        key=REPORT,
-        deps=[DOCUMENTS, DUPLICATES],
-        partitions_def=corpus_partitions(registry),
-        group_name=REPORTS_GROUP,
+        key=keys.REPORT,
+        deps=[keys.DOCUMENTS, keys.DUPLICATES],
+        partitions_def=keys.corpus_partitions(registry),
+        group_name=keys.REPORTS_GROUP,
         kinds={"report", "matplotlib"},
         code_version=CorpusReport.version,
         description=_REPORT,

@@ -12,11 +12,10 @@ from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
-from niels_cache_assets.defs.metadata.builds import Metadata, json_entry, state_of
-from niels_cache_assets.defs.metadata.tables import table
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.metadata.builds import Metadata, state_of
+from niels_cache_assets.defs.metadata.entries import json_entry, table
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
 

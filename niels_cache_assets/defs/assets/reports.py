@@ -10,12 +10,11 @@ import dagster as dg
 
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.metadata.pictures import picture
-from niels_cache_assets.defs.metadata.tables import table, without_empty
+from niels_cache_assets.defs.metadata.entries import picture, table, without_empty
+from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
 from niels_cache_assets.show.reports.drawings import NONE, draw_report

@@ -7,11 +7,10 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.tokenizer import CODE_VERSION
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.assets.failure import readable_failures
 from niels_cache_assets.defs.config import TokenizerConfig
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.builds import tokenizer_metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError

@@ -4,47 +4,58 @@ Dagster 1.13 can run partitioned checks alone through its API, but its UI says t
 that of `caches_in_sync` (checks/sync.py). One partitioned op per family, so that one read of the files answers all of its checks. They
 stand on meta_json, which is what consumers depend on, and they block: a cache that fails them stops what would use it. A sound pretrain
 cache is then asked whether its splits are disjoint, and whether they hold their token budgets.
+
+`splits_disjoint` is an error where the configuration keeps such documents out of train; a warning where it leaves them in, as upstream's
+own splits may have them. Cost: train and val are decoded once more.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.assets.failure import readable_failures
-from niels_cache_assets.defs.checks.disjoint import SPLITS_DISJOINT, disjoint_result, disjoint_spec
 from niels_cache_assets.defs.keys import META_KEYS, partitions
-from niels_cache_assets.defs.metadata.tables import table, without_empty
+from niels_cache_assets.defs.metadata.entries import table, without_empty
+from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.contents import shortfall
+from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 
-BUDGETS_MET = "budgets_met"
+SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"
+MAX_PAIRS = 20
+_UNSOUND = "not compared, because the cache fails another check"
 CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
-_DESCRIPTIONS: dict[Kind, str] = {
-    "files": "Every file is there with the size and sha256 of meta.json, and no other.",
-    "content": "The folder holds this data set; every id is in the vocabulary, EOT tokens match documents, offsets are in order and in "
-    "range, totals agree.",
-    "tokenizer": "The cache was made with the tokenizer that its root holds now; another one would be a silent mix.",
+_DESCRIPTIONS = {
+    CHECK_NAMES["files"]: "Every file is there with the size and sha256 of meta.json, and no other.",
+    CHECK_NAMES["content"]: "The folder holds this data set; every id is in the vocabulary, EOT tokens match documents, offsets are in "
+    "order and in range, totals agree.",
+    CHECK_NAMES["tokenizer"]: "The cache was made with the tokenizer that its root holds now; another one would be a silent mix.",
+}
+_OF_PRETRAIN = {  # they never block: the cache is what was asked for
+    SPLITS_DISJOINT: "No document of train equals one of val (canonical text), or is near to one (Jaccard of word 5-grams). A warning "
+    "where nothing was to prevent that; `decontaminate` or `prepare` of the data set does.",
+    BUDGETS_MET: "Train and val hold as many tokens as the data set asks for (train_tokens, val_tokens): the source did not end before.",
 }
 
 
 def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
-    asset, partitions_def = META_KEYS[family], partitions(registry, family)
+    asset, each = META_KEYS[family], partitions(registry, family)
     with warnings.catch_warnings():
         # Partitioned checks are a preview in Dagster 1.13, chosen knowingly: nothing the user could do about it.
         warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
         specs = [
-            dg.AssetCheckSpec(name, asset=asset, blocking=True, description=_DESCRIPTIONS[kind], partitions_def=partitions_def)
-            for kind, name in CHECK_NAMES.items()
+            dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
+            for name, text in {**_DESCRIPTIONS, **(_OF_PRETRAIN if family == "pretrain" else {})}.items()
         ]
-        if family == "pretrain":
-            specs += [disjoint_spec(partitions_def), _budgets_spec(partitions_def)]
 
         @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each can run alone (API)
         def verify(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
@@ -60,7 +71,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             if dg.AssetCheckKey(asset, SPLITS_DISJOINT) in context.selected_asset_check_keys:
                 with readable_failures():
                     context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
-                    yield disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
+                    yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
             if dg.AssetCheckKey(asset, BUDGETS_MET) in context.selected_asset_check_keys:
                 with readable_failures():
                     yield _budgets_result(folder, is_sound=not findings)
@@ -68,21 +79,73 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         return verify
 
 
-def _budgets_spec(partitions_def: dg.PartitionsDefinition[str]) -> dg.AssetCheckSpec:
-    description = "Train and val hold as many tokens as the data set asks for (train_tokens, val_tokens): the source did not end before."
-    return dg.AssetCheckSpec(BUDGETS_MET, asset=META_KEYS["pretrain"], description=description, partitions_def=partitions_def)
-
-
 def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
     """A warning, and never more: what is there is whole, and may be all that there is."""
-    short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else "not compared, because the cache fails another check"
-    return dg.AssetCheckResult(
-        check_name=BUDGETS_MET,
-        asset_key=META_KEYS["pretrain"],
-        passed=short is None,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=short,
+    short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else _UNSOUND
+    return _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
+
+
+def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
+    """Compare the splits of a cache, unless `skipped` says why not.
+
+    Raises NielsCacheError if it cannot be read with the tokenizer of its root.
+    """
+    if skipped is not None:
+        return _of_pretrain(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
+    if not is_sound:
+        return _of_pretrain(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
+    source = registry.pretrain[name]
+    threshold = registry.dedup.threshold if "dedup" in source.prepare else source.decontaminate_threshold
+    overlap = splits_disjoint(
+        dataset_dir(root, "pretrain", name),
+        load_tokenizer(registry, root),
+        threshold=threshold,
+        max_pairs=MAX_PAIRS,
+        threads=registry.build.threads,
     )
+    pairs = [
+        {
+            "kind": pair.kind,
+            "similarity": round(pair.similarity, 4),
+            "train": f"{pair.train.file}:{pair.train.row} ({pair.train.source_id})",
+            "val": f"{pair.val.file}:{pair.val.row} ({pair.val.source_id})",
+        }
+        for pair in overlap.pairs
+    ]
+    return _of_pretrain(
+        SPLITS_DISJOINT,
+        passed=overlap.disjoint,
+        severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
+        description=None if overlap.disjoint else _describe_overlap(source, overlap),
+        metadata=without_empty(
+            {
+                "exact": overlap.exact,
+                "near": overlap.near,
+                "train_documents": overlap.train_documents,
+                "val_documents": overlap.val_documents,
+                "threshold": threshold,
+                "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
+            }
+        ),
+    )
+
+
+def _of_pretrain(
+    name: str, *, passed: bool, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN, **rest: Any
+) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(check_name=name, asset_key=META_KEYS["pretrain"], passed=passed, severity=severity, **rest)
+
+
+def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
+    """Near ones only by decontaminate = "near", which compares exactly; the bands of dedup miss some at any threshold."""
+    kept_out_exact = source.decontaminate != "off" or "dedup" in source.prepare
+    return bool((overlap.exact and kept_out_exact) or (overlap.near and source.decontaminate == "near"))
+
+
+def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
+    found = f"{overlap.exact:,} documents of train equal one of val, {overlap.near:,} are near to one"
+    prevented = source.decontaminate != "off" or "dedup" in source.prepare
+    return found if prevented else f'{found}; decontaminate = "near" keeps them out'
 
 
 def _why_skipped(meta: Meta) -> str | None:

@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
-from niels_cache_assets.defs.metadata.tables import without_empty
+from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.contents import contents, counts_of, shares_met, total_bytes
 from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed

@@ -1,4 +1,8 @@
-"""What Dagster recorded of the folders of a cache, for reports: when they were built, what their checks said, how old their upstream is.
+"""What Dagster recorded of the folders of a cache: for reports, and held against what lies on disk now.
+
+Reports show when a folder was built, what its checks said, how old its upstream is. `niels-cache verify --against-dagster` compares:
+whoever changes a cache and makes every hash in it anew passes `verify`; the meta_sha256 in Dagster's event log, which meta.json's hash of
+every file goes into, is elsewhere. That the files are those of meta.json is `verify`'s business.
 
 Of one home that may serve several cache roots, only what was recorded of these folders, and of what lies in them now, counts. Cost: a few
 small queries to a folder. Materializations hold plots: where none of the newest 40 is of what lies here, older ones are not asked for, else
@@ -8,24 +12,29 @@ those that are of it are followed back to the one that built it, 1,000 at most.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 from dagster._core.event_api import PartitionKeyFilter  # how the storage is asked for the checks of a partition: nothing public does
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
 
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
-from niels_cache_assets.defs.home.recorded import asset_of, metadata_of
-from niels_cache_assets.defs.keys import KEPT, META_KEYS, UPSTREAM_KEYS
+from niels_cache_assets.defs.home.refusals import home_refusals
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.show.reports.cache import Item
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded, Upstream
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.meta import load_meta
+from niels_cache_runtime.verify import Finding
 
-_RECORDS = 1000  # of one asset and partition, the newest
+_RECORDS = 1000  # of one asset and partition, the newest: a home may serve many cache roots
+_DIGITS = 12
 _PAGE = 20
 _FOREIGN = 40  # records of other roots and builds, before none is taken to be of this folder
 _RESULTS = 20  # of one check, the newest
@@ -148,3 +157,64 @@ def _check(result: AssetCheckExecutionRecord) -> Check:
     assert result.event is not None
     outcome: Outcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
     return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+
+
+def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
+    """Folders below `root` that Dagster built otherwise, or of which it has no record; indices, which can be built again, are left out.
+
+    Raises NielsCacheError if there is no Dagster home, NotWrittenError if its disk or database refuses.
+    """
+    home = dagster_home()
+    if not (home / CONFIG_NAME).exists():
+        raise NielsCacheError(f"{home}: no Dagster home; point {HOME_VARIABLE} at the one that the cache was built with")
+    with home_refusals(home), ensure_instance(home) as instance:
+        return [finding for folder in folders for finding in _findings(instance, root, folder)]
+
+
+def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterator[Finding]:
+    key, partition = asset_of(root, folder)
+    if key is None:
+        return
+    try:
+        meta_sha256 = load_meta(str(folder / META_NAME)).get("meta_sha256")
+    except NielsCacheError:  # among the findings of verify
+        return
+    if meta_sha256 is None:  # another program's: among the notes of verify
+        return
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
+    recorded = _recorded_sha256(instance.fetch_materializations(wanted, limit=_RECORDS).records, folder)
+    if recorded is None:
+        problem = "Dagster has no record of a build here (imported, built without it, or recorded in another home)"
+    elif recorded != meta_sha256:
+        problem = f"its meta_sha256 is {meta_sha256[:_DIGITS]}, Dagster recorded {recorded[:_DIGITS]}: changed since, or built without it"
+    else:
+        return
+    yield Finding(kind="recorded", folder=str(folder), path=META_NAME, problem=problem)
+
+
+def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
+    name = folder.name
+    if folder == tokenizer_dir(root):
+        return TOKENIZER, None
+    if folder == duplicates_dir(root):
+        return DUPLICATES, None
+    if folder == corpus_dir(root, name):
+        return DOCUMENTS, name
+    return next(((META_KEYS[family], name) for family in FAMILIES if folder == dataset_dir(root, family, name)), (None, None))
+
+
+def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
+    """Of the newest build at this place; of the newest anywhere where none was here, for a cache that was moved."""
+    found: dict[bool, str] = {}
+    for record in records:
+        metadata = metadata_of(record)
+        if isinstance(metadata.get("meta_sha256"), str):
+            here = str(metadata.get("dagster/uri", "")).startswith(folder.absolute().as_uri())
+            found.setdefault(here, metadata["meta_sha256"])
+    return found.get(True, found.get(False))
+
+
+def metadata_of(record: dg.EventLogRecord) -> dict[str, Any]:
+    """Of a materialization, as plain values; empty where the record is of something else."""
+    event = record.asset_materialization
+    return {} if event is None else {name: value.value for name, value in event.metadata.items()}

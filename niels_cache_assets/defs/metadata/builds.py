@@ -7,27 +7,35 @@ What is called `sha256` is that of a file, as `sha256sum` prints it: of meta.jso
 other hash has a name of its own (`content_sha256`, `meta_sha256`), and data versions are such hashes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.defs.metadata.excerpt import NARROW, behind_a_click, fenced, samples
-from niels_cache_assets.defs.metadata.pictures import measured, tokenizer_measured
-from niels_cache_assets.defs.metadata.tables import MAX_TABLE_ROWS, table, without_empty
 from niels_cache_assets.show.contents import shortfall, total_bytes
+from niels_cache_assets.defs.metadata.entries import (
+    MAX_TABLE_ROWS,
+    behind_a_click,
+    code_entry,
+    fenced,
+    json_entry,
+    pictures,
+    table,
+    without_empty,
+)
+from niels_cache_assets.defs.metadata.excerpt import samples
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.measures import of_cache
+from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word says which
-MOST_ENTRIES = 12  # of what is made once, before a warning: more than a person reads
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
@@ -52,24 +60,22 @@ def family_metadata(
 ) -> dict[Split | None, Metadata]:
     """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
 
-    `settings` are those of the registry with this run's in them; `draw`: plots too. `tokenizer` decodes the samples; a data set that is
-    switched off has none.
+    `settings` are those of the registry with this run's in them; `draw`: plots too. `tokenizer` decodes the samples; None for a data set
+    that is switched off, whose folder may hold another program's cache.
     """
     meta = outcome.meta
     state = state_of(outcome)
-    if is_foreign(meta):  # kept where the data set is switched off
-        place = {"dagster/uri": outcome.directory.absolute().as_uri()}
-        return {None: {**_file(outcome), **state, **place}, **{split: {**state, **_place(outcome, split)} for split in SPLITS}}
-    if tokenizer is None or not meta["built"]:
-        state["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
-        return {
-            None: {**_file(outcome), **state, **_record(outcome, settings)},
-            **{split: {**state, **_place(outcome, split)} for split in SPLITS},
-        }
+    if tokenizer is None:
+        if is_foreign(meta):
+            made = {"dagster/uri": outcome.directory.absolute().as_uri()}
+        else:
+            state["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
+            made = _record(outcome, settings)
+        return {None: {**_file(outcome), **state, **made}, **{split: {**state, **_place(outcome, split)} for split in SPLITS}}
     seen = measured(outcome, tokenizer, draw=draw)
     look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
     shown = {split: samples(outcome.directory, outcome.family, split, meta, tokenizer) for split in SPLITS}
-    code = _code(training_code(outcome.directory.absolute(), outcome.family, meta))
+    code = code_entry(training_code(outcome.directory.absolute(), outcome.family, meta))
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
         **_file(outcome),
@@ -131,17 +137,6 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
         "meta_sha256": meta["meta_sha256"],
         "dagster/uri": outcome.directory.absolute().as_uri(),
     }
-
-
-def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
-    """Settings and the like, in a window of their own."""
-    return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
-
-
-def _code(text: str) -> dg.MarkdownMetadataValue:
-    block = fenced(text, "python")
-    is_narrow = max(map(len, text.splitlines())) <= NARROW
-    return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
 
 
 def _samples(shown: str | None) -> Metadata:
@@ -244,3 +239,59 @@ def split_schema(family: Family) -> dg.TableSchema:
     if family == "sft":
         columns.append(dg.TableColumn("start", "int64", description="Offset in tokens of each example (*_idx.npy)"))
     return dg.TableSchema(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a pass over a cache says. `plots`: None if none were asked for; said: in words; characters_per_token: of SFT only."""
+
+    plots: dg.MarkdownMetadataValue | str | None
+    said: list[str]
+    characters_per_token: float | None
+
+
+def measured(outcome: Outcome, tokenizer: SentencePieceTokenizer, *, draw: bool) -> Seen:
+    """Figures and plots that meta.json does not have, from one pass over the cache; what it costs is in plots/measures.py.
+
+    A damaged cache gives a line that says so, and the checks say what is wrong with it.
+    """
+    from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
+
+    meta, family = outcome.meta, outcome.family
+    try:
+        measures = measure_cache(outcome.directory, family, meta)
+    except (NielsCacheError, OSError) as error:
+        return Seen(plots=f"cannot be drawn: {error}", said=[], characters_per_token=None)
+    said = [f"{measures.pieces_used:,} of {counted(len(measures.token_counts), 'piece')} are used"]
+    ratio = None
+    if measures.conversations is not None:
+        cut = share_of(measures.cut, measures.items) if measures.cut else "none"
+        said.append(f"{share_of(measures.conversations.target_tokens, measures.counted)} of the tokens are targets")
+        said.append(f"T = {CONTEXT:,} cuts {cut} of the examples")
+        ratio = round(measures.characters_per_token(tokenizer.piece_bytes(), tokenizer.special_token_ids().values()), 3)
+    plots = None
+    if draw:
+        from niels_cache_assets.show.plots.caches import cache_plots  # a second or more: matplotlib
+
+        plots = pictures(cache_plots(measures, family, dropped=meta["dropped"]))
+    return Seen(plots=plots, said=said, characters_per_token=ratio)
+
+
+def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
+    """Characters per token by source, the long words that are cut, and plots of them and of the pieces."""
+    tokenizer = SentencePieceTokenizer(str(outcome.model), special_tokens=outcome.meta["special_tokens"])
+    ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
+    found: dict[str, object] = {}
+    if ratios:
+        rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]
+        found["by_source"] = table(rows, data_set="string", chars_per_token="float")
+        found["chars_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
+    if words:
+        lines = "\n".join(f"{len(pieces):>2}  {' | '.join(pieces)}" for pieces in words.values())
+        found["longest_words"] = dg.MetadataValue.md(behind_a_click(fenced(lines)))
+    if draw:
+        from niels_cache_assets.show.plots.tokenizers import tokenizer_plots  # a second or more: matplotlib
+
+        plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios, words=words)
+        found = {"plots": pictures(plots), **found}
+    return found

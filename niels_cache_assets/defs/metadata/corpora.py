@@ -15,10 +15,8 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.corpus.report import estimated_tokens, kept_per_split, plot_names, reasons
-from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, json_entry, state_of
-from niels_cache_assets.defs.metadata.excerpt import COLUMNS, behind_a_click, fenced
-from niels_cache_assets.defs.metadata.pictures import pictures
-from niels_cache_assets.defs.metadata.tables import table, without_empty
+from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
+from niels_cache_assets.defs.metadata.entries import COLUMNS, behind_a_click, fenced, json_entry, pictures, table, without_empty
 from niels_cache_assets.show.reports.markdown import plain
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 

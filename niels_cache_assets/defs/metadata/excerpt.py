@@ -3,7 +3,6 @@
 In an example the lines that the model is trained to say begin with + (the UI shows them in green), those it is only shown with a blank.
 """
 
-import re
 import textwrap
 from itertools import groupby
 from pathlib import Path
@@ -11,16 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.defs.metadata.entries import COLUMNS, fenced
 from niels_cache_assets.show.samples import Sample, pick_samples
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 from niels_cache_runtime.format.meta import Meta
-
-COLUMNS = 110  # of the UI's window for Markdown
-NARROW = 62  # characters that an entry of metadata has beside its name on a screen of 1280 pixels, and a sha256 has 64
-_INLINE = 1000  # characters of Markdown from which on the UI opens a window for it
 
 
 def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: SentencePieceTokenizer) -> str | None:
@@ -33,18 +29,6 @@ def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: S
         return "\n\n".join(_shown(sample, family, tokenizer) for sample in picked) or None
     except (NielsCacheError, OSError) as error:
         return f"cannot be shown: {error}"
-
-
-def fenced(text: str, language: str = "text") -> str:
-    """A Markdown code block that no run of backticks in the text can end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
-def behind_a_click(markdown: str) -> str:
-    """The same, so long that the UI opens it in a window of its own: a table of entries cuts what is wider than it."""
-    return markdown.ljust(_INLINE)
 
 
 def _shown(sample: Sample, family: Family, tokenizer: SentencePieceTokenizer) -> str:

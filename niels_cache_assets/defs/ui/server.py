@@ -18,8 +18,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
-from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
-from niels_cache_assets.defs.ui.self_test import check_guard
+from niels_cache_assets.defs.ui.guard import WebGuard, check_guard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
 

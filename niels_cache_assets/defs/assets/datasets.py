@@ -1,0 +1,221 @@
+"""`pretrain/*` and `sft/*`: token shards of text and pairs of conversations, one partition per data set.
+
+One streaming op writes the three assets of a data set, and reports them together at its end. It is not subsettable, because one pass makes
+all three. Everything is built and renamed before the first result is yielded: Dagster keeps what was yielded before an error, and would
+record an asset that was forgotten as built.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.config.build import BuildSettings
+from niels_cache_assets.config.refusals import refuse_choice
+from niels_cache_assets.config.registry import Registry, apply_run_settings
+from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
+from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig, SftConfig
+from niels_cache_assets.defs.keys import (
+    DOCUMENTS,
+    KEPT,
+    META_KEYS,
+    STREAM_OPS,
+    TOKENIZER,
+    TRAIN_KEYS,
+    UPSTREAM_KEYS,
+    VAL_KEYS,
+    partitions,
+)
+from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
+from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.turns import StreamPlace
+from niels_cache_assets.show.training_code import loader_code
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.meta import Meta, build_id
+
+_SPLITS: dict[Family, str] = {
+    "pretrain": """The {split} split of a data set: headerless uint16 tokens in shards, every document followed by one EOT.
+
+`pretrain/<data set>/{split}/shard_*.bin`, with `{split}_doc_ends.npy` (where each document ends) and `{split}_documents.parquet`
+(where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
+[Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every
+output, first in the metadata of a partition.
+
+```python
+{code}
+```""",
+    "sft": """The {split} split of a data set of conversations: tokens and the start of each example.
+
+`sft/<data set>/{split}_tokens.bin` (headerless uint16; every message is its role's sentinel, its text, EOT) and
+`sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
+over tokens and offsets.
+[Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`; plots, samples and what opens the data set are with every output,
+first in the metadata of a partition.
+
+```python
+{code}
+```""",
+}
+
+_META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
+
+`{family}/<data set>/meta.json`, written last: what has none is not finished. The same input, settings and tokenizer give the same
+bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
+
+```python
+{code}
+```"""
+
+_OPS: dict[Family, str] = {
+    "pretrain": "Stream one data set through the tokenizer into train and val shards, in one pass.",
+    "sft": "Stream one data set through the tokenizer into train and val pairs, in one pass.",
+}
+
+
+def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
+    @_multi_asset(registry, "pretrain", above=[dg.AssetDep(TOKENIZER), *_above_pretrain(registry)])
+    def stream_pretrain_dataset(
+        context: dg.AssetExecutionContext,
+        config: PretrainConfig,
+        cache_root: dg.ResourceParam[CacheRoot],
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> Iterator[dg.MaterializeResult]:
+        yield from _stream(context, registry, "pretrain", config, cache_root, progress_sink)
+
+    return stream_pretrain_dataset
+
+
+def sft_assets(registry: Registry) -> dg.AssetsDefinition:
+    @_multi_asset(registry, "sft", above=[dg.AssetDep(TOKENIZER), dg.AssetDep(UPSTREAM_KEYS["sft"])])
+    def stream_sft_dataset(
+        context: dg.AssetExecutionContext,
+        config: SftConfig,
+        cache_root: dg.ResourceParam[CacheRoot],
+        progress_sink: dg.ResourceParam[ProgressSink],
+    ) -> Iterator[dg.MaterializeResult]:
+        yield from _stream(context, registry, "sft", config, cache_root, progress_sink)
+
+    return stream_sft_dataset
+
+
+def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
+    """Upstream, which knows a data set's settings (what is read from a corpus has budgets too), and its corpus if it has one.
+
+    Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py).
+    """
+    upstream = dg.AssetDep(UPSTREAM_KEYS["pretrain"])
+    if not registry.prepared():
+        return [upstream]
+    readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
+    mapping = dg.StaticPartitionMapping(
+        {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
+    )
+    return [upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (DOCUMENTS, KEPT))]
+
+
+def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
+    """The decorator of a family's op, with the specs of its three assets in topological order. `above`: what they are made of."""
+    splits: dict[Split, dg.AssetKey] = {"train": TRAIN_KEYS[family], "val": VAL_KEYS[family]}
+    shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
+    columns = {"dagster/column_schema": split_schema(family)}
+
+    def described(text: str, split: Split) -> str:
+        code = loader_code(f'"cache/{family}/<data set>/{split}"', family, T=1024, B=8)
+        return text.format(family=family, split=split, code=code)
+
+    return dg.multi_asset(
+        name=STREAM_OPS[family],
+        specs=[
+            *(
+                dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
+                for split, key in splits.items()
+            ),
+            dg.AssetSpec(
+                META_KEYS[family], deps=[*above, *splits.values()], description=described(_META, "train"), kinds={"json"}, **shared
+            ),
+        ],
+        partitions_def=partitions(registry, family),
+        description=_OPS[family],
+    )
+
+
+def _stream(
+    context: dg.AssetExecutionContext,
+    registry: Registry,
+    family: Family,
+    config: FamilyConfig,
+    cache_root: CacheRoot,
+    progress_sink: ProgressSink,
+) -> Iterator[dg.MaterializeResult]:
+    """Build the data set of this run's partition, and yield its three results."""
+    run_settings = config.run_settings()
+    name = context.partition_key
+    reporter = BuildReporter(context, progress_sink, name=name, observed=TRAIN_KEYS[family])
+    with readable_failures():
+        if name not in registry.partition_keys(family):  # Dagster launches a run for any partition key
+            if name in registry.switched_off():
+                raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
+            refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
+        own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
+        with StreamPlace(context, name, log=reporter.log) as place:
+
+            def waits_its_turn() -> bool:
+                if place.take():
+                    return True
+                reporter.note(f"building from {_in_words(apply_run_settings(registry.source(name), own).shown_settings())}")
+
+                return False
+
+            outcome = materialize(
+                graph(registry, cache_root.path).cache(name, run_settings),
+                force=config.force,
+                wait=config.wait,
+                on_progress=reporter.progress,
+                log=reporter.log,
+                waits_its_turn=waits_its_turn,
+            )
+        if outcome.warning:
+            reporter.warn(outcome.warning)
+        if not outcome.kept:
+            _observe(context, registry, name, outcome.meta, root=cache_root.path)
+        source = apply_run_settings(registry.source(name), own)
+        tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta.get("built") else None  # not of another program's either
+        shown = family_metadata(
+            outcome, source.shown_settings(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
+        )
+        reporter.tell(shown[None])
+        splits: dict[Split, dg.AssetKey] = {"train": TRAIN_KEYS[family], "val": VAL_KEYS[family]}
+        results: list[dg.MaterializeResult] = [
+            *(
+                dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
+                for split, key in splits.items()
+            ),
+            dg.MaterializeResult(META_KEYS[family], metadata=shown[None], data_version=dg.DataVersion(build_id(outcome.meta) or "")),
+        ]
+    yield from results
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    """`jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
+    hidden = ("source", "enabled", "given", "code_version")
+    said = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
+    return f"{settings['source']}{': ' if said else ''}{', '.join(said)}"
+
+
+def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
+    """Upstream as it was built from. What is read from a corpus has not looked at it: then only the settings may be new."""
+    if name in registry.prepared():
+        last = last_observation(context.instance, registry, name)
+        if last is not None:
+            revision = last.metadata.get(REVISION)
+            observe_what_was_read(context, registry, name, str(revision.value) if revision else None, root=root)
+    else:
+        observe_what_was_read(context, registry, name, meta["dataset_revision"], root=root)
