@@ -7,9 +7,9 @@ the listener's business: Dagster itself writes nothing to the console here.
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import dagster as dg
 from dagster._core.definitions.job_base import InMemoryJob  # how Dagster's own execute_in_process wraps a job; no public name
@@ -21,28 +21,12 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
-from niels_cache_assets.defs.keys import (
-    CORPUS_JOB,
-    DOCUMENTS,
-    DUPLICATES,
-    DUPLICATES_JOB,
-    FAMILY_JOBS,
-    INDEX,
-    INDEX_JOB,
-    LOCATION,
-    REPORT,
-    REPORT_JOB,
-    REPORTS_GROUP,
-    REPORTS_JOB,
-    STREAM_OPS,
-    TOKENIZER,
-    TOKENIZER_JOB,
-)
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
@@ -56,15 +40,15 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 LaunchFamily = Literal["tokenizer", "corpus", "pretrain", "sft", "index"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
-_TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", DUPLICATES.to_user_string()
+_TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
 _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: how its run is listed, its job, and the op whose results tell
-    _TOKENIZER_NAME: ("tokenizer", TOKENIZER_JOB, TOKENIZER.path[-1]),
-    "corpus": ("corpus", CORPUS_JOB, DOCUMENTS.to_python_identifier()),
-    _DUPLICATES_NAME: ("corpus", DUPLICATES_JOB, DUPLICATES.to_python_identifier()),
-    "report": ("corpus", REPORT_JOB, REPORT.to_python_identifier()),
-    "pretrain": ("pretrain", FAMILY_JOBS["pretrain"], STREAM_OPS["pretrain"]),
-    "sft": ("sft", FAMILY_JOBS["sft"], STREAM_OPS["sft"]),
-    "index": ("index", INDEX_JOB, INDEX.to_python_identifier()),
+    _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER.path[-1]),
+    "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
+    _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
+    "report": ("corpus", keys.REPORT_JOB, keys.REPORT.to_python_identifier()),
+    "pretrain": ("pretrain", keys.FAMILY_JOBS["pretrain"], keys.STREAM_OPS["pretrain"]),
+    "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.STREAM_OPS["sft"]),
+    "index": ("index", keys.INDEX_JOB, keys.INDEX.to_python_identifier()),
 }
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -74,7 +58,7 @@ _INSTANCE_OVERRIDES = {
 }
 # A retry of the daemon would build with the code server's settings and cache root, which need not be those of this program.
 _NO_RETRY = {MAX_RETRIES_TAG: "0"}
-_REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION), repository_name="__repository__")
+_REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +71,10 @@ class LaunchResult:
     name: str
     family: LaunchFamily
     state: LaunchState
-    meta: Meta | None
-    directory: Path | None
-    seconds: float
-    message: str | None
+    meta: Meta | None = None
+    directory: Path | None = None
+    seconds: float = 0.0
+    message: str | None = None
 
 
 class LaunchListener(Protocol):
@@ -181,16 +165,14 @@ class _ListenerSink(ProgressSink):
 
 @dataclass(frozen=True)
 class _Step:
-    """One run. `op` is the one that is told `force`, if it takes settings, and whose last materialization says what came of it."""
+    """The run that builds an artifact. `op` is told `force`, if it takes settings; its last materialization says what came of it."""
 
+    artifact: Artifact
     name: str
     family: LaunchFamily
     job: str
     op: str
-    directory: Path
     partition: str | None
-    record: str | None
-    takes_settings: bool
 
 
 class _Launcher:
@@ -230,13 +212,10 @@ class _Launcher:
             reasons = []  # a tokenizer is trained on what there is
         step = _step(artifact)
         if reasons:
-            result = self._finish(
-                LaunchResult(
-                    name=step.name, family=step.family, state="skipped", meta=None, directory=None, seconds=0.0, message=reasons[0]
-                )
-            )
+            result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
         else:
             result = self._run(step, force=force)
+        self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
             self._lacking[key] = _LACKING.get(key, f"the {kind} of {name} could not be prepared")
@@ -252,27 +231,25 @@ class _Launcher:
 
     def write_reports(self) -> None:
         """Those over everything. They are no data set: nobody is told but of a failure."""
-        run = self._finished_run(REPORTS_JOB, None, _QUIET)
+        run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
-            self._listener.logged(REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
+            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
     def _run(self, step: _Step, *, force: bool) -> LaunchResult:
         started = time.monotonic()
         self._listener.started(step.name, step.family)
-        settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.takes_settings else {}
+        settings = {"ops": {step.op: {"config": {"force": force, "wait": self._wait}}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
-        outcome: dict[str, Any]
+        result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
         if run.success:
             metadata = run.asset_materializations_for_node(step.op)[-1].metadata
-            outcome = {
-                "state": state_in({name: value.value for name, value in metadata.items()}),
-                "meta": None if step.record is None else read_meta(str(step.directory / step.record)),
-                "message": _what_to_know(run, metadata),
-            }
+            state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
+            record = step.artifact.record
+            meta = None if record is None else read_meta(str(step.artifact.directory / record))
+            result = replace(result, state=state, meta=meta, message=_what_to_know(run, metadata))
         else:
-            outcome = {"state": "failed", "meta": None, "message": _why_failed(run)}
-        seconds = time.monotonic() - started
-        return self._finish(LaunchResult(name=step.name, family=step.family, directory=step.directory, seconds=seconds, **outcome))
+            result = replace(result, message=_why_failed(run))
+        return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Raises KeyboardInterrupt if the run was interrupted, once it has ended as canceled."""
@@ -296,10 +273,6 @@ class _Launcher:
         )
         return execute_run(InMemoryJob(in_process), run, self._instance)
 
-    def _finish(self, result: LaunchResult) -> LaunchResult:
-        self._listener.finished(result)
-        return result
-
 
 def _step(artifact: Artifact) -> _Step:
     """Return the run that builds an artifact. Data sets are listed by their names alone, all else by its key."""
@@ -308,16 +281,8 @@ def _step(artifact: Artifact) -> _Step:
     if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME):  # of which there is one
         kind, partition = artifact.key, None
     family, job, op = _RUNS[kind]
-    return _Step(
-        name=name if kind in FAMILIES else artifact.key,
-        family=family,
-        job=job,
-        op=op,
-        directory=artifact.directory,
-        partition=partition,
-        record=artifact.record,
-        takes_settings=kind != "index",
-    )
+    listed_as = name if kind in FAMILIES else artifact.key
+    return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
 
 
 def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:

@@ -15,22 +15,11 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.config.build import BuildSettings
 from niels_cache_assets.config.refusals import refuse_choice
-from niels_cache_assets.config.registry import Registry, apply_run_settings
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig, SftConfig
-from niels_cache_assets.defs.keys import (
-    DOCUMENTS,
-    KEPT,
-    META_KEYS,
-    STREAM_OPS,
-    TOKENIZER,
-    TRAIN_KEYS,
-    UPSTREAM_KEYS,
-    VAL_KEYS,
-    partitions,
-)
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
@@ -38,7 +27,7 @@ from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.show.training_code import loader_code
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, Family, Split
 from niels_cache_runtime.format.meta import Meta, build_id
 
 _SPLITS: dict[Family, str] = {
@@ -74,6 +63,10 @@ bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache
 {code}
 ```"""
 
+_SPLIT_KEYS: dict[Family, dict[Split, dg.AssetKey]] = {
+    family: {"train": keys.TRAIN_KEYS[family], "val": keys.VAL_KEYS[family]} for family in FAMILIES
+}
+
 _OPS: dict[Family, str] = {
     "pretrain": "Stream one data set through the tokenizer into train and val shards, in one pass.",
     "sft": "Stream one data set through the tokenizer into train and val pairs, in one pass.",
@@ -81,7 +74,7 @@ _OPS: dict[Family, str] = {
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
-    @_multi_asset(registry, "pretrain", above=[dg.AssetDep(TOKENIZER), *_above_pretrain(registry)])
+    @_multi_asset(registry, "pretrain", above=[dg.AssetDep(keys.TOKENIZER), *_above_pretrain(registry)])
     def stream_pretrain_dataset(
         context: dg.AssetExecutionContext,
         config: PretrainConfig,
@@ -94,7 +87,7 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
-    @_multi_asset(registry, "sft", above=[dg.AssetDep(TOKENIZER), dg.AssetDep(UPSTREAM_KEYS["sft"])])
+    @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
     def stream_sft_dataset(
         context: dg.AssetExecutionContext,
         config: SftConfig,
@@ -111,19 +104,18 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
 
     Its own drop list counts, not all of corpus/duplicates (see assets/corpus.py).
     """
-    upstream = dg.AssetDep(UPSTREAM_KEYS["pretrain"])
+    upstream = dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])
     if not registry.prepared():
         return [upstream]
     readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
     mapping = dg.StaticPartitionMapping(
         {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
     )
-    return [upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (DOCUMENTS, KEPT))]
+    return [upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
     """The decorator of a family's op, with the specs of its three assets in topological order. `above`: what they are made of."""
-    splits: dict[Split, dg.AssetKey] = {"train": TRAIN_KEYS[family], "val": VAL_KEYS[family]}
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
 
@@ -132,17 +124,21 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         return text.format(family=family, split=split, code=code)
 
     return dg.multi_asset(
-        name=STREAM_OPS[family],
+        name=keys.STREAM_OPS[family],
         specs=[
             *(
                 dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
-                for split, key in splits.items()
+                for split, key in _SPLIT_KEYS[family].items()
             ),
             dg.AssetSpec(
-                META_KEYS[family], deps=[*above, *splits.values()], description=described(_META, "train"), kinds={"json"}, **shared
+                keys.META_KEYS[family],
+                deps=[*above, *_SPLIT_KEYS[family].values()],
+                description=described(_META, "train"),
+                kinds={"json"},
+                **shared,
             ),
         ],
-        partitions_def=partitions(registry, family),
+        partitions_def=keys.partitions(registry, family),
         description=_OPS[family],
     )
 
@@ -156,26 +152,25 @@ def _stream(
     progress_sink: ProgressSink,
 ) -> Iterator[dg.MaterializeResult]:
     """Build the data set of this run's partition, and yield its three results."""
-    run_settings = config.run_settings()
     name = context.partition_key
-    reporter = BuildReporter(context, progress_sink, name=name, observed=TRAIN_KEYS[family])
+    reporter = BuildReporter(context, progress_sink, name=name, observed=keys.TRAIN_KEYS[family])
     with readable_failures():
         if name not in registry.partition_keys(family):  # Dagster launches a run for any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        own = {key: value for key, value in run_settings.items() if key not in BuildSettings.model_fields}
+        artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
+        settings = artifact.source.shown_settings()
         with StreamPlace(context, name, log=reporter.log) as place:
 
             def waits_its_turn() -> bool:
                 if place.take():
                     return True
-                reporter.note(f"building from {_in_words(apply_run_settings(registry.source(name), own).shown_settings())}")
-
+                reporter.note(f"building from {_in_words(settings)}")
                 return False
 
             outcome = materialize(
-                graph(registry, cache_root.path).cache(name, run_settings),
+                artifact,
                 force=config.force,
                 wait=config.wait,
                 on_progress=reporter.progress,
@@ -186,19 +181,16 @@ def _stream(
             reporter.warn(outcome.warning)
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
-        source = apply_run_settings(registry.source(name), own)
-        tokenizer = load_tokenizer(registry, cache_root.path) if outcome.meta.get("built") else None  # not of another program's either
-        shown = family_metadata(
-            outcome, source.shown_settings(), tokenizer, deduplicated="dedup" in getattr(source, "prepare", ()), draw=registry.dagster.plots
-        )
+        deduplicated = "dedup" in getattr(artifact.source, "prepare", ())
+        tokenizer = load_tokenizer(registry, cache_root.path)
+        shown = family_metadata(outcome, settings, tokenizer, deduplicated=deduplicated, draw=registry.dagster.plots)
         reporter.tell(shown[None])
-        splits: dict[Split, dg.AssetKey] = {"train": TRAIN_KEYS[family], "val": VAL_KEYS[family]}
         results: list[dg.MaterializeResult] = [
             *(
                 dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-                for split, key in splits.items()
+                for split, key in _SPLIT_KEYS[family].items()
             ),
-            dg.MaterializeResult(META_KEYS[family], metadata=shown[None], data_version=dg.DataVersion(build_id(outcome.meta) or "")),
+            dg.MaterializeResult(keys.META_KEYS[family], metadata=shown[None], data_version=dg.DataVersion(build_id(outcome.meta) or "")),
         ]
     yield from results
 

@@ -31,7 +31,6 @@ from niels_cache_assets.show.wording import abbreviated, counted, duration, file
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPE, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
@@ -56,29 +55,21 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 
 def family_metadata(
-    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer | None, *, deduplicated: bool, draw: bool
+    outcome: Outcome, settings: Mapping[str, Any], tokenizer: SentencePieceTokenizer, *, deduplicated: bool, draw: bool
 ) -> dict[Split | None, Metadata]:
     """Of each split, and under None of the data set as a whole. Whichever is opened, the first entries are what one looks for.
 
-    `settings` are those of the registry with this run's in them; `draw`: plots too. `tokenizer` decodes the samples; None for a data set
-    that is switched off, whose folder may hold another program's cache.
+    `settings` are those of the registry with this run's in them; `draw`: plots too; `tokenizer` decodes the samples.
     """
     meta = outcome.meta
     state = state_of(outcome)
-    if tokenizer is None:
-        if is_foreign(meta):
-            made = {"dagster/uri": outcome.directory.absolute().as_uri()}
-        else:
-            state["note"] = f"switched off: set enabled = true in [{outcome.family}.{outcome.name}] to build it"
-            made = _record(outcome, settings)
-        return {None: {**_file(outcome), **state, **made}, **{split: {**state, **_place(outcome, split)} for split in SPLITS}}
     seen = measured(outcome, tokenizer, draw=draw)
     look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
     shown = {split: samples(outcome.directory, outcome.family, split, meta, tokenizer) for split in SPLITS}
     code = code_entry(training_code(outcome.directory.absolute(), outcome.family, meta))
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
-        **_file(outcome),
+        "sha256": sha256_file(str(outcome.directory / META_NAME)),
         **look,
         **_samples(shown["train"] or shown["val"]),
         "open_it": code,
@@ -99,22 +90,15 @@ def _split(outcome: Outcome, split: Split) -> Metadata:
     meta, files = outcome.meta, split_files(outcome.meta, split)
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
     said = [counted(tokens, "token"), counted(items, _ITEMS[outcome.family]), counted(len(files), "file")]
+    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     return {
         "contents": f"{file_size(total_bytes(files))}: {', '.join(said)}",
         "tokens": tokens,
         "dagster/row_count": tokens if outcome.family == "pretrain" else items,
         "files": files_list(files),
-        **_place(outcome, split),
+        "content_sha256": split_version(meta, split).value,
+        "dagster/uri": folder.absolute().as_uri(),
     }
-
-
-def _place(outcome: Outcome, split: Split) -> Metadata:
-    folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
-    return {"content_sha256": split_version(outcome.meta, split).value, "dagster/uri": folder.absolute().as_uri()}
-
-
-def _file(outcome: Outcome) -> Metadata:
-    return {"sha256": sha256_file(str(outcome.directory / META_NAME))}
 
 
 def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
