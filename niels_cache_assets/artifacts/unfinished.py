@@ -94,11 +94,8 @@ class _Comparison:
         found = graph(self.registry, self.root)
         if self.judged.name == "corpus/duplicates":
             return found.duplicates()
-        if self.judged.kind == "corpus":
-            name = self.judged.name.removeprefix("corpus/")
-            return found.corpus(name) if name in self.registry.prepared() else None
-        is_named = self.judged.name in (*self.registry.pretrain, *self.registry.sft)
-        return found.dataset(self.judged.name) if is_named else None
+        key = self.judged.name if self.judged.kind == "corpus" else f"{self.judged.kind}/{self.judged.name}"
+        return found[key] if key in found.keys else None
 
     def _compared(self, would_be: JournalFingerprint) -> Unfinished:
         then, now = self.recorded.made_of, would_be.made_of

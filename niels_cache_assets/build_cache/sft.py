@@ -3,9 +3,8 @@
 The examples' tokens are spooled as they come and dealt to the splits at the end (streaming/sft_spool.py), since val is a share of them all.
 """
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,7 +25,6 @@ from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
 from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -128,7 +126,7 @@ class SftBuild(CacheBuild):
         with SftSpool(partial, state=state.spool if state is not None else None) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
-                ended = _spool(spool, functools.partial(self._encoded, resume), self.feed, journal, self.progress)
+                ended = self._spool(spool, journal, resume)
             if not spool.examples:
                 note = dropped_note(ended, self.feed.report.hints)
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable conversation{note}; nothing was written")
@@ -144,101 +142,90 @@ class SftBuild(CacheBuild):
             }
         return meta, state.spool.tokens if state is not None else 0
 
+    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
+        """Spool all conversations, or the rest of them where the journal has a state."""
+        state: _State | None = journal.state if journal is not None else None
+        dropped = Counter(state.dropped) if state is not None else Counter[str]()
+
+        def record(position: Position, *, ended: Counts | None = None) -> None:
+            assert journal is not None
+            on_disk, sizes = spool.checkpoint()
+            reached = Reached(items=position.items, mark=position.mark, share=position.share)
+            now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
+            journal.record(
+                asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=position.share, documents=spool.examples
+            )
+
+        position = Position(0, None, Counter(), {}, None)
+        with closing(self._encoded(resume, state)) as batches:
+            for batch in batches:
+                position = batch.position
+                dropped.update(batch.dropped)
+                spool.write(batch.conversations, batch.arrays)
+                del batch  # a long text is not held while the next is encoded
+                if self.progress is not None:
+                    self.progress(Progress(spool.examples, spool.tokens, position.share))
+                if journal is not None and journal.due(spool.bytes):
+                    record(position)
+        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
+        if journal is not None and journal.recorded:
+            record(position, ended=ended)
+        return ended
+
     def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
         """Return all conversations, encoded, or the rest of them where there is a state."""
 
         def stream(mark: Mark | None) -> Iterator[Conversation]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
-        def encode(task: tuple[list[Conversation], Position]) -> _Encoded:
-            raises = self.on_invalid == "raise", self.on_collision == "raise"
-            return _encode_conversations(*task, self.view, raise_on_invalid=raises[0], raise_on_collision=raises[1])
-
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
         chunks = self.feed.positioned(in_chunks(conversations, _characters), first=first)
         threads = self.threads or available_threads()
-        return map_in_order(encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
+        return map_in_order(self._encode, chunks, threads=threads, size_of=lambda task: sum(map(_characters, task[0])))
 
-
-def _spool(
-    spool: SftSpool,
-    encoded: Callable[[_State | None], Generator[_Encoded]],
-    feed: Feed[Conversation],
-    journal: Journal | None,
-    progress: OnProgress | None,
-) -> Counts:
-    """Spool all conversations, or the rest of them where the journal has a state."""
-    state: _State | None = journal.state if journal is not None else None
-    dropped = Counter(state.dropped) if state is not None else Counter[str]()
-
-    def record(position: Position, *, ended: Counts | None = None) -> None:
-        assert journal is not None
-        on_disk, sizes = spool.checkpoint()
-        reached = Reached(items=position.items, mark=position.mark, share=position.share)
-        now = _State(reached=reached, dropped=dict(dropped), spool=on_disk, ended=ended)
-        journal.record(asdict(now), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=position.share, documents=spool.examples)
-
-    position = Position(0, None, Counter(), {}, None)
-    with closing(encoded(state)) as batches:
-        for batch in batches:
-            position = batch.position
-            dropped.update(batch.dropped)
-            spool.write(batch.conversations, batch.arrays)
-            del batch  # a long text is not held while the next is encoded
-            if progress is not None:
-                progress(Progress(spool.examples, spool.tokens, position.share))
-            if journal is not None and journal.due(spool.bytes):
-                record(position)
-    ended = Counts(dropped=dict(dropped + feed.report.dropped), facts=feed.report.facts)
-    if journal is not None and journal.recorded:
-        record(position, ended=ended)
-    return ended
+    def _encode(self, task: tuple[list[Conversation], Position]) -> _Encoded:
+        """Sentinel, content, EOT for each message of those that can be trained on."""
+        chunk, position = task
+        problems = [conversation_problem(conversation.messages) for conversation in chunk]
+        texts = (
+            message["content"]
+            for conversation, problem in zip(chunk, problems, strict=True)
+            if problem is None
+            for message in conversation.messages
+        )
+        encoded = iter(encode_texts(list(texts), self.view))
+        kept: list[Conversation] = []
+        arrays: list[np.ndarray] = []
+        dropped: Counter[str] = Counter()
+        first = position.items - len(chunk)
+        for number, (conversation, problem) in enumerate(zip(chunk, problems, strict=True), first):
+            if problem is not None:
+                if self.on_invalid == "raise":
+                    raise NielsCacheError(f"example {conversation.source_id or number}: {problem}; correct it, or pass on_invalid='drop'")
+                dropped[problem] += 1
+                continue
+            contents = [next(encoded) for _ in conversation.messages]
+            problem = next((content for content in contents if isinstance(content, str)), None)
+            pieces: list[np.ndarray] = []
+            for message, content in zip(conversation.messages, contents, strict=True):
+                if isinstance(content, str):
+                    break
+                require_ids_fit(content, self.view, "encoding")
+                if len(content) and has_special(content, self.view):
+                    problem = COLLISION
+                    break
+                pieces += [np.array([self.view.special_ids[ROLE_TO_KEY[message["role"]]]]), content, np.array([self.view.eot])]
+            if problem is None:
+                kept.append(conversation)
+                arrays.append(np.concatenate(pieces).astype(TOKEN_DTYPE))
+            elif problem == COLLISION and self.on_collision == "raise":
+                raise NielsCacheError(f"example {conversation.source_id or number}: a message contains a special token; remove it")
+            else:
+                dropped[problem] += 1
+        return _Encoded(kept, arrays, dropped, position)
 
 
 def _characters(conversation: Conversation) -> int:
     return sum(len(content) for message in conversation.messages if isinstance(content := message.get("content"), str))
-
-
-def _encode_conversations(
-    chunk: list[Conversation], position: Position, tokenizer: BuildTokenizer, *, raise_on_invalid: bool, raise_on_collision: bool
-) -> _Encoded:
-    """Sentinel, content, EOT for each message of those that can be trained on."""
-    problems = [conversation_problem(conversation.messages) for conversation in chunk]
-    texts = (
-        message["content"]
-        for conversation, problem in zip(chunk, problems, strict=True)
-        if problem is None
-        for message in conversation.messages
-    )
-    encoded = iter(encode_texts(list(texts), tokenizer))
-    kept: list[Conversation] = []
-    arrays: list[np.ndarray] = []
-    dropped: Counter[str] = Counter()
-    first = position.items - len(chunk)
-    for number, (conversation, problem) in enumerate(zip(chunk, problems, strict=True), first):
-        if problem is not None:
-            if raise_on_invalid:
-                raise NielsCacheError(f"example {conversation.source_id or number}: {problem}; correct it, or pass on_invalid='drop'")
-            dropped[problem] += 1
-            continue
-        contents = [next(encoded) for _ in conversation.messages]
-        problem = next((content for content in contents if isinstance(content, str)), None)
-        pieces: list[np.ndarray] = []
-        for message, content in zip(conversation.messages, contents, strict=True):
-            if isinstance(content, str):
-                break
-            require_ids_fit(content, tokenizer, "encoding")
-            if len(content) and has_special(content, tokenizer):
-                problem = COLLISION
-                break
-            pieces += [np.array([tokenizer.special_ids[ROLE_TO_KEY[message["role"]]]]), content, np.array([tokenizer.eot])]
-        if problem is None:
-            kept.append(conversation)
-            arrays.append(np.concatenate(pieces).astype(TOKEN_DTYPE))
-        elif problem == COLLISION and raise_on_collision:
-            raise NielsCacheError(f"example {conversation.source_id or number}: a message contains a special token; remove it")
-        else:
-            dropped[problem] += 1
-    return _Encoded(kept, arrays, dropped, position)
