@@ -1,27 +1,37 @@
-"""Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools."""
+"""Every definition over one registry. Nothing is loaded when this module is imported: definitions.py does that for Dagster's tools.
+
+Every asset shows owners and tags of [dagster], where the caches lie, and links to the code that makes it. A link leads to the file here
+(the UI opens it in an editor), or with `repository` to the same line on the web. An external asset has no code; its link is the
+configuration that names what it stands for.
+"""
 
 import logging
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry, cache_root, load_registry
+import niels_cache_assets
+from niels_cache_assets.config.registry import FALLBACK_PROFILE, Registry, cache_root, load_registry
 from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.reports import reports_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
-from niels_cache_assets.defs.automation import automated, build_automation
+from niels_cache_assets.defs.automation import Asset, automated, build_automation
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
-from niels_cache_assets.defs.metadata.presentation import presented
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
 
 _LOG = logging.getLogger(__name__)
+_ANCHOR = Path(niels_cache_assets.__file__)
+_ROOT = re.compile(r'"cache(?=[/"])')
 
 
 def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None) -> dg.Definitions:
@@ -37,7 +47,7 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
         assets=automated(
-            presented(
+            _presented(
                 [
                     *upstream_specs(registry),
                     tokenizer_asset(registry),
@@ -58,3 +68,29 @@ def build_defs(resources: Mapping[str, Any] | None = None, *, registry: Registry
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=recorded_executor,
     )
+
+
+def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
+    """Descriptions have the cache root as `cache`; in the snippets that are copied from them it becomes the one that there is."""
+    settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
+
+    def present(spec: dg.AssetSpec) -> dg.AssetSpec:
+        located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
+        return spec.replace_attributes(description=located).merge_attributes(owners=settings.owners, tags=settings.tags)
+
+    owned = dg.map_asset_specs(present, assets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # of code references; without them an asset is as good
+        linked: list[Asset] = list(dg.with_source_code_references(owned))  # type: ignore[arg-type]
+        if settings.repository is not None:
+            anchor = dg.AnchorBasedFilePathMapping(_ANCHOR, f"{_ANCHOR.parent.name}/{_ANCHOR.name}")
+            linked = list(dg.link_code_references_to_git(linked, settings.repository, settings.branch, anchor))  # type: ignore[arg-type]
+        return [_with_configuration(asset, registry) if isinstance(asset, dg.AssetSpec) else asset for asset in linked]
+
+
+def _with_configuration(spec: dg.AssetSpec, registry: Registry) -> dg.AssetSpec:
+    file = Path(registry.origin)
+    if not file.is_file():
+        file = _ANCHOR.parent / "config" / "profiles" / f"{registry.profile or FALLBACK_PROFILE}.toml"
+    reference = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=1, label=file.name)
+    return spec.merge_attributes(metadata={"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])})

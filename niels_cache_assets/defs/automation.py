@@ -13,9 +13,10 @@ from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import last_observation, version_of
 from niels_cache_assets.defs.keys import TRAIN_KEYS, UPSTREAM_KEYS, family_keys
-from niels_cache_assets.defs.metadata.presentation import Asset
 
 AUTOMATION_SENSOR = "sft_automation"
+
+Asset = dg.AssetsDefinition | dg.AssetSpec
 
 
 class _IsOneOf(dg.AutomationCondition[dg.AssetKey]):

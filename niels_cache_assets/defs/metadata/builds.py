@@ -22,10 +22,10 @@ from niels_cache_assets.defs.metadata.entries import (
     fenced,
     json_entry,
     pictures,
+    samples,
     table,
     without_empty,
 )
-from niels_cache_assets.defs.metadata.excerpt import samples
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
