@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus, write_report
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_assets.show.plots.corpora import draw
@@ -67,8 +68,10 @@ def test_duplicates_come_with_clusters_their_origin_and_the_curve_of_the_bands_u
 
 
 def test_a_report_is_written_once_and_again_when_something_changed(project: Project) -> None:
+    artifacts = graph(project.registry, project.root)
+    assert artifacts.state("report/letters").state == "missing"
     first = write_report(project.registry, "letters", root=project.root)
-    assert first.state == "built"
+    assert (first.state, artifacts.state("report/letters").state) == ("built", "in sync")
     assert {path.name for path in first.directory.iterdir()} == {"report.json", *plot_names(first.meta)}
     assert json.loads((first.directory / "report.json").read_text()) == first.meta
     images = {name: (first.directory / name).read_bytes() for name in plot_names(first.meta)}
@@ -77,6 +80,7 @@ def test_a_report_is_written_once_and_again_when_something_changed(project: Proj
     assert draw(first.meta) == images, "the same report, the same bytes"
     assert write_report(project.registry, "letters", root=project.root).state == "cache_hit"
     (first.directory / "funnel.png").unlink()
+    assert artifacts.state("report/letters").state == "other settings"
     assert write_report(project.registry, "letters", root=project.root).state == "built"
     assert write_report(project.registry, "letters", root=project.root, force=True).state == "built"
 
