@@ -12,7 +12,6 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.corpus.reading import current_corpus
 from niels_cache_assets.exchange.hf import to_hf_dataset
 from niels_cache_assets.indices.prebuild import plan_of
 from niels_cache_assets.show.reports.cache import cache_report, find_items
@@ -243,7 +242,7 @@ def test_another_corpus_is_neither_read_nor_replaced(swapped: SmallProject, caps
     rewrite_meta(root / "corpus/notes", dataset_name="books")
     other = "dataset_name is 'books'"
     with pytest.raises(NielsCacheError, match=other):
-        current_corpus(registry, "notes", root=root)
+        graph(registry, root).corpus("notes").current()
     with pytest.raises(NielsCacheError, match=other):
         prepare_corpus(registry, "notes", root=root, processes=1)
     with pytest.raises(NielsCacheError, match=other):

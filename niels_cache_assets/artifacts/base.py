@@ -18,6 +18,7 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAME, Family
 from niels_cache_runtime.format.meta import Meta
 
@@ -185,6 +186,16 @@ class Artifact(ABC):
         """Return what the journal of a build would have now. It writes nothing, and asks nothing of upstream."""
         made_of = self.identity(revision)
         return fingerprint_of_journal(Resume(fingerprint=fingerprint_of(made_of), made_of=made_of), {})
+
+    def current(self) -> Meta:
+        """Return the record of what is there, if it is what would be built at the revision that it has.
+
+        A newer upstream is for `materialize` to see. Raises NielsCacheError that says what to build.
+        """
+        meta = self.finished()
+        if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
+            raise NielsCacheError(f"{self.directory}: {self.key} is not built as it is configured; build it first")
+        return meta
 
     def afresh(self) -> Self:
         """Return the same artifact, with nothing that it has looked at before."""

@@ -9,7 +9,7 @@ number of processes, and for a run that was ended anywhere and run again: that g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -30,11 +30,11 @@ from niels_cache_assets.corpus.identity import (
     signature_identity,
 )
 from niels_cache_assets.corpus.layout import CODE_VERSION, corpus_dir
-from niels_cache_assets.corpus.reading import finished_corpus, with_prepared
 from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
@@ -45,6 +45,7 @@ from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.format.reading import available_threads
 
 
@@ -52,13 +53,15 @@ from niels_cache_runtime.format.reading import available_threads
 class Corpus(Artifact):
     """The corpus of a data set with `prepare`.
 
-    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process.
+    `processes`: workers; None: as many as [build] threads, or every core; 1 works in this process. siblings: gives the pretrain tables as
+    mixtures read them; whether a corpus is current can be asked without it.
     """
 
     registry: Registry
     root: Path
     name: str
     processes: int | None = None
+    siblings: Callable[[], Mapping[str, PretrainSource]] = dict
 
     version = CODE_VERSION
     resumable = True
@@ -83,7 +86,7 @@ class Corpus(Artifact):
 
     @cached_property
     def _siblings(self) -> Mapping[str, PretrainSource]:
-        return with_prepared(self.registry, self.root)
+        return self.siblings()
 
     @cached_property
     def _tokenizer(self) -> SentencePieceTokenizer | None:
@@ -105,7 +108,10 @@ class Corpus(Artifact):
         return None if source.enabled else "it is switched off"
 
     def finished(self) -> Meta | None:
-        return finished_corpus(self.name, root=self.root)
+        meta = finished_meta(self.directory)
+        if meta is not None:
+            check_place(meta, self.directory)
+        return meta
 
     def revision(self) -> str | None:
         return self.source.revision(self._siblings)
@@ -113,6 +119,20 @@ class Corpus(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
         return corpus_made_of(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
+
+    def current(self) -> Meta:
+        source = require_prepared(self.registry, self.name)
+        advice = f"materialize corpus/documents of {self.name!r} first (niels-cache build-all does)"
+        if not source.enabled:
+            advice = f"{self.name!r} is switched off: set enabled = true, then {advice}"
+        meta = self.finished()
+        if meta is None:
+            raise NielsCacheError(f"{self.directory}: no finished corpus of {self.name!r} yet; {advice}")
+        if not self.is_made_of(meta, self.identity(meta["dataset_revision"])):
+            raise NielsCacheError(
+                f"{self.directory}: the corpus of {self.name!r} was made with other settings or another code version; {advice}"
+            )
+        return meta
 
     def owns(self, name: str) -> bool:
         return is_corpus_file(name)

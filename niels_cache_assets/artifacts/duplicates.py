@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
@@ -28,18 +29,18 @@ from niels_cache_assets.corpus.identity import (
     split_identity,
     what_is_otherwise,
 )
-from niels_cache_assets.corpus.drop_lists import dedup_order
-from niels_cache_assets.corpus.identity import require_unchanged
+from niels_cache_assets.corpus.drop_lists import dedup_order, drop_lists_identity, what_is_otherwise
+from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
-from niels_cache_assets.corpus.reading import WantedDropLists, wanted_drop_lists
 from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, work_on
 from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
@@ -48,6 +49,20 @@ if TYPE_CHECKING:
     from niels_cache_assets.dedup.buckets import Steps
 
 _ROWS_PER_GROUP = 65_536
+_ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedDropLists:
+    """What the configuration and the corpora on disk ask for.
+
+    `corpora`: meta.json of each, in the order in which the first one wins. `missing`: data sets without a current corpus, and why.
+    `identity`: what decides the lists, for their meta.json.
+    """
+
+    corpora: dict[str, Meta]
+    missing: dict[str, str]
+    identity: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +86,15 @@ class Duplicates(Artifact):
 
     @cached_property
     def wanted(self) -> WantedDropLists:
-        """Return what is asked for now."""
-        return wanted_drop_lists(self.registry, root=self.root)
+        """Return what is asked for now. It costs one small read for each data set; no document and no signature is read."""
+        corpora: dict[str, Meta] = {}
+        missing: dict[str, str] = {}
+        for name in dedup_order(self.registry):
+            try:
+                corpora[name] = Corpus(registry=self.registry, root=self.root, name=name).current()
+            except NielsCacheError as error:
+                missing[name] = str(error)
+        return WantedDropLists(corpora=corpora, missing=missing, identity=drop_lists_identity(self.registry, corpora, missing))
 
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
@@ -93,6 +115,26 @@ class Duplicates(Artifact):
     def warning(self) -> str | None:
         missing = self.wanted.missing
         return f"duplicates were looked for without {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
+
+    def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
+        """Return meta.json of the drop lists, if a search would make them now, of this corpus of `name`, split by `source` and `seed`.
+
+        Raises NielsCacheError, which says what is otherwise and what to materialize.
+        """
+        folder, splits = self.directory, split_identity(source, seed)
+        meta = finished_meta(folder)
+        if meta is None:
+            raise NielsCacheError(f"{folder}: duplicates have not been looked for yet; {_ADVICE}")
+        if meta["inputs"].get(name) != corpus["content_sha256"]:
+            raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was made as it is; {_ADVICE}")
+        if not self.is_made_of(meta, self.identity()):
+            raise NielsCacheError(f"{folder}: the duplicates were found {what_is_otherwise(meta, self.wanted.identity)}; {_ADVICE}")
+        if meta["splits"][name] != splits:
+            raise NielsCacheError(
+                f"{folder}: the duplicates of {name!r} were found for splits by {meta['splits'][name]}, not {splits}; "
+                f"set seed and val_frac in the configuration, not for one run, and {_ADVICE}"
+            )
+        return meta
 
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.endswith(".parquet")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry, apply_run_settings
 from niels_cache_assets.config.tables import BuildSettings
+from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names
 
@@ -48,7 +49,8 @@ class Graph:
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set."""
-        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes)
+        siblings = partial(with_prepared, self.registry, self.root)
+        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists."""

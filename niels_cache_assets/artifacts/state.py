@@ -21,7 +21,6 @@ from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
-from niels_cache_assets.corpus.reading import current_corpus
 from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
@@ -171,7 +170,7 @@ def _(corpus: Corpus) -> Judgement:
     if judged[0] != "built":
         return judged
     try:
-        current_corpus(corpus.registry, corpus.name, root=corpus.root)
+        corpus.current()
     except NielsCacheError as error:
         return "other settings", str(error)
     return "in sync", ""

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.reading import current_corpus, open_prepared
+from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import language_share, reasons
 from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
 from niels_cache_assets.defs.metadata.corpora import reasons_table
@@ -46,7 +47,7 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
     def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
         name = context.partition_key
         with readable_failures():
-            meta = current_corpus(registry, name, root=cache_root.path)
+            meta = graph(registry, cache_root.path).corpus(name).current()
         settings = registry.cleaning_of(name)
         rows = reasons(meta, meta["dropped"])
         high = [row for row in rows if row["share"] > settings.max_reason_share]

@@ -14,7 +14,6 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.reading import current_corpus
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.metadata.entries import without_empty
@@ -110,7 +109,7 @@ def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[Ca
         observation = last_observation(instance, registry, state.name)
         revision = observation.metadata.get(REVISION) if observation else None
         if state.name in registry.prepared():  # of a newer revision with the same documents no cache is made again
-            meta = current_corpus(registry, state.name, root=root)
+            meta = graph(registry, root).corpus(state.name).current()
         else:
             meta = read_meta(str(state.directory / META_NAME))
         if revision is not None and revision.value != meta["dataset_revision"]:
