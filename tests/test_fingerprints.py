@@ -12,8 +12,8 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.config.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import identity as corpus_identity
-from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
 from niels_cache_assets.corpus.cache_identity import cache_identity
+from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.text import Text

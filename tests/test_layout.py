@@ -41,7 +41,7 @@ ROOMS = {  # what each room may import of its own package
         "disk": "",
         "dedup": "disk",
         "tokenizer": "config",
-        "streaming": "artifacts config corpus dedup disk sources tokenizer",
+        "streaming": "config corpus dedup disk sources tokenizer",
         "corpus": "artifacts build_cache cleaning config dedup disk sources streaming tokenizer",
         "build_cache": "config disk sources streaming tokenizer",
         "indices": "config",

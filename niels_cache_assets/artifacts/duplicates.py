@@ -29,8 +29,6 @@ from niels_cache_assets.corpus.identity import (
     split_identity,
     what_is_otherwise,
 )
-from niels_cache_assets.corpus.drop_lists import dedup_order, drop_lists_identity, what_is_otherwise
-from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256

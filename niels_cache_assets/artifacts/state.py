@@ -19,8 +19,8 @@ from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.corpus.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
+from niels_cache_assets.corpus.tokenizer_note import training_note
 from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build

@@ -14,7 +14,6 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
     behind_a_click,
@@ -26,6 +25,7 @@ from niels_cache_assets.defs.metadata.entries import (
     table,
     without_empty,
 )
+from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
