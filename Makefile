@@ -29,7 +29,7 @@ WITH_HOME := DAGSTER_HOME="$(CURDIR)/.dagster"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test torture mutants olmo lint format bench pictures
+.PHONY: help cache ui test torture mutants olmo lint format bench pictures site
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -68,6 +68,9 @@ bench: $(DEV)  ## every benchmark, one after the other
 pictures: $(DEV)  ## take and draw the pictures of README and docs again (needs Chromium)
 	@$(BIN)/python -m docs.pictures
 
+site: $(DEV)  ## the documentation as a site, in build/site; its address on the web, for links to code: REPOSITORY_URL
+	@$(BIN)/python -m docs.site
+
 # Quiet: what pip says goes into the log, and its end onto the screen where pip fails.
 QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; all that pip said is in $(LOG)." >&2; exit 1; }
 
@@ -84,8 +87,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(STAMP)
-	@echo "Installing what tests, lint and benchmarks need as well ($(LOG))"
-	@$(PIP) --no-build-isolation -e '.[dev,bench]' $(QUIETLY)
+	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
+	@$(PIP) --no-build-isolation -e '.[dev,bench,docs]' $(QUIETLY)
 	@touch $@
 
 # A folder and no environment: a process that has it first on its path takes all else, torch above all, from .venv.

@@ -319,7 +319,7 @@ def test_exports(built: Built, folder: Path, golden: Golden, most: str) -> None:
 
 
 def test_public_names_and_their_parameters(golden: Golden) -> None:
-    """Held are `__all__` of the four packages, what docs/classes.md describes, and the parameters of both."""
+    """Held are `__all__` of the four packages, what docs/api/ describes, and the parameters of both."""
     public, described = public_names(), described_names()
     assert len(public) > 30
     assert len(described) > 40

@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import re
-import runpy
 import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -25,9 +24,9 @@ def public_names() -> set[str]:
 
 
 def described_names() -> set[str]:
-    """List every name on the page of classes."""
-    sections = runpy.run_path(str(REPOSITORY / "docs" / "classes.py"))["SECTIONS"]
-    return {f"{module}.{name}" for _, module, names in sections for name in names}
+    """List every name on the API pages."""
+    pages = sorted((REPOSITORY / "docs/api").glob("*.md"))
+    return {name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)}
 
 
 def told_of_name(name: str) -> Any:
