@@ -1,12 +1,12 @@
-"""Writes docs/configuration.md from the classes that read the tables, so that it cannot differ from them.
+"""Write docs/configuration.md from the classes that read the tables, so that the page and the code agree.
 
 python docs/configuration.py            (a test fails while the file is out of date)
 """
 
 import inspect
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -21,6 +21,9 @@ from niels_cache_assets.config.tables import (
     TokenizerSettings,
 )
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.reading.encodings import DecodesText
+from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 
 TARGET = Path(__file__).with_suffix(".md")
@@ -30,25 +33,179 @@ INTRODUCTION = """\
 
 <!-- Made by docs/configuration.py from the code; edit that. -->
 
-A project is what its `niels_cache.toml` names: no other data set is shown, sampled for the tokenizer or built. `niels-cache init` looks into your data and writes the file.
-The file is found in the working directory, or where `NIELS_CACHE_CONFIG` or `--config` point; `--set` and flags go over it, key by key. "Reload definitions" in the UI shows the partition of a new table.
+A project builds the data sets that its `niels_cache.toml` names, and no others.
+`niels-cache init` looks into your data and writes the file.
 
-* **The catalog.** Some data sets ship with the package: `niels-cache catalog` lists them, `niels-cache init --from wikitext dolly15k` writes a file with these, and `niels-cache catalog wikitext` prints a table to add.
-  A table with such a name and no `source` is that of the catalog with your keys in it; a line of advice says what to add so that the file says all of it. A table with a `source` inherits nothing.
-  What only refers to a data set (`--only`, `--set`, `train_on`, a blend's `weights`, an interleave's `members`) does not add it: the message says which table to add.
-* **Profiles** are whole configurations below the file: `default` (`fineweb_edu`, `wikitext`, `dolly15k`, `oasst1`) and `quickstart` (Python's documentation, for `make cache`). `profile = "default"` at the top of the file, `NIELS_CACHE_PROFILE` or `--profile` choose one.
-  Then a table of the file goes over the profile's table of that name key by key, unless it names another `source`. The quickstart profile reads `niels_cache.toml` only if the variable or option above names it.
-* **Without a file** `build-all` and Dagster's definitions take the default profile, and say so in a line. `status` and `list` say that there is none, and show what is built.
-* **Switched off.** `enabled = false` leaves a data set out: it is not built and not checked, and has no partition. `list --all` and `status --all` show it.
-* **The tokenizer** stays as it was trained when data sets come and go; `status` says what it was trained on. `niels-cache build-all --only tokenizer --force` trains another one, which builds every cache again.
-* **Before a tokenizer is trained** all data sets are looked at: paths, columns and their types, forms of conversations, names of the hub. What is wrong is said of all of them at once.
+```toml
+[tokenizer]
+vocab_size = 16_000
+
+[pretrain.my_text]
+source = "jsonl"
+files = ["data/*.jsonl.gz"]
+```
+
+## Where is the file?
+
+* The file is in the working directory. `NIELS_CACHE_CONFIG` or `--config` name another place.
+* `--set KEY=VALUE` and other options replace single keys of the file.
+* In the web UI, a new table appears after "Reload definitions".
+* Paths in the file are relative to the file. `~` and `$VARIABLES` are expanded. fsspec addresses such as `s3://...` stay as they are.
 * `NIELS_CACHE_ROOT` or `--cache-dir` move the caches.
-* Paths are relative to the file; `~` and `$VARIABLES` are expanded; fsspec addresses (`s3://...`) are taken as they are. `files` and `path` are one key with two names (`gutenberg` alone has both); a folder in `files` of `text`, `jsonl`, `parquet` and `chat_jsonl` stands for the files below it that end as these do.
-* Names become directories: letters, digits, `_`, `-`, `.`, no leading dot.
+* The name of a data set becomes a directory: letters, digits, `_`, `-` and `.`, with no leading dot.
 
-Splits, first match wins: a document that carries upstream's split keeps it; token budgets (`val_tokens`, then `train_tokens`) cut a stream; otherwise a seeded `val_frac` of the documents goes to val
-(the source is then read twice: once to count).
+## What is the catalog?
+
+Some data sets ship with the package.
+
+* `niels-cache catalog` lists them.
+* `niels-cache init --from wikitext dolly15k` writes a file with these two.
+* `niels-cache catalog wikitext` prints a table that you can add to your file.
+
+A table with such a name and no `source` takes the keys of the catalog, with your keys on top.
+A table with a `source` inherits nothing.
+A reference to a data set (`--only`, `--set`, `train_on`, `weights`, `members`) does not add it: the error names the table to add.
+
+## What is a profile?
+
+A profile is a whole configuration below your file.
+
+* `default` has `fineweb_edu`, `wikitext`, `dolly15k` and `oasst1`.
+* `quickstart` has Python's documentation, for `make cache`.
+
+Choose one with `profile = "default"` at the top of the file, with `NIELS_CACHE_PROFILE` or with `--profile`.
+Your table then replaces keys of the profile's table of the same name, unless it names another `source`.
+The quickstart profile reads `niels_cache.toml` only if the variable or the option names it.
+
+Without a file, `build-all` and Dagster take the default profile and print a line about it.
+`status` and `list` report that there is no file, and show what is built.
+
+## How do I switch a data set off?
+
+Set `enabled = false`.
+The data set is then not built and not checked, and it has no partition.
+`list --all` and `status --all` still show it.
+
+## When is the tokenizer trained again?
+
+Never by itself: it stays when data sets come and go, and `status` shows what it was trained on.
+`niels-cache build-all --only tokenizer --force` trains it again, and then every cache is built again.
+Before the first training, `build-all` checks all data sets: paths, columns and their types, forms of conversations, names on the hub.
+It reports all problems at once.
+
+## How are documents split into train and val?
+
+The first rule that applies decides:
+
+1. A document that has a split upstream keeps it.
+2. With `val_tokens` or `train_tokens`, the first documents go to val until its budget is used, the next ones to train.
+3. Otherwise a seeded share of the documents, `val_frac`, goes to val. The source is then read twice: the first pass counts.
 """
+
+EXAMPLES = {
+    "fineweb_edu": """
+[pretrain.fineweb_edu]
+source = "fineweb_edu"
+config = "CC-MAIN-2024-10"
+train_tokens = 50_000_000
+val_tokens = 1_000_000
+""",
+    "wikitext": """
+[pretrain.wikitext]
+source = "wikitext"
+config = "wikitext-103-raw-v1"
+""",
+    "roam": """
+[pretrain.my_notes]
+source = "roam"
+path = "~/roam-export"
+""",
+    "gutenberg": """
+[pretrain.books]
+source = "gutenberg"
+path = "~/gutenberg"
+""",
+    "wikipedia": """
+[pretrain.wikipedia_de]
+source = "wikipedia"
+config = "20231101.de"
+prepare = ["clean", "dedup"]
+cleaning = { languages = ["de"], min_stopwords = 0 }
+""",
+    "huggingface": """
+[pretrain.stories]
+source = "huggingface"
+dataset = "roneneldan/TinyStories"
+text_field = "text"
+val_split = "validation"
+""",
+    "markdown_folder": """
+[pretrain.vault]
+source = "markdown_folder"
+path = "~/vault"
+""",
+    "parquet": """
+[pretrain.abstracts]
+source = "parquet"
+files = ["abstracts/*.parquet"]
+text_field = "abstract"
+id_field = "doi"
+""",
+    "jsonl": """
+[pretrain.crawl]
+source = "jsonl"
+files = ["crawl/*.jsonl.zst"]
+decontaminate = "exact"
+""",
+    "text": """
+[pretrain.poems]
+source = "text"
+files = ["poems/**/*.txt"]
+""",
+    "interleave": """
+[pretrain.mix]
+source = "interleave"
+members = { wikitext = 3, poems = 1 }
+
+[pretrain.wikitext]
+source = "wikitext"
+
+[pretrain.poems]
+source = "text"
+files = ["poems/*.txt"]
+""",
+    "python_docs": """
+[pretrain.python_docs]
+source = "python_docs"
+""",
+    "dolly15k": """
+[sft.dolly15k]
+source = "dolly15k"
+system_message = "You are a helpful assistant."
+""",
+    "oasst1": """
+[sft.oasst1]
+source = "oasst1"
+languages = ["en", "de"]
+split_by = "tree"
+""",
+    "chat_jsonl": """
+[sft.support]
+source = "chat_jsonl"
+files = ["support/*.jsonl"]
+""",
+    "python_help": """
+[sft.python_help]
+source = "python_help"
+""",
+}
+
+# Keys that several sources share: title, the class that defines them, and what the keys are for.
+SHARED: tuple[tuple[str, type[BaseModel], str], ...] = (
+    ("Keys of data sets on the hub", HubData, "Sources that read from the Hugging Face hub have these keys."),
+    ("Keys of files", RowFileSource, "Sources that read your own files have these keys."),
+    ("Keys of text encodings and limits", DecodesText, "Sources that decode text have these keys."),
+)
 
 
 def shown_default(model: type[BaseModel], name: str) -> str:
@@ -64,16 +221,18 @@ def description(model: type[BaseModel], name: str) -> str:
     return next((text for text in described if text), "")
 
 
-def table(model: type[BaseModel], without: type[BaseModel] | None = None) -> list[str]:
-    """Rows of a model's keys; those that are as in `without` are told there."""
-    inherited: dict[str, Any] = without.model_fields if without else {}
+def table(model: type[BaseModel], *without: type[BaseModel]) -> list[str]:
+    """Return a table of a model's keys. A key that is the same in one of the classes `without` is left out."""
     rows = []
     for name in model.model_fields:
-        same = name in inherited and shown_default(model, name) == shown_default(without, name)  # type: ignore[arg-type]
-        if name == "source" or same:
-            continue
-        rows.append(f"| `{name}` | {shown_default(model, name)} | {description(model, name)} |")
-    return ["| key | default | |", "| --- | --- | --- |", *rows] if rows else ["No keys of its own."]
+        row = row_of(model, name)
+        if name != "source" and not any(name in base.model_fields and row_of(base, name) == row for base in without):
+            rows.append(row)
+    return ["| key | default | |", "| --- | --- | --- |", *rows] if rows else []
+
+
+def row_of(model: type[BaseModel], name: str) -> str:
+    return f"| `{name}` | {shown_default(model, name)} | {description(model, name)} |"
 
 
 def first_paragraph(thing: type) -> str:
@@ -89,17 +248,44 @@ def section(model: type[BaseModel]) -> list[str]:
     return [f"## {title}", "", capitalized(text), "", *table(model), ""]
 
 
+def source_section(kind: str, source: type[BaseModel], base: type[BaseModel]) -> list[str]:
+    """Return what the page says of one kind of source: its purpose, an example and the keys that it does not share."""
+    groups = [(title, model) for title, model, _ in SHARED if issubclass(source, model) or shares(source, model)]
+    links = ", ".join(f"[{title[:1].lower()}{title[1:]}](#{title.lower().replace(' ', '-')})" for title, _ in groups)
+    return [
+        f'### source = "{kind}"',
+        "",
+        first_paragraph(source),
+        "",
+        f"```toml\n{EXAMPLES[kind].strip()}\n```",
+        "",
+        *table(source, base, *(model for _, model in groups)),
+        "",
+        *([f"It also has the {links}.", ""] if links else []),
+    ]
+
+
+def shares(source: type[BaseModel], model: type[BaseModel]) -> bool:
+    """Return whether a source has a key of its own name and meaning in common with a group, though not by inheritance."""
+    return model is RowFileSource and "files" in source.model_fields and row_of(source, "files") == row_of(model, "files")
+
+
 def reference() -> str:
+    """Return the whole page."""
     lines = [INTRODUCTION]
-    shared: tuple[type[BaseModel], ...] = (BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings)
-    for model in shared:
+    settings: tuple[type[BaseModel], ...] = (BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings)
+    for model in settings:
         lines += section(model)
     for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):
-        lines += [f"## [{family}.NAME]", "", f"Keys that every `[{family}.NAME]` has beside `source`:", "", *table(base), ""]
+        lines += [f"## [{family}.NAME]", "", f"Every `[{family}.NAME]` has these keys beside `source`:", "", *table(base), ""]
         for kind, source in kinds.items():
-            lines += [f'### source = "{kind}"', "", first_paragraph(source), "", *table(source, without=base), ""]
+            lines += source_section(kind, source, base)
+    lines += ["## Keys that several sources share", ""]
+    for title, model, text in SHARED:
+        others = [other for _, other, _ in SHARED if other is not model and issubclass(model, other)]
+        lines += [f"### {title}", "", text, "", *table(model, PretrainSource, *others), ""]
     lines += section(BlendSettings) + section(ReportsSettings) + section(DagsterSettings)
-    return "\n".join(lines).rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 if __name__ == "__main__":
