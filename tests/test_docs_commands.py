@@ -38,9 +38,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
     README: {
         "make cache": "installs; CI runs it, and tests/test_cli.py what it calls",
         "make test": "this is it",
-        "make ui": "a server; tests/ui",
+        "pip install": "installs from wherever the repository is; tests/test_wheel.py",
         "niels-cache init PATH": "whatever the reader has; tests/test_cli_init.py, and the tutorial",
-        "niels-cache build-all": "what init wrote, in the tutorial",
+        "niels-cache build-all": "the quickstart: CI runs it; what init wrote: in the tutorial",
         "niels-cache sample my_text": "the same",
     },
     "docs/cleaning.md": {
@@ -238,7 +238,7 @@ def test_the_readme_runs_and_its_ten_lines_learn(
     (loop,) = [block for block in blocks_of(REPOSITORY / README) if block.language == "python"]
     read(README, reader_of(README, project, monkeypatch))
     assert len([line for line in loop.text.splitlines() if line]) == 10
-    printed = re.search(r"^loss (\d+\.\d+); equal chances would be (\d+\.\d+)$", capsys.readouterr().out, re.MULTILINE)
+    printed = re.search(r"^loss (\d+\.\d+); a uniform guess scores (\d+\.\d+)$", capsys.readouterr().out, re.MULTILINE)
     assert printed is not None
     assert float(printed[1]) < 6.5
     assert printed[2] == f"{math.log(4000):.2f}"
