@@ -55,7 +55,7 @@ def for_the_site(text: str, page: str, repository: str | None) -> str:
 
 
 def run_zensical(command: list[str], folder: Path, repository: str | None) -> subprocess.CompletedProcess[str]:
-    """Run Zensical in a folder with mkdocs.yml and the copied pages. Where the repository has no address, pages have no link to edit them."""
+    """Run Zensical in a folder with mkdocs.yml and the copied pages. Without the address of the repository, pages have no edit link."""
     places = {"REPOSITORY_URL": repository, "EDIT_URI": f"{repository}/edit/main/"} if repository else {}
     program = Path(sys.executable).with_name("zensical")
     return subprocess.run([program, *command], cwd=folder, env={**os.environ, **places}, check=False, text=True)
