@@ -14,9 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
 from tests import ranks
-from tests.docs_reader import REPOSITORY, blocks_of
 from tests.hand_made import write_stream
-from tests.test_examples_runtime import quickstart  # noqa: F401  the fixture
 
 accelerate = pytest.importorskip("accelerate", reason="the extra trainer is not installed")
 
@@ -164,13 +162,3 @@ def train_on_a_rank(folder: str, root: str) -> None:
         for part, settings in PARTS.items():
             torch.save(run(folder, Path(root), workers=workers, **settings), Path(root) / f"{part}_{workers}_{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-def test_the_recipe_of_the_docs_trains_and_goes_on(quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.chdir(quickstart)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    recipe = next(block for block in blocks_of(REPOSITORY / "docs/runtime.md") if "from accelerate import" in block.text)
-    scope: dict[str, Any] = {}
-    exec(compile(recipe.text, recipe.where, "exec"), scope)
-    plain = TokenLoader("cache/quickstart/pretrain/python_docs/train", T=128, B=16, seed=0)
-    assert torch.equal(next(iter(scope["loader"])).x, next(islice(plain, 8, None)).x)

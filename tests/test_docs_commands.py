@@ -8,11 +8,14 @@ import bz2
 import gzip
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import sys
 import types
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,9 +71,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "torchrun": "Megatron-LM's own, on eight GPUs",
         "from megatron.training import": "Megatron-LM's own; below it is run with what stands for it",
     },
-    "docs/runtime.md": {
-        "import torch\nfrom accelerate import": "needs the extra trainer; tests/test_accelerate.py runs it",
-    },
     "docs/tutorial.md": {
         "make .venv/.installed": "installs",
         ". .venv/bin/activate": "for the reader's shell",
@@ -79,6 +79,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/ui.md": {
         "niels-cache ui": "a server; tests/ui",
     },
+}
+# By page: how a snippet begins that needs an optional package, and the package. It is not run where that is not installed.
+NEEDS: dict[str, dict[str, str]] = {
+    "docs/recipes.md": {"import lightning": "lightning", "from accelerate": "accelerate"},
 }
 # What stands for the reader's own.
 NAMES = {"NAME": "wikipedia", "my_corpus": "wikipedia"}
@@ -151,6 +155,19 @@ def project(prepared: Path, tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+@pytest.fixture(autouse=True)
+def _forget_accelerator() -> Iterator[None]:
+    """Accelerate keeps its state in the process and in its environment."""
+    before = dict(os.environ)
+    yield
+    if "accelerate" in sys.modules:
+        state = sys.modules["accelerate.state"]
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def write_texts(folder: Path) -> None:
     texts = articles(120, seed=1)
     write_jsonl(folder / "fineweb.jsonl", texts[:40])
@@ -197,7 +214,8 @@ def reader_of(page: str, folder: Path, patch: pytest.MonkeyPatch) -> Reader:
     without_settings(patch)
     patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
     patch.chdir(folder)
-    return Reader(folder=folder, setenv=patch.setenv, not_run=NOT_RUN.get(page, {}), names=NAMES)
+    missing = {start: f"needs {package}" for start, package in NEEDS.get(page, {}).items() if find_spec(package) is None}
+    return Reader(folder=folder, setenv=patch.setenv, not_run=NOT_RUN.get(page, {}) | missing, names=NAMES)
 
 
 def read(page: str, reader: Reader) -> None:
