@@ -1,10 +1,10 @@
-"""Our loader against other projects', in tokens per second of x and y, on the same tokens.
+"""Our loader against other projects', in tokens per second of x and y, on the same tokens; and how long their writers take.
 
-The others run in processes and an environment of their own, `.bench-env` beside this repository's `.venv`, made here on first
-use. Each is first tried with 0, 1 and 2 workers, widening to int64 in the workers or, with 1 or 2 threads, in the process that trains;
-its fastest setting then takes turns with ours, one process at a time, the others waiting with full queues (where the threads are
-torch's, with 1 and with 2: the better median counts). All shuffle, and read local
-files.
+The others run in processes and environments of their own beside this repository's `.venv`, made here on first use. datatrove needs other
+versions of what mosaicml-streaming needs, so it has an environment for itself. Each loader is first tried with 0, 1 and 2 workers, widening
+to int64 in the workers or, with 1 or 2 threads, in the process that trains. Its fastest setting then takes turns with ours, one process at
+a time, while the others wait with full queues (if the threads are torch's, with 1 and with 2: the better median counts). All shuffle, and
+read local files.
 """
 
 import statistics
@@ -19,15 +19,33 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
-REQUIREMENTS = HERE.parent / "peers-requirements.txt"
-ENVIRONMENT = HERE.parent.parent / ".bench-env"
-SCRIPTS = {"litdata": "litdata_loader.py", "mosaicml-streaming": "streaming_loader.py"}
 SETTINGS = [("0", "main"), ("1", "worker"), ("1", "main"), ("2", "worker"), ("2", "main")]  # workers, where tokens are widened
 THREADS = (1, 2)  # of torch, where tokens are widened in the main process: two are faster, unless anything else wants a core
 
 
 class PeersMissing(Exception):
     """Why the others cannot be run; one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A project to compare with: its script beside this file, what that needs, and the folder of its environment."""
+
+    script: str
+    requirements: Path = HERE.parent / "peers-requirements.txt"
+    environment: Path = HERE.parent.parent / ".bench-env"
+
+
+PEERS = {
+    "litdata": Peer(script="litdata_loader.py"),
+    "mosaicml-streaming": Peer(script="streaming_loader.py"),
+    "datatrove": Peer(
+        script="datatrove_loader.py",
+        requirements=HERE.parent / "datatrove-requirements.txt",
+        environment=HERE.parent.parent / ".bench-env-datatrove",
+    ),
+}
+LOADERS = ("litdata", "mosaicml-streaming")  # those that `compare` writes random tokens for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,29 +64,48 @@ class Speed:
         return f"{middle} ({low}-{high}) M tokens/s"
 
 
-def ensure_environment() -> Path:
-    """The python of the peers' environment, which is made (minutes, gigabytes) unless it has these requirements already."""
-    python, installed = ENVIRONMENT / "bin" / "python", ENVIRONMENT / REQUIREMENTS.name
-    if installed.exists() and installed.read_text() == REQUIREMENTS.read_text():
+def ensure_environment(peer: Peer) -> Path:
+    """Return the python of a peer's environment, which is made (minutes, gigabytes) unless it has these requirements already."""
+    python, installed = peer.environment / "bin" / "python", peer.environment / peer.requirements.name
+    if installed.exists() and installed.read_text() == peer.requirements.read_text():
         return python
-    print(f"installing the peers into {ENVIRONMENT} (minutes) ...", flush=True)
-    _run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)])
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)])
-    installed.write_text(REQUIREMENTS.read_text())
+    print(f"installing the peers into {peer.environment} (minutes) ...", flush=True)
+    _run([sys.executable, "-m", "venv", "--clear", str(peer.environment)])
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(peer.requirements)])
+    installed.write_text(peer.requirements.read_text())
     return python
+
+
+def command_of(name: str) -> list[str]:
+    """Return the beginning of a command line that runs a peer's script."""
+    return [str(ensure_environment(PEERS[name])), str(HERE / PEERS[name].script)]
+
+
+def tokenize_seconds(name: str, inputs: list[Path], *, tokenizer: Path, target: Path, T: int) -> float:
+    """Let a peer's own writer tokenize files of JSON lines on two cores, without the time that imports take."""
+    printed = _run([*command_of(name), "tokenize", str(tokenizer), str(target), str(T), *map(str, inputs)])
+    results = [line for line in printed.splitlines() if line.startswith("result ")]
+    return float(results[-1].removeprefix("result "))
 
 
 def compare(ours: Callable[[], object], *, source: Path, work: Path, T: int, B: int, rounds: int, seconds: float) -> Mapping[str, Speed]:
     """`ours` makes a batch; the peers read the shards of `source`, rewritten in their formats below `work`. Raises PeersMissing."""
-    python = str(ensure_environment())
+    folders = {name: work / name for name in LOADERS}
+    for name, folder in folders.items():
+        _run([*command_of(name), "write", str(source), str(folder), str(T)])
+    return race({"ours": ours}, folders, T=T, B=B, rounds=rounds, seconds=seconds)
+
+
+def race(
+    here: Mapping[str, Callable[[], object]], folders: Mapping[str, Path], *, T: int, B: int, rounds: int, seconds: float
+) -> Mapping[str, Speed]:
+    """Measure loaders in turns. `here`: functions that make a batch in this process. `folders`: of each peer, in its own format."""
     runs: dict[tuple[str, str], Callable[[], float]] = {}  # name and settings, as they are printed
-    runs["ours", ""] = lambda: _tokens_per_second(ours, tokens_per_batch=B * T, seconds=seconds)
+    for name, make_batch in here.items():
+        runs[name, ""] = partial(_tokens_per_second, make_batch, tokens_per_batch=B * T, seconds=seconds)
     with ExitStack() as stack:
-        for name, script in SCRIPTS.items():
-            folder = work / name
-            command = [python, str(HERE / script)]
-            _run([*command, "write", str(source), str(folder), str(T)])
-            read = [*command, "read", str(folder), str(T), str(B)]
+        for name, folder in folders.items():
+            read = [*command_of(name), "read", str(folder), str(T), str(B)]
             tried = {}
             for settings in SETTINGS:
                 with _reader([*read, *settings]) as reader:
@@ -144,10 +181,12 @@ def _reader(command: list[str]) -> Iterator[Callable[[float, int], float]]:
             stdout.close()
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """Return what a command printed."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise PeersMissing(f"{' '.join(command[1:4])} failed: {_last_line(done.stderr or done.stdout)}")
+    return done.stdout
 
 
 def _last_line(text: str) -> str:

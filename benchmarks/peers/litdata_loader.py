@@ -1,19 +1,41 @@
-"""litdata's token loader (https://github.com/Lightning-AI/litData), run by `compare.py` in the peers' environment.
+"""litdata's writer and token loader (https://github.com/Lightning-AI/litData), run by `compare.py` in the peers' environment.
 
 Headerless uint16 chunks of 64 MB in a local folder, read in place and shuffled, by its own DataLoader.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import serve
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 from litdata.streaming import Cache
 
 
+def documents_of(source: str, tokenizer: Path) -> Iterator[np.ndarray]:
+    for documents in serve.batches_of_documents(Path(source), tokenizer):
+        yield from documents
+
+
+def tokenize(inputs: list[Path], tokenizer: Path, target: Path, T: int) -> None:
+    optimize(
+        fn=partial(documents_of, tokenizer=tokenizer),
+        inputs=[str(path) for path in inputs],
+        output_dir=str(target),
+        chunk_size=chunk_tokens(T),
+        num_workers=2,
+        item_loader=TokensLoader(block_size=T + 1),
+    )
+
+
+def chunk_tokens(T: int) -> int:
+    return (T + 1) * (2**25 // (T + 1))
+
+
 def write(source: Path, target: Path, T: int) -> None:
-    cache = Cache(str(target), chunk_size=(T + 1) * (2**25 // (T + 1)), item_loader=TokensLoader(block_size=T + 1))
+    cache = Cache(str(target), chunk_size=chunk_tokens(T), item_loader=TokensLoader(block_size=T + 1))
     for number, row in enumerate(serve.rows_of(source, T)):
         cache[number] = np.ascontiguousarray(row)
     cache.done()
@@ -26,4 +48,4 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
 
 
 if __name__ == "__main__":
-    serve.main(write, make_loader)
+    serve.main(tokenize=tokenize, write=write, make_loader=make_loader)

@@ -1,14 +1,18 @@
-"""What both peers' scripts share; runs in the peers' environment, so it imports nothing of this project.
+"""What the peers' scripts share; runs in the peers' environments, so it imports nothing of this project.
 
-    python PEER.py write SOURCE TARGET T        the shards of SOURCE in the peer's own format
+    python PEER.py tokenize TOKENIZER TARGET T INPUT...   files of JSON lines, tokenized by the peer's own writer on two cores
+    python PEER.py write SOURCE TARGET T                  the shards of SOURCE in the peer's own format
     python PEER.py read TARGET T B WORKERS MODE
 
-`read` prints "result ready" after the warm-up. Then every line on its input is a number of seconds to measure for and a number of
-torch's threads, answered by a line "result N", tokens per second of x and y. MODE says where tokens are widened to int64: `worker`
-or `main`, the process that trains. The start of an epoch, when a peer shuffles, is not measured.
+`tokenize` prints a line "result N", the seconds that it took after the imports. `read` prints "result ready" after the warm-up. Then every
+line on its input is a number of seconds to measure for and a number of torch's threads, answered by a line "result N", tokens per second of
+x and y. MODE says where tokens are widened to int64: `worker` or `main`, the process that trains. The start of an epoch, when a peer
+shuffles, is not measured.
 """
 
 import argparse
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,17 +23,45 @@ import torch
 from numpy.typing import NDArray
 
 WARM_UP_BATCHES = 100
+EOT = "<|endoftext|>"
+TEXTS_AT_ONCE = 1_000
 Pair = tuple[torch.Tensor, torch.Tensor]
+Tokenize = Callable[[list[Path], Path, Path, int], None]  # inputs, tokenizer, target, T
 
 
 def rows_of(source: Path, T: int) -> Iterator[NDArray[np.uint16]]:
-    """The tokens of all shards, one after the other, cut into rows of T+1."""
+    """Yield the tokens of all shards, one after the other, cut into rows of T+1."""
+    return cut_into_rows((np.fromfile(path, dtype="<u2") for path in sorted(source.glob("shard_*.bin"))), T)
+
+
+def cut_into_rows(parts: Iterable[NDArray[np.uint16]], T: int) -> Iterator[NDArray[np.uint16]]:
+    """Yield the tokens of all parts, one after the other, cut into rows of T+1."""
     left = np.empty(0, dtype=np.uint16)
-    for path in sorted(source.glob("shard_*.bin")):
-        tokens = np.concatenate([left, np.fromfile(path, dtype="<u2")])
+    for part in parts:
+        tokens = np.concatenate([left, part])
         end = len(tokens) // (T + 1) * (T + 1)
         yield from tokens[:end].reshape(-1, T + 1)
         left = tokens[end:]
+
+
+def batches_of_documents(source: Path, tokenizer: Path) -> Iterator[list[NDArray[np.uint16]]]:
+    """Yield the tokens of a file's documents, each with its EOT, in lists of at most TEXTS_AT_ONCE documents."""
+    from tokenizers import Tokenizer
+
+    encoder = Tokenizer.from_file(str(tokenizer))
+    eot = encoder.token_to_id(EOT)
+
+    def encoded(texts: list[str]) -> list[NDArray[np.uint16]]:
+        return [np.array([*encoding.ids, eot], dtype=np.uint16) for encoding in encoder.encode_batch_fast(texts)]
+
+    texts: list[str] = []
+    with open(source, encoding="utf-8") as lines:
+        for line in lines:
+            texts.append(json.loads(line)["text"])
+            if len(texts) == TEXTS_AT_ONCE:
+                yield encoded(texts)
+                texts = []
+    yield encoded(texts)
 
 
 def stack(rows: list[NDArray[np.uint16]]) -> torch.Tensor:
@@ -47,20 +79,30 @@ def stack_and_widen(rows: list[NDArray[np.uint16]]) -> Pair:
     return widen(stack(rows))
 
 
-def main(write: Callable[[Path, Path, int], None], make_loader: Callable[..., Iterable[torch.Tensor | Pair]]) -> None:
+def main(
+    *, tokenize: Tokenize, make_loader: Callable[..., Iterable[torch.Tensor | Pair]], write: Callable[[Path, Path, int], None] | None = None
+) -> None:
     """make_loader(folder, T=, B=, workers=, collate=) -> the peer's loader."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
-    writing, reading = commands.add_parser("write"), commands.add_parser("read")
+    tokenizing, writing, reading = (commands.add_parser(name) for name in ("tokenize", "write", "read"))
+    tokenizing.add_argument("tokenizer", type=Path)
     writing.add_argument("source", type=Path)
-    for command in (writing, reading):
+    for command in (tokenizing, writing, reading):
         command.add_argument("target", type=Path)
         command.add_argument("T", type=int)
+    tokenizing.add_argument("inputs", type=Path, nargs="+")
     reading.add_argument("B", type=int)
     reading.add_argument("workers", type=int)
     reading.add_argument("mode", choices=["worker", "main"])
     given = parser.parse_args()
+    if given.command == "tokenize":
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # two processes share two cores
+        begin = time.perf_counter()
+        tokenize(given.inputs, given.tokenizer, given.target, given.T)
+        return print(f"\nresult {time.perf_counter() - begin}", flush=True)
     if given.command == "write":
+        assert write is not None
         return write(given.source, given.target, given.T)
     collate = stack_and_widen if given.mode == "worker" else stack
     loader = make_loader(given.target, T=given.T, B=given.B, workers=given.workers, collate=collate)

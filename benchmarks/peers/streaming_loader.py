@@ -5,11 +5,14 @@ Samples of T+1 uint16 tokens of fixed size in MDS shards of 64 MiB in a local fo
 
 import contextlib
 import importlib.machinery
+import multiprocessing
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import serve
 
 
@@ -33,11 +36,29 @@ def _stand_in_for_torchvision() -> None:
         sys.modules[name] = module
 
 
+def tokenize(inputs: list[Path], tokenizer: Path, target: Path, T: int) -> None:
+    """One writer for each input, in a process and a folder of its own, and one index over all folders, as its documentation has it."""
+    from streaming.base.util import merge_index
+
+    with multiprocessing.Pool(2) as pool:
+        pool.starmap(tokenize_one, [(path, tokenizer, target / str(number), T) for number, path in enumerate(inputs)])
+    merge_index(str(target), keep_local=True)
+
+
+def tokenize_one(source: Path, tokenizer: Path, target: Path, T: int) -> None:
+    batches = (np.concatenate(documents) for documents in serve.batches_of_documents(source, tokenizer) if documents)
+    write_rows(serve.cut_into_rows(batches, T), target, T)
+
+
 def write(source: Path, target: Path, T: int) -> None:
+    write_rows(serve.rows_of(source, T), target, T)
+
+
+def write_rows(rows: Iterable[Any], target: Path, T: int) -> None:
     from streaming import MDSWriter
 
     with MDSWriter(out=str(target), columns={"tokens": f"ndarray:uint16:{T + 1}"}, size_limit=2**26) as writer:
-        for row in serve.rows_of(source, T):
+        for row in rows:
             writer.write({"tokens": row})
 
 
@@ -62,4 +83,4 @@ def make_loader(folder: Path, *, T: int, B: int, workers: int, collate: Any) -> 
 
 if __name__ == "__main__":
     _stand_in_for_torchvision()
-    serve.main(write, make_loader)
+    serve.main(tokenize=tokenize, write=write, make_loader=make_loader)
