@@ -79,6 +79,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/ui.md": {
         "niels-cache ui": "a server; tests/ui",
     },
+    "docs/why.md": {
+        "python benchmarks/peers.py": "other projects' environments; tests/test_benchmark_peers.py runs it without them",
+    },
 }
 # By page: how a snippet begins that needs an optional package, and the package. It is not run where that is not installed.
 NEEDS: dict[str, dict[str, str]] = {
