@@ -70,9 +70,9 @@ def stack(rows: list[NDArray[np.uint16]]) -> torch.Tensor:
 
 
 def widen(tokens: torch.Tensor) -> Pair:
-    """`tokens` (B, T+1) uint16 -> x, y (B, T) int64, contiguous."""
+    """`tokens` (B, T+1) uint16 or int64 -> x, y (B, T) int64, contiguous."""
     x, y = (part.to(torch.int64, memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:]))
-    return x, y
+    return x.contiguous(), y.contiguous()  # copies what is int64 already
 
 
 def stack_and_widen(rows: list[NDArray[np.uint16]]) -> Pair:
