@@ -2,7 +2,7 @@
 
     hold_record, read_record, claimed_record, is_held    which process does something: a file that it locks until it ends, however it ends
     signals_afterwards                                   SIGINT and SIGTERM held back for the length of a block
-    stop_on_signals                                      SIGINT and SIGTERM end a block by `Interrupted`, whatever handlers Dagster sets
+    stop_on_signals                                      end a block with `Interrupted` on SIGINT or SIGTERM, despite Dagster's handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     when_closed                                          do something when the other end of a pipe closes
     python -m niels_cache_assets.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 _PARENT_SECONDS = 0.5
 _GRACE_SECONDS = 5.0  # between a signal that asks and SIGKILL
-STOP_SECONDS = 1.7  # for a block to leave, after a signal
+STOP_SECONDS = 1.7  # to leave a block after a signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def is_held(path: Path) -> bool:
 
 def end_with_parent() -> None:
     """In a process that multiprocessing started: end it, by SIGTERM and then SIGKILL, when the process that started it has ended."""
-    import multiprocessing  # slow, and already imported where there is such a parent
+    import multiprocessing  # slow to import; a child of multiprocessing has imported it already
 
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -228,19 +228,20 @@ def signals_afterwards() -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user (SIGINT) or the system (SIGTERM) asked to stop."""
+    """A request to stop, from the user (SIGINT) or the system (SIGTERM)."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"{_SIGNALS[number]}; finished caches are as they were; start it again to finish")
+        super().__init__(f"{_SIGNALS[number]}; finished caches are unchanged; run the same command again to resume")
         self.exit_code = 128 + number
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Leave the block by `Interrupted` on SIGINT or SIGTERM, however the code inside dealt with the signal.
+    """Raise `Interrupted` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
 
-    Where that takes longer than `STOP_SECONDS` (a call into C that does not return, such as a slow read) the process ends there and then.
-    That is as safe as a kill: caches are exchanged in one step, and the next build goes on from what a partial one has recorded.
+    Dagster sets its own handlers while a step runs, and raises one exception for both signals. So the signal is read from Python's wakeup
+    descriptor, which gets every signal. If leaving the block takes longer than `STOP_SECONDS` (a slow read in C code), the process ends at
+    once. That is as safe as a kill: caches are exchanged in one step, and the next build resumes the unfinished one.
     """
     import logging
 
@@ -263,7 +264,7 @@ def stop_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    # SQLAlchemy would log a signal that comes while it closes a connection, with its traceback; it raises it as well.
+    # If a signal comes while SQLAlchemy closes a connection, SQLAlchemy would log a traceback, and raise the exception too.
     pool = logging.getLogger("sqlalchemy.pool")
     old_level = pool.level
     pool.setLevel(logging.CRITICAL)

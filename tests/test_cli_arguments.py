@@ -265,7 +265,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--cache-dir", "bad.toml/below"], ("choose another --cache-dir",)),
         (["list", "extra"], ("unexpected argument 'extra'",)),
         (["build-all", "notes", "books 2"], ("'notes'", "--only notes 'books 2'\n")),
-        (["list", "--cache-dir", "bad.toml"], ("bad.toml: ", "no folder", "--cache-dir")),
+        (["list", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
         (["ui", "--port", "0", "--profile", "quick"], ("error: --profile: no profile 'quick'",)),
         (["show"], ("NAME",)),
         (["show", "wikitxt"], ("did you mean 'wikitext'?",)),
@@ -434,7 +434,7 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     text = capsys.readouterr().out
     assert " verify --cache-dir 'my caches'" in text
     assert "NIELS_CACHE_ROOT='my caches' " in text
-    assert " ui  # lineage" in text
+    assert " ui  # shows lineage" in text
     assert "T=256" in text
 
 
@@ -447,7 +447,7 @@ def test_the_next_step_names_the_home_only_where_it_is_not_the_usual_one(
     launcher.results = [result("wikitext")]
     build(launcher)
     text = capsys.readouterr().out
-    assert " ui  # lineage" in text
+    assert " ui  # shows lineage" in text
     assert (f"DAGSTER_HOME={tmp_path / home} " in text) == named
 
 

@@ -313,11 +313,11 @@ def test_duplicates_shows_both_texts_with_their_similarity(duplicates: Meta, cap
     near = [row for row in pq.read_table("cache/duplicates/copies.parquet").to_pylist() if row["kind"] == "near"]
     assert len(near) >= 8, "most of the twelve"
     shown = printed(capsys, "duplicates", "copies", "-n", "99", "--seed", "1")
-    assert missing(shown, "copies: 43 documents", "1 go as exact", f"{len(near)} as near") == []
+    assert missing(shown, "copies: 43 documents", "1 as exact", f"{len(near)} as near") == []
     for row in near:
         assert f"near duplicate, similarity {row['similarity']:.3f}" in shown
-        assert f"goes: copies {row['split']} {row['ordinal']}, copies.jsonl, row {row['ordinal']}" in shown
-        assert f"stays: notes {row['because_split']} {row['because_ordinal']}, notes.jsonl, row {row['because_ordinal']}" in shown
+        assert f"dropped: copies {row['split']} {row['ordinal']}, copies.jsonl, row {row['ordinal']}" in shown
+        assert f"kept: notes {row['because_split']} {row['because_ordinal']}, notes.jsonl, row {row['because_ordinal']}" in shown
     assert shown.count("[[other0]]") == len(near), "the word that was changed, and it alone"
     assert "(--seed 1 " in shown
     assert printed(capsys, "duplicates", "copies", "-n", "99", "--seed", "1") == shown
@@ -442,7 +442,7 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["rejected", "copies"], ("no corpus yet", "niels-cache build-all --only copies")),
         (["rejected", "notes", "--reason", "to_short"], ("did you mean 'too_short'?",)),
         (["sample", "notes", "--stage", "corpse"], ("did you mean 'corpus'?",)),
-        (["sample", "notes", "--stage", "corpus", "--split", "val"], ("--split", "all of it")),
+        (["sample", "notes", "--stage", "corpus", "--split", "val"], ("--split", "corpus")),
         (["sample", "copies", "--stage", "corpus"], ("no corpus yet",)),
         (["sample", "notes"], ("not built yet",)),
         (["duplicates", "notes"], ("duplicates", "looked for yet")),
@@ -510,9 +510,9 @@ def test_the_end_of_an_excerpt_is_no_difference() -> None:
 def test_texts_are_side_by_side_where_there_is_room(width: int, side_by_side: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, markup=False)
-    print_pair(console, ("goes: one [1]", "stays: two"), ("the first text of both " * 9, "the other text of both " * 9), characters=600)
+    print_pair(console, ("dropped: one [1]", "kept: two"), ("the first text of both " * 9, "the other text of both " * 9), characters=600)
     lines = out.getvalue().splitlines()
-    assert any("goes: one [1]" in line and "stays: two" in line for line in lines) == side_by_side
+    assert any("dropped: one [1]" in line and "kept: two" in line for line in lines) == side_by_side
     assert max(map(len, lines)) <= width
 
 

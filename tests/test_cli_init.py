@@ -154,7 +154,7 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
         (["--chats", "my books"], ("vol.0.txt: ", "no conversations", "Parquet")),
         (["--chats", "rows.jsonl"], ("rows.jsonl: ", "no conversations", "(fields: text)")),
         (["--chats", "none.jsonl"], ("none.jsonl: ", "correct --chats")),
-        ([], ("nothing to build", "--from NAME", "--hub OWNER/NAME")),
+        ([], ("no data set", "--from NAME", "--hub OWNER/NAME")),
         (["--from", "wikitxt"], ("'wikitxt'", "did you mean 'wikitext'?")),
         (["--from", "roam"], ("niels-cache init --roam PATH",)),
         (["--files", "chats.jsonl"], ("chats.jsonl: ", "text (fields: messages)")),
@@ -245,7 +245,7 @@ def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
     said = capsys.readouterr()
     assert "No closing quotation" in said.out
     assert said.out.endswith("\n\n"), "the message begins on a line of its own"
-    assert "answers ended" in said.err
+    assert "input ended" in said.err
     assert "Traceback" not in said.err
     assert not Path("niels_cache.toml").exists()
 

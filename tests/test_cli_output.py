@@ -178,7 +178,7 @@ def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, caps
     assert main(["list"]) == exit_codes.BUG
     errors = capsys.readouterr().err
     assert "ZeroDivisionError" in errors
-    assert "bug of niels-cache" in errors.splitlines()[-1]
+    assert "bug in niels-cache" in errors.splitlines()[-1]
 
 
 def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

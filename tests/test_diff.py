@@ -128,7 +128,7 @@ def test_a_build_that_ends_earlier_is_said_to(
     first = diff(capsys, a, b, code=1)["datasets"][1]["tokens"]["train"]["first_difference"]
     assert first["b"] is None
     assert (first["a"]["document"], first["a"]["document_offset"]) == (len(TEXTS) - 1, 0)
-    assert "B: has ended" in printed(capsys, a, b)
+    assert "B: ends before" in printed(capsys, a, b)
 
 
 def test_examples_of_sft_are_compared_and_another_seed_moves_them(
@@ -155,7 +155,7 @@ def test_a_fingerprint_that_differs_alone_is_a_difference(a: Path, b: Path, caps
     path = b / "pretrain/notes" / META_NAME
     write_meta(str(path), {**json.loads(path.read_text()), "fingerprint": "0" * 64})
     assert diff(capsys, a, b, code=1)["datasets"][1]["has_unrecorded_setting"]
-    assert missing(printed(capsys, a, b), "fingerprint", "no setting") == []
+    assert missing(printed(capsys, a, b), "fingerprint", "every setting") == []
 
 
 @pytest.mark.parametrize(

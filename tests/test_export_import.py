@@ -204,21 +204,21 @@ def test_a_model_says_its_vocabulary_and_eot(tmp_path: Path, tiny_model: Path, c
     arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model))
     assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
     output = capsys.readouterr().out
-    assert missing(output, "vocabulary: 400 ids", "but 1 document not", "and 0 inside documents") == []
+    assert missing(output, "vocabulary: 400 ids", "1 document without it", "0 times inside documents") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--name", "python_docs"), "configured name"),
+        (("--name", "python_docs"), "configured data set"),
         (("--name", "notes"), "cache/pretrain/notes: "),
         (("--name", "chats"), "cache/sft/chats: "),
         (("--name", "../up"), "letters, digits, _ - ."),
         (("--name", "a", "--tokenizer-sha256", "12"), "64 digits"),
-        (("--name", "a", "--tokenizer-sha256", "0" * 64), "is another tokenizer"),
+        (("--name", "a", "--tokenizer-sha256", "0" * 64), "another tokenizer"),
         (("--name", "a", "--tokenizer-sha256", TOKENIZER_SHA256, "--vocab-size", "9"), "--vocab-size 9: the tokenizer"),
         (("--name", "a", "--tokenizer", "nowhere.model"), "--tokenizer nowhere.model: "),
-        (("--name", "a", "--tokenizer", "x.bin"), "is another tokenizer"),
+        (("--name", "a", "--tokenizer", "x.bin"), "another tokenizer"),
         (("--name", "a", "--tokenizer", "cache"), "--tokenizer cache: "),
         (("--name", "a", "--vocab-size", "0"), "vocab_size=0: "),
         (("--name", "a", "--val", "x"), "val must come"),
@@ -256,7 +256,7 @@ def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path,
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--name", "pile") == 0
     assert run("--name", "pile") == 2
-    assert missing(capsys.readouterr().err, "is there already", "--name", "--force") == []
+    assert missing(capsys.readouterr().err, "exists", "--name", "--force") == []
     assert run("--name", "pile", "--force", "--eot", str(EOT)) == 0
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
 

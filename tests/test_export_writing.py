@@ -192,7 +192,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
         (("nanogpt", "tokenizer", "--out", "data"), "tokenizer: "),
         (("nanogpt", "off", "--out", "data"), "was never built"),
         (("nanogpt", "notes", "--out", "data", "--split", "tran"), "did you mean 'train'?"),
-        (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: is for"),
+        (("nanogpt", "notes", "--out", "data", "--key", "text"), "--key: only megatron"),
         (("megatron", "notes", "--out", "data", "--link", "hard"), "did you mean 'hardlink'?"),
         *(
             (("megatron", "notes", "--out", out), (f"--out {out}: ", f" {prefix}\n"))

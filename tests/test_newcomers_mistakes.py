@@ -180,7 +180,7 @@ def test_init_leads_to_the_nearest_path(given: str, said: str, capsys: pytest.Ca
 def test_names_of_only_with_commas_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     tables = [f'[pretrain.{name}]\nsource = "text"\nfiles = ["{name}"]\n' for name in ("books", "notes")]
     Path("niels_cache.toml").write_text("".join(tables))
-    assert missing(refused(capsys, "build-all", "--only", "books,notes"), "'books,notes'", " spaces ", "--only books notes\n") == []
+    assert missing(refused(capsys, "build-all", "--only", "books,notes"), "'books,notes'", " spaces:", "--only books notes\n") == []
     assert "spaces" not in refused(capsys, "build-all", "--only", "books,notse")
 
 

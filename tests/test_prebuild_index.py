@@ -97,7 +97,7 @@ def test_what_is_built_ahead_is_only_mapped_by_training(
     assert [int(sample["dataset_id"]) for sample in (blend[index] for index in range(60))].count(0) == 45
 
     assert main(["prebuild-index", "mix"]) == 0
-    assert "already there" in capsys.readouterr().out
+    assert "already built" in capsys.readouterr().out
 
 
 def test_a_file_an_export_and_a_table_that_say_the_same_have_one_hash(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,8 +180,8 @@ def test_a_file_that_says_nothing_clear_is_refused(tmp_path: Path, text: str, ex
     [
         ([], "(niels_cache.toml has: mix)"),
         (["mx"], "did you mean 'mix'?"),
-        (["mix", "--seed", "3"], "--seed: the table [blend.mix]"),
-        (["mix", "--blend", "blend.txt"], "--blend: the table [blend.mix]"),
+        (["mix", "--seed", "3"], "--seed: [blend.mix]"),
+        (["mix", "--blend", "blend.txt"], "--blend: [blend.mix]"),
         (["--blend", "blend.txt"], "--blend needs --sequence-length"),
         (["--blend", "blend.txt", "--sequence-length", "16"], "--num-samples"),
         (["--blend", "none.txt", *OPTIONS], "none.txt: "),

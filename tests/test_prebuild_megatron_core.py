@@ -362,7 +362,7 @@ def test_what_is_printed_leads_on_and_a_second_call_builds_nothing(
     before = states_of("cache")
     monkeypatch.setattr("niels_cache_runtime.megatron.gpt_dataset.build_gpt_indices", lambda *_, **__: pytest.fail("built"))
     assert prebuild(f"{WEIGHTS} {SETTINGS}") == 0
-    assert "already there" in capsys.readouterr().out
+    assert "already built" in capsys.readouterr().out
     assert prebuild(f"{WEIGHTS} {SETTINGS} --json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["for"], told["flag"]) == ("cache_hit", "megatron-core 0.16.1", "--data-cache-path cache")
@@ -438,7 +438,7 @@ def test_any_damaged_file_is_replaced(damage: Callable[[Path], None], capsys: py
         assert files_in("cache") == whole, path
         capsys.readouterr()
         assert prebuild(words) == 0
-        assert "already there" in capsys.readouterr().out
+        assert "already built" in capsys.readouterr().out
 
 
 def test_what_megatron_core_built_itself_is_kept(one_process: None) -> None:
@@ -535,16 +535,16 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         (f"{WEIGHTS} --data-cache-path cache {NULL}", "--for megatron-core needs --seq-length"),
         (f"{STEPS} {SETTINGS}", "--data-path PREFIX"),
         (f"{WEIGHTS} --train-data-path {A} {SETTINGS}", "--data-path and --train-data-path"),
-        (f"--train-data-path {A} --split 1 {STEPS} {SETTINGS}", "--split: cuts --data-path"),
+        (f"--train-data-path {A} --split 1 {STEPS} {SETTINGS}", "--split: divides --data-path"),
         (f"--data-args-path blend.txt {STEPS} {SETTINGS}", "--data-args-path needs --split"),
-        (f"--data-path {A} {SETTINGS}", "--global-batch-size with --train-iters"),
-        (f"{WEIGHTS} --train-samples 5 {SETTINGS}", "how many samples?"),
+        (f"--data-path {A} {SETTINGS}", "--global-batch-size"),
+        (f"{WEIGHTS} --train-samples 5 {SETTINGS}", "number of samples"),
         (f"{WEIGHTS} --target-sizes 1,1,1 {SETTINGS}", "--target-sizes and --train-iters"),
         (f"--data-path {A} --target-sizes 1,1 {SETTINGS}", "--target-sizes '1,1'"),
-        (f"--data-path {A} --train-iters 5 --global-batch-size 0 {SETTINGS}", "--global-batch-size 0: must be 1"),
+        (f"--data-path {A} --train-iters 5 --global-batch-size 0 {SETTINGS}", "--global-batch-size 0: must be at least 1"),
         (f"{WEIGHTS} --full-validation {SETTINGS}", "valid has weights"),
-        (f"{WEIGHTS} --num-samples 5 {SETTINGS}", "--num-samples: not with --for megatron-core"),
-        (f"mix {WEIGHTS} {SETTINGS}", "NAME: not with --for megatron-core"),
+        (f"{WEIGHTS} --num-samples 5 {SETTINGS}", "--num-samples: does not work with --for megatron-core"),
+        (f"mix {WEIGHTS} {SETTINGS}", "NAME: does not work with --for megatron-core"),
         (f"{WEIGHTS} --part trian {SETTINGS}", "did you mean 'train'?"),
         (f"--data-path {A} --split 1 {STEPS} --part test {SETTINGS}", "for test"),
         (f"--data-path {A} --split x {STEPS} {SETTINGS}", "split='x'"),
@@ -556,7 +556,7 @@ def test_a_long_index_is_built_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         (f"{WEIGHTS} --mid-level-dataset-surplus -1 {SETTINGS}", "mid_level_dataset_surplus=-1.0"),
         (f"--per-split-data-args-path blend.txt {STEPS} {SETTINGS}", "blend.txt: "),
         (f"--per-split-data-args-path list.json {STEPS} {SETTINGS}", "list.json: train"),
-        (f"{WEIGHTS} --seq-length 16 --data-cache-path cache", "which tokenizer?"),
+        (f"{WEIGHTS} --seq-length 16 --data-cache-path cache", "no tokenizer"),
         (f"{WEIGHTS} --tokenizer-identifiers {{}} {SETTINGS}", "--tokenizer-type and --tokenizer-identifiers"),
         (f"{WEIGHTS} {SETTINGS.replace('NullT', 'NulT')}", "did you mean 'NullTokenizer'?"),
         (f"{WEIGHTS} {SETTINGS.replace('NullT', 'HuggingFaceT')}", "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model"),
@@ -589,9 +589,9 @@ def test_a_cache_is_exported_first(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_its_flags_without_it_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prebuild-index", *shlex.split(f"{WEIGHTS} {SETTINGS}")]) == 2
-    assert "--data-cache-path: is of --for megatron-core" in capsys.readouterr().err
+    assert "--data-cache-path: works only with --for megatron-core" in capsys.readouterr().err
     assert main(["prebuild-index", "--eval-iters", "0"]) == 2
-    assert "--eval-iters: is of --for megatron-core" in capsys.readouterr().err
+    assert "--eval-iters: works only with --for megatron-core" in capsys.readouterr().err
     assert main(["prebuild-index", "--for", "megatron"]) == 2
     assert "did you mean 'megatron-core'?" in capsys.readouterr().err
 

@@ -208,7 +208,7 @@ def test_without_a_file_the_looking_commands_say_so_and_list_what_is_there(capsy
         output, told = said(capsys, command, code=exit_codes.DONE if command == "list" else exit_codes.FAILED)
         assert "no niels_cache.toml in " in told
         assert "wikitext" not in output
-        assert "7 more with --all" in output
+        assert "--all lists 7 more" in output
         assert "\nwikitext " in said(capsys, command, "--all", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[0]
         assert not said(capsys, command, "--quiet", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[1]
     findings = json.loads(said(capsys, "doctor", "--json", code=exit_codes.DONE)[0])["findings"]
@@ -251,7 +251,7 @@ def test_what_is_switched_off_is_not_listed_and_only_named_where_it_is_asked_for
     assert (registry.partition_keys("pretrain"), registry.switched_off()) == (["notes"], ["off"])
     for command in ("list", "status"):
         output = said(capsys, command, code=exit_codes.DONE)[0]
-        assert missing(output, "1 more with --all") == []
+        assert missing(output, "--all lists 1 more") == []
         assert "\noff " not in output
         assert "\noff " in said(capsys, command, "--all", code=exit_codes.DONE)[0]
     assert '"name": "off"' in said(capsys, "status", "off", "--json", code=exit_codes.DONE)[0]

@@ -434,7 +434,7 @@ def test_an_unfinished_build_is_stale_exactly_where_the_next_one_starts_afresh(
     assert row["resumable"] is not None, row
     assert row["stale_build"] is None
     line = line_of(run(capsys, name)[1], name)
-    assert missing(line, "build goes on", "if the data") == []
+    assert missing(line, "build resumes", "if the data") == []
     configure(project, change)
     row = as_json(capsys, name)[1][name]
     assert row["resumable"] is None
@@ -456,7 +456,7 @@ def test_the_next_build_of_changed_settings_says_what_status_said(
     configure(project, "[build]\nseed = 7")
     why = as_json(capsys, name)[1][name]["stale_build"]["why"]
     assert why.split()[0] == "seed"
-    assert missing(line_of(run(capsys, name)[1], name), f"stale: {why}; ", "afresh") == []
+    assert missing(line_of(run(capsys, name)[1], name), f"stale: {why}; ", "starts again") == []
     assert missing(log_of_the_next_build(project, name), "starting afresh", why) == []
 
 

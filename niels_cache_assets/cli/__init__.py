@@ -1,16 +1,16 @@
 """The command line: `niels-cache`, the same as `python -m niels_cache_assets.cli`.
 
-    parser.py       the commands by group, wrong use in one line with the nearest choice
-    commands/       each command in a file named as it is typed: help, options and code
-    command.py      what a command is made of, and what several of them say or take
+    parser.py       the commands by group; wrong use is one line with the nearest valid choice
+    commands/       one file for each command, with its help, options and code
+    command.py      the parts of a command, and helpers and help texts that several commands share
     console.py      results, errors, tables       exit_codes.py   their table
-    progress.py     bars, or lines where there is no terminal
-    context.py      configuration, cache root and caches that a command starts from
+    progress.py     progress bars on a terminal, otherwise lines
+    context.py      the configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
-    reasons.py      what `clean` and `rejected` print
+    reasons.py      the output that `clean` and `rejected` share
 
-A command's module is loaded when it is typed; torch, dagster or pydantic, when it runs: help is quick. Nothing here reads a source or
-writes a cache.
+Typing a command loads its module. Running it loads torch, dagster or pydantic. So help is fast. Nothing here reads a source or writes a
+cache.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
-COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the shell where it asks for completions
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets it to request completions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. --help and --version leave by SystemExit, as argparse has it.
+    """Run one command and return its exit code. --help and --version raise SystemExit, as in argparse.
 
-    `argv` None: the command line of this process, which an interrupted build then ends at once.
+    If `argv` is None, this is the command line of this process. An interrupted build then ends the process at once.
     """
     loudness: Loudness = "normal"
     try:
@@ -51,23 +51,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NielsCacheError as error:
         if loudness == "verbose":
             traceback.print_exc()
-        for line in getattr(error, "lines", [f"error: {error}"]):  # of several findings each is a line
+        for line in getattr(error, "lines", [f"error: {error}"]):  # one line for each finding
             print_error(line)
         return FAILED if isinstance(error, NotWrittenError) else WRONG_USE
     except Interrupted as interrupt:
         print_error(str(interrupt))
-        if argv is None:  # the process is ours: threads that still encode would hold up its exit by a second or more
+        if argv is None:  # threads that still encode would delay the exit by a second or more
             os._exit(interrupt.exit_code)
         return interrupt.exit_code
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush at exit complains
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter complains when it flushes at exit
         return BROKEN_PIPE
     except Exception:
         traceback.print_exc()
-        print_error("error: this is a bug of niels-cache; finished caches are as they were. Please report the lines above")
+        print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
 
 
@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     code: int = load(arguments.command).run(arguments)
     sys.stdout.flush()
     if arguments.verbose:
-        from niels_cache_assets.cli.progress import peak_memory  # not to be had where there is no POSIX
+        from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX
 
         explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
     return code
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _require_posix() -> None:
     if _system() != "posix":
-        raise NielsCacheError(f"niels-cache is made for Linux: its locks are not to be had on {sys.platform}; on Windows, run it in WSL 2")
+        raise NielsCacheError(f"niels-cache runs on Linux: {sys.platform} has no POSIX file locks; on Windows, run it in WSL 2")
 
 
 def _system() -> str:

@@ -1,7 +1,7 @@
-"""What a command is made of, and what several of them say or take.
+"""The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND` and `run(arguments) -> exit code`. Neither it nor this imports anything heavy: help and completion are
-made of these alone. What a command needs to run, its functions import.
+The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion need only these modules, so they import nothing
+heavy at the top. The functions of a command import the modules that it needs to run.
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ WHERE = "command line"
 HOME_VARIABLE = "DAGSTER_HOME"
 MAX_SEED = 2**63 - 1
 
-ALL_HELP = "what is switched off, too; without a niels_cache.toml, all of the default profile"
-SEED_HELP = "the same seed shows the same; default: another choice every time"
+ALL_HELP = "also list switched-off data sets; without a niels_cache.toml, list the whole default profile"
+SEED_HELP = "the same seed gives the same selection (default: a new one every time)"
 
 Choice = TypeVar("Choice", bound=str)
-Offered = Callable[[argparse.Namespace], Iterable[str]]  # of the options that are typed already
+Offered = Callable[[argparse.Namespace], Iterable[str]]  # given the options that are typed already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Help and options of a command. Its name and what it does in a line stand in the table of parser.py."""
+    """Help and options of a command. The table in parser.py has its name and a one-line summary."""
 
-    examples: str  # "niels-cache NAME ...   what for", a line each: tests parse them
+    examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse them
     usage: str = ""  # its positionals and required options
-    description: str | None = None  # None: what the table says
+    description: str | None = None  # None: the summary of the table
     add_options: Callable[[argparse.ArgumentParser], None] | None = None  # the command's own
-    offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # what TAB completes, by where argparse puts the value
+    offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # values for TAB, by argparse's `dest`
     has_caches: bool = True  # takes --cache-dir, --profile and --config
-    has_json: bool = False  # takes --json: prints data
+    has_json: bool = False  # takes --json
 
 
 def add_settings_options(group: argparse._ActionsContainer) -> None:
-    """Which configuration."""
+    """Add --profile and --config, which choose the configuration."""
     group.add_argument(
         "--profile",
         metavar="PROFILE",
-        help="default or quickstart, below your settings (default: NIELS_CACHE_PROFILE, else `profile` of the file, else none)",
+        help="default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
     )
-    group.add_argument(
-        "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if there is one)"
-    )
+    group.add_argument("--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)")
 
 
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
-    """Make a function that offers names of the configuration, and nothing where the configuration is wrong."""
+    """Return a function that offers names of the configuration to TAB. A wrong configuration offers none."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
         from niels_cache_assets.config.registry import load_registry
@@ -69,21 +67,21 @@ CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
-    """Offer the data sets that ship with the package."""
+    """Return the names of the data sets that ship with the package."""
     from niels_cache_assets.config.shipped import catalog
 
     return catalog()
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
-    """Raise NielsCacheError for a value that is not among the valid ones, with the nearest. `option` is empty for an argument."""
+    """Raise NielsCacheError for an invalid value, with the nearest valid one. `option` is empty for a positional argument."""
     from niels_cache_assets.config.problems import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 
 
 def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that was given. Raise NielsCacheError as `refuse` if it is none of them."""
+    """Return the choice that equals `given`. Raise NielsCacheError, like `refuse`, if no choice does."""
     for choice in choices:
         if choice == given:
             return choice
@@ -91,7 +89,7 @@ def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> 
 
 
 def draw_seed(given: int | None) -> int:
-    """Return the seed that was given, or one that differs every time. Raises NielsCacheError outside of 0..MAX_SEED."""
+    """Return the given seed, or a random one. Raise NielsCacheError for a seed outside 0..MAX_SEED."""
     if given is None:
         import torch
 
@@ -102,10 +100,10 @@ def draw_seed(given: int | None) -> int:
 
 
 def whole_number(text: str) -> int:
-    """200_000_000 is welcome."""
+    """Return an integer of at most 64 bits. Underscores may separate digits: 200_000_000."""
     try:
         number = int(text)
-    except ValueError as error:  # one of more than 4,300 digits is among them
+    except ValueError as error:  # also raised for more than 4,300 digits
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
     if number.bit_length() > 64:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
@@ -113,7 +111,7 @@ def whole_number(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return a type of argparse's: a whole number that is not smaller."""
+    """Return a `type` for argparse: a whole number of `least` or more."""
 
     def number(text: str) -> int:
         found = whole_number(text)
@@ -125,6 +123,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
+    """Return a number, such as a share from 0 to 1."""
     try:
         return float(text)
     except ValueError as error:

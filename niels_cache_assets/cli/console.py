@@ -1,7 +1,7 @@
-"""How the command line prints: results on stdout, progress and errors on stderr, and the form of tables.
+"""Output of the command line: results on stdout, progress and errors on stderr, and the form of tables.
 
-Rich leaves colours out where NO_COLOR is set or the output is not a terminal. How much is said (--quiet, --verbose) holds for the command
-that runs in this context.
+Rich prints no colours if NO_COLOR is set or the output is not a terminal. --quiet and --verbose are stored in a context variable of the
+running command.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Loudness = Literal["quiet", "normal", "verbose"]
 
 _loudness: ContextVar[Loudness] = ContextVar("loudness", default="normal")
 _SHRUNK_WIDTH = 6
-_PIPE_WIDTH = 240  # a file or pipe has no width: tables are only as wide as what they hold
+_PIPE_WIDTH = 240  # a file or pipe has no width; tables are only as wide as their content
 
 
 def print_error(message: str) -> None:
-    """One line on stderr, whatever line breaks a library put into its message."""
+    """Print one line on stderr. Line breaks in the message become spaces."""
     print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """On stdout, for programs: ASCII, two blanks deep. Paths become text, numbers of NumPy's numbers."""
+    """Print JSON on stdout: ASCII, indented by two spaces. Paths become strings, and NumPy numbers become numbers."""
     print(json.dumps(value, indent=2, default=_plain))
 
 
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def speaking(loudness: Loudness) -> Iterator[None]:
-    """How much the command in the block says on stderr."""
+    """Set how much the command in this block prints on stderr."""
     token = _loudness.set(loudness)
     try:
         yield
@@ -60,25 +60,25 @@ def is_quiet() -> bool:
 
 
 def explain(message: str) -> None:
-    """A line on stderr for those who asked for --verbose."""
+    """Print a line on stderr if --verbose is set."""
     if _loudness.get() == "verbose":
         diagnostics().print(message, style="dim", soft_wrap=True)
 
 
 def output() -> Console:
-    """stdout; numbers and paths are not highlighted on their own, markup in names is not interpreted. What it cannot encode is escaped."""
+    """Return a console for stdout. It highlights nothing by itself, ignores markup in names, and escapes what stdout cannot encode."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     return _console(stderr=False, quiet=False)
 
 
 def diagnostics() -> Console:
-    """stderr, for progress: nowhere with --quiet."""
+    """Return a console for progress on stderr. It prints nothing with --quiet."""
     return _console(stderr=True, quiet=is_quiet())
 
 
 def warnings() -> Console:
-    """stderr, for what is said even with --quiet."""
+    """Return a console for stderr that prints even with --quiet."""
     return _console(stderr=True, quiet=False)
 
 
@@ -87,7 +87,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main's to handle; Rich would exit with 1, which here means that a build failed
+            raise BrokenPipeError  # main() handles it; Rich would exit with 1, which means a failed build here
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return PipeConsole(
@@ -96,7 +96,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
 
 def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Collection[str] = ()) -> Table:
-    """A table with these columns. `right` are aligned so. On a narrow terminal `shrinking` fold; the others keep all."""
+    """Return a table. `right` columns are right-aligned. On a narrow terminal, `shrinking` columns fold and the others keep their width."""
     from rich import box
     from rich.table import Table
 
@@ -110,13 +110,13 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Col
 
 
 def title_of(title: str | None, file: str, row: int) -> str:
-    """Return `Title (articles.jsonl, row 12)`, or the place alone of a document without a title."""
+    """Return `Title (articles.jsonl, row 12)`, or only the place if the document has no title."""
     place = f"{file}, row {row:,}"
     return f"{title} ({place})" if title else place
 
 
 def excerpt(text: str, characters: int) -> str:
-    """The beginning of a text, on its own lines, cut at `characters`; runs of blank lines become one."""
+    """Return the beginning of a text, cut at `characters`. Line breaks stay; several blank lines become one."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     shown = re.sub(r"\n\s*\n", "\n\n", spell_controls(text[: characters + 1]).strip())

@@ -1,4 +1,4 @@
-"""What every command starts from: the registry and the cache root that --config, --profile and --cache-dir name, and caches found there."""
+"""The start of every command: the registry and cache root of --config, --profile and --cache-dir, and the caches in that root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain
 
 
 class Place(NamedTuple):
-    """Where a cache lies, or would lie."""
+    """The directory of a cache, which may not exist yet."""
 
     kind: Kind
     name: str
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
-    """The configuration and the cache root."""
+    """Return the configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
     _refuse_inside(root)
@@ -49,33 +49,33 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
 
 
 def _refuse_inside(root: Path) -> None:
-    """A file, or a folder of a cache: caches would be looked for, or built, inside another cache."""
+    """Raise NielsCacheError for a file, or a folder inside a cache, because caches would be built inside another cache."""
     found = describe(root)
     if found.kind == "file":
-        raise NielsCacheError(f"{root}: is no folder; choose another --cache-dir")
+        raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")
     if found.kind in ("dataset", "inside", "family") and found.roots:
         raise NielsCacheError(f"{root}: {found.said}; type --cache-dir {shlex.quote(str(found.roots[0]))}")
 
 
 def refuse_path(given: str) -> None:
-    """Raise what to type instead of a path where the name of a data set is asked for; nothing is wrong with what is no path."""
+    """Raise NielsCacheError with the right arguments if a path is given in place of a name. Accept anything that is not a path."""
     found = describe(given)
     if found.kind in ("missing", "nothing", "file"):
         return
     options = f"--cache-dir {shlex.quote(str(found.roots[0]))}" if found.roots else ""
     if found.dataset is not None:
         raise NielsCacheError(f"{given}: {found.said}; type {' '.join([found.dataset.absolute().name, options]).strip()}")
-    raise NielsCacheError(f"{given}: {found.said}; give the name of a data set, as in: NAME {options}")
+    raise NielsCacheError(f"{given}: {found.said}; give the name of a data set and the cache directory: NAME {options}")
 
 
 def tell_advice(registry: Registry) -> None:
-    """What to know of the configuration, a line each on stderr; nothing with --quiet."""
+    """Print advice about the configuration on stderr, one line each. Print nothing with --quiet."""
     for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
         diagnostics().print(line, style="yellow", soft_wrap=True)
 
 
 def is_listed(state: CacheState, registry: Registry) -> bool:
-    """Whether a list shows it without --all: it is not switched off; without a file, it is there or being built."""
+    """Return whether a list shows this without --all: it is not switched off, and without a niels_cache.toml it is built or being built."""
     if state.state in ("disabled", "switched off"):
         return False
     if state.kind == "tokenizer" or not registry.is_fallback:
@@ -85,12 +85,12 @@ def is_listed(state: CacheState, registry: Registry) -> bool:
 
 
 def left_out_words(count: int, registry: Registry) -> str:
-    """Of `count` data sets that `is_listed` leaves out."""
-    return f"{count} more with --all, switched off{' or not built' if registry.is_fallback else ''}"
+    """Return a note about `count` data sets that `is_listed` omits."""
+    return f"--all lists {count} more, switched off{' or not built' if registry.is_fallback else ''}"
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:
-    """By name: the tokenizer, every configured data set in order, then what else was built below `root` by another configuration."""
+    """Return places by name: the tokenizer, every configured data set in order, then other data sets that are built below `root`."""
     places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
     places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
     others = [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
@@ -101,10 +101,10 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
 
 
 def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
-    """The cache of that name, which must be there and of these kinds.
+    """Return the cache with this name. It must exist and have one of these kinds.
 
-    Raises NielsCacheError with the nearest such name, with the kinds that it may be of, with how to build it, or if the folder holds
-    another data set.
+    Raise NielsCacheError for an unknown name (with the nearest one), another kind, a cache that is not built (with the command that builds
+    it), or a folder that holds another data set.
     """
     places = find_places(registry, root)
     if name not in places:

@@ -1,4 +1,4 @@
-"""`prebuild-index --for megatron-core`: the flags of a training run as a run of niels_cache_assets.blends."""
+"""`prebuild-index --for megatron-core`: the flags of a training run as a `CoreRun` of niels_cache_assets.indices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from niels_cache_assets.indices.megatron_core_tokenizer import tokenizer_of_flag
 from niels_cache_assets.indices.prebuild import Part, parse_blend, parse_json, read_blend_file, read_text
 from niels_cache_runtime.errors import NielsCacheError
 
-# What Megatron-LM takes where nothing is said.
-_SPLIT = "969, 30, 1"  # with --data-path alone
+# Defaults of Megatron-LM.
+_SPLIT = "969, 30, 1"  # for --data-path only
 _EVAL_INTERVAL = 1000
 _EVAL_ITERS = 100
 _TIKTOKEN_SPECIAL_TOKENS = 1000
@@ -24,17 +24,19 @@ _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 
 
 def run_of(arguments: argparse.Namespace) -> CoreRun:
-    """Return what the flags say. Raises NielsCacheError for one that is missing, or contradicts another."""
+    """Return the run that the flags describe. Raise NielsCacheError for a missing flag, or flags that contradict each other."""
     for name in ("data_cache_path", "sequence_length"):
         if getattr(arguments, name) is None:
             raise NielsCacheError(f"{WHERE}: --for megatron-core needs {'--seq-length' if name == 'sequence_length' else option_of(name)}")
     blend, blend_per_split = _blends(arguments)
     split = arguments.split
     if blend is None and split is not None:
-        raise NielsCacheError(f"{WHERE}: --split: cuts --data-path; data sets of train, valid and test are taken whole")
+        raise NielsCacheError(
+            f"{WHERE}: --split: divides --data-path only; leave it out, because data sets of train, valid and test are used whole"
+        )
     if blend is not None and split is None:
         if arguments.data_path is None:
-            raise NielsCacheError(f"{WHERE}: --data-args-path needs --split, as the training run gives it")
+            raise NielsCacheError(f"{WHERE}: --data-args-path needs --split; copy it from the training run")
         split = _SPLIT
     surplus = arguments.mid_level_dataset_surplus
     return CoreRun(
@@ -59,8 +61,8 @@ def _blends(arguments: argparse.Namespace) -> tuple[Blend | None, tuple[Blend | 
     if len(given) != 1:
         shown = " and ".join(option_of(name) for name in given)
         raise NielsCacheError(
-            f"{WHERE}: {f'{shown} are two lists of data sets; give one' if given else 'which data? Give --data-path PREFIX'}, "
-            "or --train-data-path and the like"
+            f"{WHERE}: {f'{shown} both list data sets; give only one' if given else 'no data is named; give --data-path PREFIX'}, "
+            "or --train-data-path, --valid-data-path and --test-data-path"
         )
     if given == ["data_path"]:
         return parse_blend(arguments.data_path, where=f"{WHERE}: --data-path"), (None, None, None)
@@ -77,14 +79,14 @@ def _parse(words: Sequence[str] | None, where: str) -> Blend | None:
 
 
 def _read_per_split(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
-    """Read JSON with train, valid and test: each a list of words, a text of them, or null."""
-    content = parse_json(read_text(path, "give a file of JSON with train, valid and test"), path)
+    """Read JSON with train, valid and test: each is a list of words, one string of words, or null."""
+    content = parse_json(read_text(path, "give a JSON file with train, valid and test"), path)
     blends: list[Blend | None] = []
     for part in get_args(Part):
         words = content.get(part, 0) if isinstance(content, dict) else 0
         words = words.split() if isinstance(words, str) else words
         if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise NielsCacheError(f"{path}: {part} must be a list of texts (weights, too), one text, or null")
+            raise NielsCacheError(f"{path}: {part} must be a list of strings (weights too), one string, or null")
         blends.append(_parse(words, f"{path}: {part}"))
     train, valid, test = blends
     return train, valid, test
@@ -94,17 +96,20 @@ def _sizes(arguments: argparse.Namespace) -> Sizes:
     steps = [name for name in _OF_STEPS if getattr(arguments, name) is not None]
     if arguments.target_sizes is not None:
         if steps or arguments.full_validation:
-            raise NielsCacheError(f"{WHERE}: --target-sizes and {option_of([*steps, 'full_validation'][0])}: give one of them")
+            raise NielsCacheError(
+                f"{WHERE}: --target-sizes and {option_of([*steps, 'full_validation'][0])} exclude each other; give one of them"
+            )
         return _parse_sizes(arguments.target_sizes)
     if (arguments.train_iters is None) == (arguments.train_samples is None) or arguments.global_batch_size is None:
         raise NielsCacheError(
-            f"{WHERE}: how many samples? Give --global-batch-size with --train-iters or with --train-samples, or --target-sizes A,B,C"
+            f"{WHERE}: the number of samples is missing; give --global-batch-size with either --train-iters or --train-samples, "
+            "or --target-sizes A,B,C"
         )
     for name in _OF_STEPS:
         value = getattr(arguments, name)
         least = 1 if name in ("global_batch_size", "eval_interval") else 0
         if value is not None and value < least:
-            raise NielsCacheError(f"{WHERE}: {option_of(name)} {value}: must be {least} or more")
+            raise NielsCacheError(f"{WHERE}: {option_of(name)} {value}: must be at least {least}")
     return target_sizes(
         train_iters=arguments.train_iters,
         train_samples=arguments.train_samples,
@@ -120,16 +125,18 @@ def _parse_sizes(text: str) -> Sizes:
     if len(words) != len(get_args(Part)) or not all(
         word == "none" or (word.isascii() and word.isdigit() and len(word) < 20) for word in words
     ):
-        raise NielsCacheError(f'{WHERE}: --target-sizes {text!r:.60}: give the samples of train, valid and test, such as "800,80,none"')
+        raise NielsCacheError(
+            f'{WHERE}: --target-sizes {text!r:.60}: give the number of samples in train, valid and test, such as "800,80,none"'
+        )
     return cast(Sizes, tuple(None if word == "none" else int(word) for word in words))
 
 
 def _tokenizer(arguments: argparse.Namespace) -> dict[str, Any]:
     given = arguments.tokenizer_identifiers
     if (given is None) == (arguments.tokenizer_type is None):
-        both = "--tokenizer-type and --tokenizer-identifiers: give one of them"
+        both = "--tokenizer-type and --tokenizer-identifiers exclude each other; give one of them"
         neither = (
-            "which tokenizer? Indices are named by it, too: give --tokenizer-type, as the training run does, or --tokenizer-identifiers"
+            "no tokenizer is named, and file names depend on it; give --tokenizer-type as in the training run, or --tokenizer-identifiers"
         )
         raise NielsCacheError(f"{WHERE}: {neither if given is None else both}")
     if given is not None:
@@ -141,4 +148,5 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def option_of(name: str) -> str:
+    """Return the option that sets this attribute."""
     return "--data-args-path" if name == "blend" else f"--{name.replace('_', '-')}"

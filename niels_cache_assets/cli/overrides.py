@@ -1,10 +1,10 @@
-"""build-all's flags and `--set` as nested overrides for `load_registry`.
+"""The flags of build-all and `--set` as nested overrides for `load_registry`.
 
-A flag is one line of `FLAGS`: an option and the key that it sets. Values are only shaped here; whether they make sense is decided by the
-registry, which knows every key's type and range.
+A flag is one line of `FLAGS`: an option and the key that it sets. This module only parses values. The registry checks the type and range of
+every key.
 
-The table is not made from the models of the settings: flags have names and words of their own, few keys have one, and help must not wait
-for pydantic.
+The table is not generated from the models of the settings: flags have their own names and texts, only a few keys have a flag, and help must
+not wait for pydantic.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
 
-_OF_NEW_TABLES = ("source", "weights")  # the keys that every data set, or blend, needs
+_OF_NEW_TABLES = ("source", "weights")  # the required key of a data set, or of a blend
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Nested tables, and for each of their keys ("build.seed") which option said it: what `load_registry` wants to know."""
+    """Nested tables, and the option that set each of their keys ("build.seed"), for `load_registry`."""
 
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Overrides:
 
 
 def role_and_token(text: str) -> tuple[str, str]:
-    """`eot=<|end|>` to its two halves."""
+    """Return the role and the token of a text such as `eot=<|end|>`."""
     role, equals, token = text.partition("=")
     if role not in ROLE_KEYS or not equals or not token:
         raise argparse.ArgumentTypeError(f"{text!r} is not ROLE=TEXT with a role of {', '.join(ROLE_KEYS)}")
@@ -53,7 +53,7 @@ def role_and_token(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """An option of build-all and what it sets: `key` of `table`, which is build, tokenizer or FAMILY.NAME. `default` is for the help."""
+    """An option of build-all that sets `key` of `table`: build, tokenizer or FAMILY.NAME. `default` is shown in the help."""
 
     option: str
     table: str
@@ -66,15 +66,19 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """Where argparse puts the value; unlike the option's own name it can never clash with a command's other options."""
+        """The attribute of argparse. Unlike the name of the option, it cannot clash with other options of a command."""
         return f"{self.table}.{self.key}"
 
     @property
     def group(self) -> str:
-        """Its heading in the help."""
+        """The heading of this flag in the help."""
         if self.table == "tokenizer":
             return "tokenizer"
-        return "every data set" if self.table == "build" or self.table.endswith(".*") else "data sets of the catalog, if they are named"
+        return (
+            "every data set"
+            if self.table == "build" or self.table.endswith(".*")
+            else "data sets of the catalog, if niels_cache.toml names them"
+        )
 
 
 def _count(option: str, table: str, key: str, help: str, default: int | None = None) -> Flag:
@@ -92,25 +96,31 @@ def _share(option: str, table: str, key: str, help: str, default: float) -> Flag
 
 
 FLAGS: tuple[Flag, ...] = (
-    _count("--seed", "build", "seed", "seed of shuffles and splits", defaults.SEED),
-    _count("--shard-bytes", "build", "shard_bytes", "size of a full shard, even", defaults.SHARD_BYTES),
-    _count("--threads", "build", "threads", "encoding threads; never changes the bytes (default: every core)"),
+    _count("--seed", "build", "seed", "seed for shuffles and splits", defaults.SEED),
+    _count("--shard-bytes", "build", "shard_bytes", "size of a full shard in bytes, an even number", defaults.SHARD_BYTES),
+    _count("--threads", "build", "threads", "encoding threads; the bytes do not depend on it (default: all cores)"),
     _text("--tokenizer-model", "tokenizer", "model", "import this SentencePiece model instead of training one", metavar="FILE"),
-    _count("--vocab-size", "tokenizer", "vocab_size", "pieces in all, special tokens included", defaults.VOCAB_SIZE),
+    _count("--vocab-size", "tokenizer", "vocab_size", "number of pieces, including special tokens", defaults.VOCAB_SIZE),
     _text("--model-type", "tokenizer", "model_type", "unigram or bpe", "unigram"),
     _share(
         "--character-coverage",
         "tokenizer",
         "character_coverage",
-        "share of characters with a piece of their own; others fall to bytes",
+        "share of characters that get their own piece; others become bytes",
         1.0,
     ),
-    _count("--tokenizer-sample-bytes", "tokenizer", "sample_bytes", "text to train on, of each data set", defaults.TOKENIZER_SAMPLE_BYTES),
+    _count(
+        "--tokenizer-sample-bytes",
+        "tokenizer",
+        "sample_bytes",
+        "bytes of text to train on, from each data set",
+        defaults.TOKENIZER_SAMPLE_BYTES,
+    ),
     _text(
         "--train-on",
         "tokenizer",
         "train_on",
-        "data sets to train the tokenizer on (default: every configured one)",
+        "data sets to train the tokenizer on (default: all configured ones)",
         metavar="NAME",
         nargs="+",
     ),
@@ -118,30 +128,42 @@ FLAGS: tuple[Flag, ...] = (
         option="--special-tokens",
         table="tokenizer",
         key="special_tokens",
-        help="the strings of all four special tokens: sys=TEXT usr=TEXT asst=TEXT eot=TEXT",
+        help="the texts of all four special tokens: sys=TEXT usr=TEXT asst=TEXT eot=TEXT",
         type=role_and_token,
         metavar="ROLE=TEXT",
         nargs="+",
     ),
-    _text("--fineweb-dataset", "pretrain.fineweb_edu", "dataset", "hub data set", "HuggingFaceFW/fineweb-edu"),
+    _text("--fineweb-dataset", "pretrain.fineweb_edu", "dataset", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
     _text("--fineweb-config", "pretrain.fineweb_edu", "config", "its configuration", "CC-MAIN-2024-10"),
-    _count("--fineweb-train-tokens", "pretrain.fineweb_edu", "train_tokens", "train budget", defaults.FINEWEB_TRAIN_TOKENS),
-    _count("--fineweb-val-tokens", "pretrain.fineweb_edu", "val_tokens", "val budget; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
+    _count("--fineweb-train-tokens", "pretrain.fineweb_edu", "train_tokens", "token budget of train", defaults.FINEWEB_TRAIN_TOKENS),
+    _count("--fineweb-val-tokens", "pretrain.fineweb_edu", "val_tokens", "token budget of val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
     _text("--wikitext-config", "pretrain.wikitext", "config", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
-    _text("--roam-dir", "pretrain.roam", "path", "folder of *.md notes; without it roam is skipped", metavar="DIR"),
-    _share("--roam-val-frac", "pretrain.roam", "val_frac", "share of notes that go to val", defaults.VAL_FRAC),
-    _text("--gutenberg-dir", "pretrain.gutenberg", "path", "folder of *.txt books instead of the hub; turns gutenberg on", metavar="DIR"),
+    _text("--roam-dir", "pretrain.roam", "path", "folder with *.md notes; without it, roam is skipped", metavar="DIR"),
+    _share("--roam-val-frac", "pretrain.roam", "val_frac", "share of notes for val", defaults.VAL_FRAC),
+    _text(
+        "--gutenberg-dir",
+        "pretrain.gutenberg",
+        "path",
+        "folder with *.txt books to use instead of the hub; switches gutenberg on",
+        metavar="DIR",
+    ),
 )
 
-# Not for one table but for all that fit, so these wait until the registry is known.
-SHUFFLE_BUFFER = _count("--shuffle-buffer", "pretrain.*", "shuffle_buffer", "documents, where a data set shuffles", defaults.SHUFFLE_BUFFER)
-SFT_VAL_FRAC = _share("--sft-val-frac", "sft.*", "val_frac", "share of SFT examples that go to val", defaults.VAL_FRAC)
+# These apply to all matching tables, so they are resolved when the registry is known.
+SHUFFLE_BUFFER = _count(
+    "--shuffle-buffer",
+    "pretrain.*",
+    "shuffle_buffer",
+    "size of the shuffle buffer in documents, for data sets that shuffle",
+    defaults.SHUFFLE_BUFFER,
+)
+SFT_VAL_FRAC = _share("--sft-val-frac", "sft.*", "val_frac", "share of SFT examples for val", defaults.VAL_FRAC)
 
 
 def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
-    """What the flags and --set of build-all say; --set wins. `registry` is the configuration without them.
+    """Return the overrides of the flags and of --set; --set has priority. `registry` is the configuration without them.
 
-    Raises NielsCacheError for a flag of a data set that this configuration does not have, and for a --set without a table, key and value.
+    Raise NielsCacheError for a flag of a data set that is not configured, and for a --set without table, key or value.
     """
     overrides = Overrides()
     for flag in FLAGS:
@@ -161,9 +183,9 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself if it is not one.
+    """Return a TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself if it is not valid TOML.
 
-    Raises NielsCacheError for a whole number of more than 64 bits.
+    Raise NielsCacheError for an integer of more than 64 bits.
     """
     try:
         value = parse_toml(f"value = {text}")["value"]
@@ -171,7 +193,7 @@ def parse_value(text: str) -> Any:
         return text
     except ValueError as error:
         raise NielsCacheError(f"{WHERE}: --set: {text[:40]!r} ...: {error}") from error
-    return text if isinstance(value, (datetime.date, datetime.time)) else value  # no setting is a date, but 2024-01-01 may be a name
+    return text if isinstance(value, (datetime.date, datetime.time)) else value  # no setting is a date, but a name may be 2024-01-01
 
 
 def _table_path(flag: Flag, registry: Registry) -> tuple[str, ...]:
@@ -191,9 +213,9 @@ def _four_tokens(tokens: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
-    """The path of each --set (table, then the data set or blend if it has one, then the key) and its value.
+    """Return the path of each --set (table, then the data set or blend if there is one, then the key) and its value.
 
-    A path may lead into a key that is a table itself (`pretrain.notes.cleaning.min_words`): the other entries of that table stay.
+    A path may go into a key that is itself a table (`pretrain.notes.cleaning.min_words`). The other entries of that table stay.
     """
     from niels_cache_assets.config.problems import refuse_choice
 
@@ -213,7 +235,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
             now = parsed.get(target, getattr(table, key, None))
             parsed_value = {**(now if isinstance(now, Mapping) else {}), ".".join(inner): parsed_value}
         parsed[target] = parsed_value
-    new = {target[:2] for target in parsed if target[-1] in _OF_NEW_TABLES}  # what a table that is not there yet begins with
+    new = {target[:2] for target in parsed if target[-1] in _OF_NEW_TABLES}  # the key that creates a new table
     for target in parsed:
         known = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(target[0])
         if known is not None and target[1] not in known and target[:2] not in new:
@@ -225,13 +247,13 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
 
 
 def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
-    """The configured name that these parts of a path begin with, of several the longest, else all but the last part: names have dots."""
+    """Return the longest configured name at the start of these parts, or else all but the last part. Names may have dots."""
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((name for name in names if name in known), ".".join(parts[:-1]))
 
 
 def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
-    """Give a flag's value to all these data sets, unless --set says otherwise for one."""
+    """Apply the value of a flag to all these data sets, except those with the same key in --set."""
     value = getattr(arguments, flag.dest)
     if value is None:
         return
@@ -239,7 +261,7 @@ def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, nam
     family = flag.table.partition(".")[0]
     if not names:
         raise NielsCacheError(
-            f"{WHERE}: {flag.option} has no {family} data set to apply to; set it for one: --set {family}.NAME.{flag.key}={value}"
+            f"{WHERE}: {flag.option}: no {family} data set uses it; set it for one data set: --set {family}.NAME.{flag.key}={value}"
         )
     for name in names:
         if f"{family}.{name}.{flag.key}" not in overrides.options:

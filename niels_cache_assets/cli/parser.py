@@ -1,6 +1,7 @@
-"""The commands by group, and wrong use in one line with the nearest valid choice.
+"""The commands by group, and one-line errors for wrong use with the nearest valid choice.
 
-What a command says in its help and takes stands in its own module, which is loaded when it is typed: the list of commands needs none.
+The help and options of a command are in its own module, which is loaded when you type the command. The list of commands needs none of these
+modules.
 """
 
 from __future__ import annotations
@@ -21,56 +22,56 @@ from niels_cache_runtime.errors import NielsCacheError
 COMMANDS: dict[str, dict[str, str]] = {
     "set up": {
         "catalog": "list the data sets that ship with niels-cache",
-        "init": "write a niels_cache.toml with comments, from flags or from answers",
-        "doctor": "check this environment, and say how to mend what is wrong",
-        "completion": "print what makes TAB complete commands, options and data sets",
+        "init": "write a niels_cache.toml with comments, from options or from your answers",
+        "doctor": "check this environment, and print how to fix problems",
+        "completion": "print shell code that makes TAB complete commands, options and data sets",
     },
     "build": {
         "build-all": "build the tokenizer and every data set",
-        "prebuild-index": "build a blend's indices before training asks for them",
+        "prebuild-index": "build the indices of a blend before training",
     },
-    "see how it stands": {
-        "list": "list the data sets that are configured, and what is built",
-        "status": "show what is complete, stale, broken, resumable or being built",
+    "see the status": {
+        "list": "list the configured data sets and their state",
+        "status": "show which caches are complete, stale, broken, resumable or being built",
         "verify": "hash every file again and check the invariants of the format",
-        "report": "write a page about everything that is built, with plots",
+        "report": "write an HTML page about all caches, with plots",
         "ui": "serve the web UI on this machine",
     },
-    "see what is in it": {
-        "show": "show what a cache holds: counts, what was dropped, revision, files with sha256",
+    "see the content": {
+        "show": "show the counts, dropped documents, revision and files of a cache",
         "sample": "print random windows (pretrain), examples (SFT) or documents as text",
-        "trace": "show which documents a batch of a training run came from",
-        "diff": "compare two builds: settings, documents, first token that differs",
+        "trace": "show the documents of a batch of a training run",
+        "diff": "compare two builds: settings, documents, first different token",
     },
     "clean text": {
-        "clean": "run the cleaning chain on files: what goes, and why",
-        "rejected": "show what cleaning took out",
-        "duplicates": "show duplicates side by side",
+        "clean": "run the cleaning chain on files, and show what it drops and why",
+        "rejected": "show the documents that cleaning dropped",
+        "duplicates": "show pairs of duplicates side by side",
     },
     "choose a tokenizer": {
-        "tokenizer": "compare tokenizers: characters per token by source",
+        "tokenizer": "compare tokenizers by characters per token",
     },
-    "meet other projects": {
-        "export": "write a cache as the files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
-        "import": "make a cache of Megatron-LM's tokens",
+    "exchange with other projects": {
+        "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
+        "import": "make a cache from tokens of Megatron-LM",
     },
 }
 
 _DESCRIPTION = """\
-Turn text into token caches, with lineage and sha256 for every file, and look at what is there.
+Turn text into token caches, with lineage and sha256 for every file, and inspect them.
 
-Your niels_cache.toml names the data sets: `niels-cache init` writes one. Others ship with the
-package: `niels-cache catalog` lists them. Without a file build-all takes a profile of these
-(default: the hub, gigabytes; quickstart: Python's own documentation, no network)."""
+Your niels_cache.toml names the data sets; `niels-cache init` writes one. More data sets ship with the
+package; `niels-cache catalog` lists them. Without that file, build-all uses a profile (default:
+gigabytes from the hub; quickstart: the documentation of Python, without network)."""
 
 _EXAMPLES = """\
 examples:
-  niels-cache init data/                               a niels_cache.toml for your data
-  niels-cache build-all --profile quickstart           a small cache in about a minute, without network
-  niels-cache build-all                                all that niels_cache.toml names
-  niels-cache status                                   what is complete, what is not and why
-  niels-cache sample python_docs --profile quickstart  what training will see
-  niels-cache trace --state checkpoint.pt --step 1200  what training saw in that batch, and whence
+  niels-cache init data/                               write a niels_cache.toml for your data
+  niels-cache build-all --profile quickstart           build a small cache in about a minute, without network
+  niels-cache build-all                                build everything that niels_cache.toml names
+  niels-cache status                                   show what is complete, and why something is not
+  niels-cache sample python_docs --profile quickstart  show the text that training will see
+  niels-cache trace --state checkpoint.pt --step 1200  show the documents that training saw in that batch
 
 `niels-cache COMMAND --help` explains one command."""
 
@@ -82,17 +83,17 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is a NielsCacheError, and options are not abbreviated: a typo is refused with the nearest choice."""
+    """A parser that raises NielsCacheError, and does not accept abbreviated options, so that a typo gets the nearest choice."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        raise NielsCacheError(f"{message} ({self.prog} --help explains)")
+        raise NielsCacheError(f"{message} (see {self.prog} --help)")
 
 
 class _TopParser(_Parser):
-    """Whose help lists the commands by group, as argparse cannot."""
+    """A parser whose help lists the commands by group, which argparse cannot do."""
 
     def format_help(self) -> str:
         def listed(title: str, rows: dict[str, str]) -> str:
@@ -105,9 +106,9 @@ class _TopParser(_Parser):
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
-    """The parsed command line; the module of its `.command` runs it. None where there is no command: help is printed.
+    """Return the parsed command line; the module of its `.command` runs it. Without a command, print help and return None.
 
-    Raises NielsCacheError for wrong use, SystemExit after --help and --version.
+    Raise NielsCacheError for wrong use, SystemExit after --help and --version.
     """
     top, commands = build_parsers(argv[:1])
     if not argv:
@@ -121,26 +122,28 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if unknown:
         options = [word for word in unknown if word.startswith("-")]
         if not options:
-            hint = _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown)
+            hint = (
+                _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
+            )
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
         refuse("", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
     return arguments
 
 
 def _meant_as_root(arguments: argparse.Namespace, given: str) -> str:
-    """How to name a folder of caches, which is no argument of its own."""
+    """Return a hint to use --cache-dir if a folder was given as an argument."""
     takes_root = hasattr(arguments, "cache_dir") and os.path.isdir(given)
     return f"; for the caches in this folder, type {PROGRAM} {arguments.command} --cache-dir {shlex.quote(given)}" if takes_root else ""
 
 
 def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
-    """How to choose data sets, of a command that takes all by itself."""
+    """Return a hint to use --only if the command has this option."""
     names = " ".join(shlex.quote(name) for name in given)
     return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:
-    """An option before the command: one that has to follow it, or a misspelt one."""
+    """Raise NielsCacheError for an option before the command: it belongs after the command, or it is misspelt."""
     option = argv[0].partition("=")[0]
     name = next((word for word in argv if word in commands), None)
     if any(option in parser._option_string_actions for parser in commands.values()):
@@ -154,9 +157,9 @@ def load(name: str) -> ModuleType:
 
 
 def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Make the parser of the whole command line, and those of its commands by name.
+    """Return the parser of the whole command line, and the parsers of its commands by name.
 
-    Commands that are not `wanted` are not loaded: their parsers know the name alone. None wants all.
+    Only `wanted` commands are loaded, or all if it is None. The parsers of the others have no options.
     """
     top = _TopParser(prog=PROGRAM)
     top.add_argument("--version", action=_Version)
@@ -181,18 +184,22 @@ def _describe(parser: argparse.ArgumentParser, name: str, summary: str, command:
 def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> None:
     if command.has_caches:
         where = parser.add_argument_group("where")
-        where.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)")
+        where.add_argument(
+            "--cache-dir", metavar="DIR", help="root folder of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)"
+        )
         add_settings_options(where)
     output = parser.add_argument_group("output")
     if command.has_json:
         output.add_argument("--json", action="store_true", help="print JSON, for programs")
     loudness = output.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="no progress and no advice: results, warnings and errors alone")
-    loudness.add_argument("-v", "--verbose", action="store_true", help="say what is used and what it cost; of an error, where it arose")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="print no progress and no advice, only results, warnings and errors")
+    loudness.add_argument(
+        "-v", "--verbose", action="store_true", help="print the settings in use, time and memory; for an error, print the traceback"
+    )
 
 
 class _Version(argparse.Action):
-    """--version, without importing importlib.metadata for any other command."""
+    """The option --version. Other commands do not import importlib.metadata."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
@@ -203,5 +210,5 @@ class _Version(argparse.Action):
         try:
             print(f"{PROGRAM} {version(PROGRAM)}")
         except PackageNotFoundError:
-            print(f"{PROGRAM} (not installed: run from its sources)")
+            print(f"{PROGRAM} (not installed; running from source)")
         parser.exit()

@@ -1,10 +1,10 @@
-"""What is shown while a command works: bars on a terminal, else a line every ten seconds.
+"""Progress of a command: bars on a terminal, otherwise a line every ten seconds.
 
-    build_listener      builds: a bar for each data set, or lines at its start, every ten seconds, and at its end
-    transfer_progress   bytes that are read or copied     transfer_steps   the same, of several steps
+    build_listener      builds: a bar for each data set; or a line at its start, every ten seconds, and at its end
+    transfer_progress   bytes that are read or copied     transfer_steps   the same, for several steps
     array_progress      entries of arrays that are built
 
-How much memory is taken is a read of /proc or a system call, no more.
+Memory use costs one read of /proc or one system call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OnStep = Callable[[str, int, int], None]
 
 @contextmanager
 def build_listener(console: Console) -> Iterator[LaunchListener]:
-    """The listener that fits the console and --quiet."""
+    """Yield the listener for this console, or the quiet one with --quiet."""
     if is_quiet():
         yield QuietListener()
         return
@@ -64,7 +64,7 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
 
 
 def outcome_line(result: LaunchResult) -> str:
-    """`built in 4.2 s`; for a failure its message, which the table at the end repeats."""
+    """Return `built in 4.2 s`. For a failure the message follows; the table at the end repeats it."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
         return state
@@ -72,7 +72,7 @@ def outcome_line(result: LaunchResult) -> str:
 
 
 class _MemoryColumn(TextColumn):
-    """What the process takes, beside each bar that still moves: builds run in this one."""
+    """Memory of this process, beside each unfinished bar. Builds run in this process."""
 
     def __init__(self) -> None:
         super().__init__("", style="dim")
@@ -82,7 +82,7 @@ class _MemoryColumn(TextColumn):
 
 
 class BarListener:
-    """Rich bars. A share that is not known yet makes the bar pulse."""
+    """Rich bars. A bar pulses while the share is unknown."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self.bars = Progress(
@@ -103,7 +103,7 @@ class BarListener:
 
     def progressed(self, name: str, progress: HowFar) -> None:
         task, pace = self._tasks[name]
-        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar has it
+        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar shows it
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
@@ -114,7 +114,7 @@ class BarListener:
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
-            return  # never started: the table at the end says why
+            return  # never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
         if result.state == "failed":
             self.bars.update(task, detail="[red]failed[/red]")
@@ -124,7 +124,7 @@ class BarListener:
 
 
 class QuietListener:
-    """Warnings alone; what failed stands in the table at the end."""
+    """Only warnings. The table at the end lists failures."""
 
     def started(self, name: str, family: str) -> None: ...
 
@@ -169,7 +169,7 @@ class LineListener:
 
 @contextmanager
 def transfer_progress(doing: str, clock: Clock = time.monotonic) -> Iterator[OnProgress]:
-    """Yield a function to call with bytes done and bytes in all. `doing` is what the line says, such as `exporting notes`."""
+    """Yield a function to call with bytes done and bytes in all. `doing` labels the line, such as `exporting notes`."""
     with transfer_steps(doing, clock) as on_step:
         yield partial(on_step, doing)
 
@@ -215,14 +215,14 @@ def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int,
 
 
 def peak_memory() -> str:
-    """`at most 512 MB of memory`, of this process and of the largest of those it started."""
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
+    """Return `at most 512 MB of memory`: the peak of this process, or of its largest child process if that is higher."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB on Linux
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return f"at most {file_size(peak * unit)} of memory"
 
 
 def memory_now() -> str | None:
-    """`512 MB`; None where there is no /proc, which only Linux has."""
+    """Return `512 MB`, or None without /proc, which only Linux has."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return file_size(int(file.read().split()[1]) * resource.getpagesize())

@@ -1,4 +1,4 @@
-"""Why cleaning takes documents out, as `clean` and `rejected` print it: counts by reason, and examples with what was measured."""
+"""Reasons of dropped documents, as `clean` and `rejected` print them: counts, and examples with the measured value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
 def check_reason(reason: str, known: Iterable[str]) -> None:
-    """An unknown reason is an error with the nearest one; one that took nothing is fine."""
+    """Raise NielsCacheError for an unknown reason, with the nearest one. A reason without documents is valid."""
     from niels_cache_assets.cleaning.filters import REASONS
 
     choices = list(dict.fromkeys([*known, *REASONS]))
@@ -25,6 +25,7 @@ def check_reason(reason: str, known: Iterable[str]) -> None:
 
 
 def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
+    """Return the examples grouped by reason, in order."""
     examples: dict[str, list[Example]] = {}
     for row in rows:
         examples.setdefault(row["reason"], []).append(row)
@@ -32,7 +33,7 @@ def examples_by_reason(rows: Iterable[Example]) -> dict[str, list[Example]]:
 
 
 def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
-    """The counter report: what is kept, and every reason by its count; `by_source` were dropped when they were read, before the chain."""
+    """Print the number of kept documents, and of dropped ones by reason. `by_source` were dropped while reading, before the chain."""
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
     table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
@@ -43,8 +44,8 @@ def print_reasons(console: Console, *, kept: int, by_cleaning: Mapping[str, int]
 
 
 def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> None:
-    """`count` examples of each reason, or of one, spread over those there are, with what was measured."""
-    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # what is kept of a document: all of it is shown
+    """Print `count` examples of each reason, or of one reason, evenly spread over all, with the measured value."""
+    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # an example has no more text than this
 
     for row in chosen_examples(examples, count=count, reason=reason):
         console.print(f"\n--- {_heading(row)}", style="bold", soft_wrap=True)
@@ -52,18 +53,18 @@ def print_examples(console: Console, examples: Mapping[str, Sequence[Example]], 
 
 
 def chosen_examples(examples: Mapping[str, Sequence[Example]], *, count: int, reason: str | None = None) -> list[Example]:
-    """By reason, `count` of each or of that one."""
+    """Return `count` examples of each reason, or of one reason, ordered by reason."""
     return [row for name in sorted(examples) if reason in (None, name) for row in spread(examples[name], count)]
 
 
 def spread(rows: Sequence[Example], count: int) -> list[Example]:
-    """`count` of the rows, at even distances: the same ones every time."""
+    """Return `count` of the rows at even distances. The choice is always the same."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
 def _heading(row: Example) -> str:
-    """`list_page 0.734: Title (articles.jsonl, row 12)`."""
+    """Return a heading such as `list_page 0.734: Title (articles.jsonl, row 12)`."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     title = spell_controls(row["title"]) if row["title"] else None

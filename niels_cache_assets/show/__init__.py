@@ -1,1 +1,1 @@
-"""What is shown of caches, as values: what prints them is the command line's business or the UI's."""
+"""Values that describe caches, for display. The command line and the UI print them."""

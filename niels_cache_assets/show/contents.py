@@ -1,8 +1,7 @@
-"""What a finished folder holds, told from its meta.json: counts, bytes, hash, what is short of a token budget; and the cells that tables
-have of it.
+"""The content of a finished folder according to its meta.json: counts, bytes, hash, missed token budgets; and the table cells for them.
 
-meta.json records the budgets of a build in `split_rule` alone, those of one run included, so older caches have the sentence too. No file is
-read. A budget that was met is held exactly (streaming/splits.py).
+meta.json records the token budgets of a build only in `split_rule`, including budgets that were set for one run. So older caches have them
+too. No file is read. A build that reaches a budget holds exactly that many tokens (streaming/splits.py).
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 
 _COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
-_RULE = re.compile(r"val until (\d+) tokens, then train until (?:(\d+)(?: tokens)?|the source ends)")  # the builders leave out "tokens"
-_MOST = 0.999  # what is short of a budget is never shown as all of it
+_RULE = re.compile(r"val until (\d+) tokens, then train until (?:(\d+)(?: tokens)?|the source ends)")  # the public builders omit "tokens"
+_MOST = 0.999  # a missed budget is never shown as 100%
 
 
 def counts_of(meta: Meta) -> dict[str, int]:
-    """Those that it has; none of a data set that is switched off."""
+    """Return the counts in a meta.json. A data set that is switched off has none."""
     if not meta.get("built", True):
         return {}
-    return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may be of no known vocabulary
+    return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may have no known vocabulary
 
 
 def all_counts(meta: Meta) -> dict[str, int]:
-    """`counts_of`, and of a data set, a corpus or a corpus's report how many documents it keeps, of drop lists how many duplicates."""
+    """Return `counts_of`, and the kept documents of a data set, corpus or corpus report, or the duplicates of drop lists."""
     counts = counts_of(meta)
     documents = meta.get("documents", {}) if meta.get("built", True) else {}
     if documents:
@@ -40,9 +39,9 @@ def all_counts(meta: Meta) -> dict[str, int]:
 
 
 def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
-    """Cells for train and val, from all that is counted of a folder; what has no splits stands in the first.
+    """Return the table cells for train and val. A count without splits is in the first cell.
 
-    `shares`: of a split that is short of its budget, how much of it is there; it stands behind the number.
+    `shares`: for each split that missed its budget, the share that was reached. It follows the number.
     """
     noted = {split: f" ({share})" for split, share in (shares or {}).items()}
     for unit in ("example", "token"):
@@ -57,27 +56,29 @@ def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = Non
 
 
 def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
-    """Size of all files of a table of them, as a meta.json has it."""
+    """Return the size of all files in a `files` table of a meta.json."""
     return sum(entry["bytes"] for entry in files.values())
 
 
 def content_hash(meta: Meta) -> str | None:
-    """sha256 of what it holds: of the model for a tokenizer, else its `content_sha256`: of tokens and offsets, documents, drop lists or
-    arrays, which is the hash of no single file."""
+    """Return the sha256 of the content, or None: the hash of the model for a tokenizer, otherwise `content_sha256`.
+
+    `content_sha256` covers tokens and offsets, documents, drop lists or arrays. It is not the hash of a single file.
+    """
     found = meta.get("sha256", meta.get("content_sha256"))
-    if str(meta.get("kind")).startswith("index/"):  # its meta.json lists its files alone
+    if str(meta.get("kind")).startswith("index/"):  # its meta.json lists only its files
         found = content_sha256(meta["files"])
     return str(found) if found and meta.get("built", True) else None
 
 
 def budget_rule(*, train_tokens: int | None, val_tokens: int) -> str:
-    """`split_rule` of a data set that budgets divide; without `train_tokens`, train takes all that val leaves."""
+    """Return the `split_rule` for token budgets. Without `train_tokens`, train gets everything after val."""
     train = "the source ends" if train_tokens is None else f"{train_tokens} tokens"
     return f"val until {val_tokens} tokens, then train until {train}"
 
 
 def shares_met(meta: Meta) -> dict[Split, str]:
-    """`{"train": "0.5%"}`: of each split that is short of its budget, how much of it is there. Empty where no budget was missed."""
+    """Return the reached share of each split that missed its budget, such as `{"train": "0.5%"}`. Empty if no budget was missed."""
     rule = _RULE.fullmatch(str(meta.get("split_rule") or ""))
     if rule is None or meta.get("kind") != "pretrain" or not meta.get("built"):
         return {}
@@ -88,6 +89,6 @@ def shares_met(meta: Meta) -> dict[Split, str]:
 
 
 def shortfall(meta: Meta) -> str | None:
-    """`0.5% of train_tokens: the source ended`; None if no budget was missed, or none was set."""
+    """Return `0.5% of train_tokens: the source ended`, or None if no budget was set or missed."""
     shares = shares_met(meta)
     return f"{', '.join(f'{share} of {split}_tokens' for split, share in shares.items())}: the source ended" if shares else None

@@ -1,7 +1,7 @@
-"""What the commands show of corpora: where one lies, how it and its duplicates stand, single rows, and a sample of what stays.
+"""Corpora as commands show them: the folder, its state and its duplicates, single rows, and a sample of the remaining documents.
 
-How one stands costs a small read or two; upstreams are not asked. Rows cost the footers of the files and those row groups that hold a row
-asked for, one at a time. A sample adds 17 bytes of memory a document.
+The state costs one or two small reads and contacts no upstream. Rows cost the footers of the files, and those row groups that hold a
+requested row, one at a time. A sample needs 17 bytes of memory per document.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from niels_cache_runtime.format.place import check_place
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:
-    """Data sets with `prepare`, in order, then those whose corpus another configuration made."""
+    """Return the data sets with `prepare`, in order, then those with a corpus of another configuration."""
     return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
 
 
 def corpus_summary(registry: Registry, root: Path, name: str) -> str:
-    """A cell of `list`: how many documents are left of how many, or what is missing. For a name of `corpus_names`."""
+    """Return a cell of `list` for a name of `corpus_names`: the remaining documents and all of them, or what is missing."""
     directory = corpus_dir(root, name)
     if not (directory / META_NAME).exists():
         return "not built"
@@ -58,13 +58,13 @@ def corpus_summary(registry: Registry, root: Path, name: str) -> str:
 
 
 def kept_after_duplicates(root: Path, name: str, meta: Meta) -> int | None:
-    """Documents of a corpus without its duplicates; None where they were not looked for, or in another corpus of that name."""
+    """Return the number of documents without duplicates, or None if the drop lists do not cover this corpus."""
     counts = duplicates_of(root, name, meta)
     return None if counts is None else counts["documents"] - counts["exact"] - counts["near"]
 
 
 def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
-    """What the drop lists' meta.json says of a corpus; None where duplicates were not looked for, or in another corpus of that name."""
+    """Return the counts of a corpus in the meta.json of the drop lists, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
     if not path.exists():
         return None
@@ -76,9 +76,10 @@ def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
 
 
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
-    """The folder and meta.json of a finished corpus.
+    """Return the folder and meta.json of a finished corpus.
 
-    Raises NielsCacheError with the nearest name, with how to make it, or if the folder holds another one.
+    Raise NielsCacheError for an unknown name (with the nearest one), a missing corpus (with the command that builds it), or a folder that
+    holds another corpus.
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
@@ -94,22 +95,22 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     if not source.prepare:
         raise NielsCacheError(f'{name}: has no corpus; set prepare = ["clean", "dedup"], or either, in [pretrain.{name}] and build it')
     if not source.enabled:
-        raise NielsCacheError(f"{name}: has no corpus, it is switched off; set enabled = true in [pretrain.{name}] and build it")
-    raise NielsCacheError(f"{directory}: no corpus yet; make it: niels-cache build-all --only {name}")
+        raise NielsCacheError(f"{name}: has no corpus, because it is switched off; set enabled = true in [pretrain.{name}] and build it")
+    raise NielsCacheError(f"{directory}: no corpus yet; build it: niels-cache build-all --only {name}")
 
 
 def find_drop_lists(registry: Registry, root: Path) -> Meta:
-    """meta.json of the drop lists of all data sets. Raises NielsCacheError with how to make them."""
+    """Return the meta.json of the drop lists of all data sets. Raise NielsCacheError, with the command that builds them."""
     path = duplicates_dir(root) / META_NAME
     if path.exists():
         return read_meta(str(path))
     if not registry.prepared("dedup"):
         raise NielsCacheError(f'{registry.origin}: no data set is deduplicated; give one prepare = ["clean", "dedup"] and build it')
-    raise NielsCacheError(f"{path.parent}: duplicates have not been looked for yet; niels-cache build-all does")
+    raise NielsCacheError(f"{path.parent}: there are no drop lists of duplicates yet; build them: niels-cache build-all")
 
 
 def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
-    """meta.json of the drop lists, where they have that data set's corpus in them as it is now."""
+    """Return the meta.json of the drop lists. Raise NielsCacheError unless they cover the current corpus of this data set."""
     _, corpus = find_corpus(registry, root, name)
     source = registry.pretrain.get(name)
     if source is not None and "dedup" not in source.prepare:
@@ -120,13 +121,13 @@ def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
 
 
 def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
-    """The corpus must be the one that the drop lists were made of, or their ordinals name other documents."""
+    """Raise NielsCacheError unless the drop lists were made from this corpus. Otherwise their ordinals name other documents."""
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
-        raise NielsCacheError(f"{name}: duplicates were not looked for in its corpus as it is now; niels-cache build-all does")
+        raise NielsCacheError(f"{name}: its corpus changed after the last deduplication; update the duplicates: niels-cache build-all")
 
 
 def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The rows at these positions, counted over all files in order, by position. Raises NielsCacheError for one that is not there."""
+    """Return the rows at these positions, which count over all files in order. Raise NielsCacheError for a missing row."""
     wanted = np.unique(np.fromiter(positions, dtype=np.int64))
     found: dict[int, dict[str, Any]] = {}
     first = 0
@@ -138,20 +139,20 @@ def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[s
     missing = [position for position in wanted.tolist() if position not in found]
     if missing:
         raise NielsCacheError(
-            f"{paths[0].parent if paths else 'no file'}: has {first:,} rows, none of number {missing[0]:,}; make it again"
+            f"{paths[0].parent if paths else 'no file'}: has {first:,} rows, so there is no row {missing[0]:,}; build it again with --force"
         )
     return found
 
 
 def column(path: Path, name: str) -> np.ndarray:
-    """One column of a whole file."""
+    """Return one column of a whole file."""
     with open_documents(path) as parquet:
         values: np.ndarray = parquet.read(columns=[name])[name].to_numpy()
     return values
 
 
 def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
-    """int64, ascending: min(wanted, count) different numbers below count, each set of them with the same chance. Costs 8 bytes a number."""
+    """Return min(wanted, count) different numbers below count, drawn uniformly: int64, ascending. It needs 8 bytes for each of `count`."""
     import torch
 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
@@ -161,7 +162,7 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSample:
-    """`documents`: (ordinal in the corpus, document), ascending. The rest is of all `kept` documents, not of those drawn."""
+    """`documents`: (ordinal in the corpus, document), ascending. The other values describe all `kept` documents, not only the sample."""
 
     documents: list[tuple[int, Document]]
     kept: int
@@ -170,12 +171,12 @@ class CorpusSample:
 
 
 def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed: int, minus_duplicates: bool = True) -> CorpusSample:
-    """`count` documents (or all there are) that stay, every set of them with the same chance; the same for the same seed and corpus.
+    """Return a uniform sample of `count` remaining documents, or all of them. The same seed and corpus give the same sample.
 
-    `minus_duplicates` False: of the cleaned documents, whether their duplicates have been looked for or not. Raises as `open_prepared`.
+    If `minus_duplicates` is False, sample from all cleaned documents, deduplicated or not. Raise the errors of `open_prepared`.
     """
     if count < 1:
-        raise NielsCacheError(f"a sample has at least 1 document, not {count}")
+        raise NielsCacheError(f"a sample needs at least 1 document, not {count}")
     prepared = open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
     stay = np.flatnonzero(~prepared.gone)
     chosen = stay[seeded_choice(len(stay), count, seed)]

@@ -1,7 +1,9 @@
-"""Where documents and examples came from: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
+"""The origin of documents and examples: rows of `{split}_documents.parquet` and `{split}_examples.parquet`, looked up by ordinal.
 
 Costs the footer of the file and those row groups (65,536 rows each as our builders write them) that hold an ordinal asked for, one at a
 time. Which ordinals matter, and how they are shown, is the caller's business.
+`rows_of` looks up rows of any other parquet table in the same way. It costs the footer of the file, and those row groups (65,536 rows each
+in our files) that hold a requested ordinal, one at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Lineage(NamedTuple):
-    """One document or example: its ordinal in the split, the source's own id, file (relative to the source's root), row in it, tokens."""
+    """One document or example: its ordinal in the split, its id at the source, its file (relative to the source's root), its row there, its
+    number of tokens."""
 
     ordinal: int
     source_id: str
@@ -29,10 +32,12 @@ class Lineage(NamedTuple):
     tokens: int
 
 
+    """Yield (ordinals, their rows) for each row group that holds any of these ascending ordinals.
+    `first` is the ordinal of the first row of the file. Ordinals beyond the file are ignored.
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
-    """The rows of these ordinals, by ordinal.
+    """Return the rows of these ordinals, by ordinal.
 
-    Raises NielsCacheError if the file is missing or unreadable, lacks a column, or has no such ordinal.
+    Raise NielsCacheError if the file is missing or unreadable, lacks a column, or has no such ordinal.
     """
     import pyarrow
     import pyarrow.parquet
@@ -47,7 +52,7 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
             rows = parquet.metadata.num_rows
             if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
                 strange = wanted[0] if wanted[0] < 0 else wanted[-1]
-                raise NielsCacheError(f"{path}: has {rows:,} rows, none of ordinal {strange:,}; rebuild this data set")
+                raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {strange:,}; rebuild this data set")
             for _, table in rows_of(parquet, wanted, Lineage._fields):
                 found.update((row["ordinal"], Lineage(**row)) for row in table.to_pylist())
     except FileNotFoundError as error:
@@ -55,5 +60,5 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     except (OSError, pyarrow.ArrowException) as error:
         raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
     if found.keys() != set(wanted.tolist()):
-        raise NielsCacheError(f"{path}: its ordinals do not count its rows; rebuild this data set")
+        raise NielsCacheError(f"{path}: its ordinals do not match its rows; rebuild this data set")
     return found

@@ -1,7 +1,7 @@
-"""The state of a loader, found in whatever a training run saved: JSON, or a torch checkpoint, at any level of nesting.
+"""The state of a loader in a file of a training run: JSON or a torch checkpoint, at any level of nesting.
 
-A checkpoint is not trusted: torch reads it with `weights_only`, which runs no code of the file, and maps tensors without reading them.
-What a state means is the loader's business; nothing here looks into one beyond its `format`.
+A checkpoint is not trusted. torch reads it with `weights_only`, which runs no code from the file, and maps tensors without reading them.
+The loader interprets a state; this module only looks at its `format`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.state import FORMAT
 
-_ADVICE = "save one beside the weights: json.dump(loader.state_dict(), file)"
-_POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # in what the states of one loader differ from worker to worker
+_ADVICE = "save one in training: json.dump(loader.state_dict(), file)"
+_POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # keys that differ between the workers of one loader
 _MOST_NAMES = 8
 
 
 def read_loader_state(path: str | Path) -> dict[str, Any]:
-    """The state in that file. Of several, which DataLoader workers leave, the most advanced one if they are of the same loader.
+    """Return the state in that file. If it has the states of several DataLoader workers of one loader, return the most advanced one.
 
-    Raises NielsCacheError if the file is missing, of no format known here, or holds no state or those of different loaders.
+    Raise NielsCacheError if the file is missing, has an unknown format, has no state, or has states of different loaders.
     """
     content = _read(Path(path))
     states = dict(_find_states(content))
     if not states:
-        raise NielsCacheError(f"{path}: holds {_describe(content)}, but no state of a TokenLoader; {_ADVICE}")
+        raise NielsCacheError(f"{path}: contains {_describe(content)}, but no state of a TokenLoader; {_ADVICE}")
     loaders = [{key: value for key, value in state.items() if key not in _POSITION} for state in states.values()]
     if any(loader != loaders[0] for loader in loaders):
         raise NielsCacheError(
-            f"{path}: holds the states of different loaders ({_names(states)}); save the one to trace in a file of its own"
+            f"{path}: contains the states of different loaders ({_names(states)}); save the one to trace in a separate file"
         )
     return max(states.values(), key=lambda state: state["samples"] if isinstance(state.get("samples"), int) else -1)
 
@@ -43,9 +43,9 @@ def _read(path: Path) -> Any:
         with open(path, "rb") as file:
             start = file.read(64)
     except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; --state names what loader.state_dict() was saved in") from error
+        raise NielsCacheError(f"{path}: no such file; --state must name the file with loader.state_dict()") from error
     except IsADirectoryError as error:
-        raise NielsCacheError(f"{path}: is a folder; --state names the file in it that holds the loader's state") from error
+        raise NielsCacheError(f"{path}: is a folder; --state must name the file in it with the state of the loader") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     if start.startswith((b"PK", b"\x80")):
@@ -61,20 +61,20 @@ def _read(path: Path) -> Any:
 def _read_checkpoint(path: Path) -> Any:
     import torch
 
-    mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 is no archive and cannot be mapped
+    mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are no archives and cannot be mapped
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # a damaged file raises whatever its bytes come to
+    except Exception as error:  # a damaged file may raise anything
         stranger = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error))
         if stranger:
-            reason = f"holds objects ({stranger[1]}) that only running its code could read"
+            reason = f"contains objects ({stranger[1]}) that cannot be read without running code of the file"
         else:
             reason = "not a readable torch checkpoint (cut short?)"
         raise NielsCacheError(f"{path}: {reason}; {_ADVICE}") from error
 
 
 def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each state lies (`trainer.loader`) and the state; an object that contains itself is looked at once."""
+    """Yield the place of each state, such as `trainer.loader`, and the state. An object that contains itself is visited once."""
     waiting: list[tuple[str, Any]] = [("", content)]
     seen: set[int] = set()
     while waiting:

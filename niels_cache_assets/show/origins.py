@@ -1,7 +1,7 @@
-"""Where the tokens of a row of a batch came from: the documents that it holds, with their lineage and text.
+"""The origin of the tokens in a row of a batch: its documents with their lineage and text.
 
-What the runtime says of every token comes in as a `Row`; source ids come from the lineage parquet, text from the cache root's tokenizer,
-each opened once per data set. Where one of them is missing, a note says so and the rest is still shown.
+The runtime's trace of every token becomes a `Row`. Source ids come from the lineage parquet, and text from the tokenizer of the cache root;
+each is opened once per data set. If one of them is missing, a note reports it and the rest is still shown.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace
 
-UNKNOWN = -1  # among files: padding; among documents: of none
+UNKNOWN = -1  # as a file: padding; as a document: no document
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row, one behind the other in one document and one file; padding where `file` is UNKNOWN."""
+    """Columns first..last-1 of a row, consecutive in one document and one file. It is padding if `file` is UNKNOWN."""
 
     first: int
     last: int
@@ -51,13 +51,13 @@ class Segment:
 
     @property
     def is_in_document(self) -> bool:
-        """Whether it is known in which."""
+        """Whether the document is known."""
         return self.document != UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch: which sample it is, and its T+1 tokens with the origin of each, as in `source.Origins`."""
+    """One row of a batch: its sample, and its T+1 tokens with the origin of each, as in `source.Origins`."""
 
     number: int
     dataset: str
@@ -71,7 +71,7 @@ class Row:
 
     @property
     def segments(self) -> list[Segment]:
-        """The row cut where its document or file changes."""
+        """The row, split where the document or file changes."""
         changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
         return [
@@ -88,7 +88,7 @@ class Row:
 
 
 def row_of(trace: BatchTrace, number: int) -> Row:
-    """Row `number`, 0..B-1, of a batch."""
+    """Return row `number`, 0..B-1, of a batch."""
     return Row(
         number=number,
         dataset=trace.names[trace.dataset_ids[number]],
@@ -103,12 +103,12 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 
 
 class Cache:
-    """What is known of one data set beyond its tokens: lineage and tokenizer, or why there is none (`notes`)."""
+    """Lineage and tokenizer of one data set, and `notes` about missing ones."""
 
     def __init__(self, name: str, folder: str, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
-        """`folder`: its split. `files`: its token files. `documents`: ordinals that will be asked for.
+        """Open the data set. `folder`: its split. `files`: its token files. `documents`: ordinals to look up.
 
-        Raises NielsCacheError for a lineage or tokenizer that is there and cannot be read.
+        Raise NielsCacheError for a lineage or tokenizer that exists and cannot be read.
         """
         self.name, self.folder, self._files = name, folder, files
         self._split = Path(folder).absolute()
@@ -124,22 +124,22 @@ class Cache:
         path = self._split.parent / file
         if path.exists():
             return read_lineage(path, documents[documents != UNKNOWN].tolist())
-        self.notes.append(f"{self.name}: source ids are not known, there is no {path}")
+        self.notes.append(f"{self.name}: source ids are unknown, because there is no {path}")
         return {}
 
     def _open_tokenizer(self) -> SentencePieceTokenizer | None:
         meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
         used = read_meta(str(meta)).get("tokenizer_sha256") if meta.exists() else None
         if used is None:
-            self.notes.append(f"{self.name}: token ids instead of text, no meta.json names the file of their tokenizer")
+            self.notes.append(f"{self.name}: showing token ids, because no meta.json names the tokenizer")
         elif used != current_tokenizer_sha256(self._split.parent) or not (tokenizer_dir(root) / TOKENIZER_MODEL_NAME).exists():
-            self.notes.append(f"{self.name}: token ids instead of text, their tokenizer is not in {tokenizer_dir(root)}")
+            self.notes.append(f"{self.name}: showing token ids, because their tokenizer is not in {tokenizer_dir(root)}")
         else:
             return open_tokenizer(root)
         return None
 
     def text(self, row: Row, first: int, last: int) -> str:
-        """Columns first..last-1 of a row as text, or their ids."""
+        """Return columns first..last-1 of a row as text, or as token ids without a tokenizer."""
         tokens = row.tokens[first:last].tolist()
         if self.tokenizer is None:
             return " ".join(map(str, tokens))
@@ -149,12 +149,12 @@ class Cache:
         return as_text(tokens, self.tokenizer, continues=not begins)
 
     def file(self, index: int) -> str:
-        """A token file as seen from the data set's folder."""
+        """Return the path of a token file, relative to the folder of the data set."""
         return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int]) -> dict[str, Cache]:
-    """Open the data sets that these rows of a batch came from, by name."""
+    """Open the data sets of these rows of a batch; return them by name."""
     shown = trace.dataset_ids[list(numbers)]
     return {
         trace.names[source]: Cache(

@@ -1,4 +1,4 @@
-"""How far a build is, how fast it is and how long it will take, in figures and in words, for the command line and for Dagster alike."""
+"""Progress, speed and remaining time of a build, as figures and as text, for the command line and for Dagster."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from niels_cache_assets.show.wording import abbreviated, duration
 
 
 class HowFar(Protocol):
-    """What every build says of itself while it runs."""
+    """The progress that every build reports while it runs."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """By what is counted; the speed is of what comes last."""
+        """Counts by unit. The speed is computed from the last one."""
 
     @property
     def share(self) -> float | None:
-        """0 to 1; None where it is not known how much there is."""
+        """0 to 1, or None if the total is unknown."""
 
 
 class Estimate(NamedTuple):
-    """Both None until there is something to tell from; `seconds_left` also where the share is not known."""
+    """Both are None before the second report. `seconds_left` is also None if the share is unknown."""
 
     per_second: float | None
     seconds_left: float | None
 
 
 class Pace:
-    """Speed of one build, measured from its first chunk: resolving the upstream and counting documents are not encoding."""
+    """Speed of one build, measured from its first chunk, so that the time before encoding does not count."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int, float] | None = None  # time, what was done and share of the first chunk
+        self._first: tuple[float, int, float] | None = None  # time, count and share of the first chunk
 
     def estimate(self, progress: HowFar, now: float) -> Estimate:
-        """`now` in seconds of any clock that only goes forward. What the first call brings was done before the watch started."""
+        """Return the estimate. `now`: seconds of any monotonic clock. The first call only starts the measurement."""
         (_, done), share = [*progress.counts.items()][-1], progress.share or 0.0
         first_time, first_done, first_share = self._first = self._first or (now, done, share)
         elapsed = now - first_time
@@ -48,7 +48,7 @@ class Pace:
 
 
 class Throttle:
-    """Lets something through every PROGRESS_SECONDS, the first time that long after `began`."""
+    """A limit of one event per PROGRESS_SECONDS. The first one is due that long after `began`."""
 
     def __init__(self, began: float) -> None:
         self._last = began
@@ -61,7 +61,7 @@ class Throttle:
 
 
 def describe(progress: HowFar, estimate: Estimate, *, with_share: bool) -> str:
-    """`20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`, without what is not known."""
+    """Return `20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`, without unknown parts."""
     *others, (unit, done) = progress.counts.items()
     parts = [f"{progress.share:.0%}"] if with_share and progress.share is not None else []
     parts += [*(f"{count:,} {name}" for name, count in others), f"{abbreviated(done)} {unit}"]

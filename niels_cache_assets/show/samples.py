@@ -1,8 +1,7 @@
-"""Documents and examples of a finished cache to look at: notable ones, and what training will see, drawn.
+"""Samples of a finished cache: notable documents or examples, and random samples as training sees them.
 
-`pick_samples` takes the first, one drawn by the content's hash, the longest and the shortest. It costs 8 bytes read for each document or
-example, and the few tokens that are shown. `windows`, `examples` and `notable` are what `niels-cache sample` prints: where a target, or a
-document, ends early, what is drawn says so.
+`pick_samples` returns the first, one chosen by the hash of the content, the longest and the shortest. It reads 8 bytes for each document or
+example, and the shown tokens. `niels-cache sample` prints `windows`, `examples` and `notable`. They mark a target or document that is cut.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
 
 SHOWN_TOKENS = 200
 
-_MAX_TOKENS = 1 << 62  # all of them
+_MAX_TOKENS = 1 << 62  # more than any document has
 _BLOCK_OFFSETS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """`tokens` (uint16): those to show, the first of the `length` that the document or example has. `number`: its place in the split."""
+    """`tokens`: (n,) uint16, the first of the `length` tokens of the document or example. `number`: its number in the split."""
 
     what: str
     number: int
@@ -53,7 +52,7 @@ class Sample:
 
 
 def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """At most four different ones; none of an empty split. Raises NielsCacheError for files that are missing or cannot be read."""
+    """Return at most four different samples; an empty split has none. Raise NielsCacheError for missing or unreadable files."""
     tokens = SplitTokens(directory, family, split)
     ends = tokens.ends
     if not len(ends):
@@ -67,7 +66,7 @@ def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, s
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
-    """Numbers of the longest and the shortest, the first of each."""
+    """Return the numbers of the first longest and the first shortest one."""
     longest = shortest = (0, int(ends[0]))
     for first in range(0, len(ends), _BLOCK_OFFSETS):
         before = int(ends[first - 1]) if first else 0
@@ -85,7 +84,7 @@ def _sample(what: str, number: int, tokens: SplitTokens, shown: int) -> Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where a text ends early. mark: stands there. explanation: a sentence or two, said once for all samples."""
+    """A text that ends early. mark: printed at its end. explanation: printed once for all samples."""
 
     mark: str
     explanation: str
@@ -93,8 +92,8 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What is shown of a window, an example or a document. tokens: (n,) uint16, is_target: (n,) bool. hidden_tokens, hidden_targets: of an
-    example, those that are not shown. is_cut_by_budget: of a document, whether the token budget ended before it did."""
+    """A window, an example or a document to show. tokens: (n,) uint16. is_target: (n,) bool. hidden_tokens, hidden_targets: the number of
+    tokens and targets that are not shown. is_cut_by_budget: whether the token budget cut the document."""
 
     title: str
     tokens: NDArray[np.uint16]
@@ -107,20 +106,20 @@ class Drawn:
     def cut(self) -> Cut | None:
         if self.hidden_targets:
             return Cut(
-                mark=f"[cut: {self.hidden_targets:,} of its targets are behind this]",
-                explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. Training with a T that is too short "
-                "does the same, and never learns what is behind: choose T so that few examples are cut (niels-cache report shows lengths).",
+                mark=f"[cut: {self.hidden_targets:,} of its targets follow]",
+                explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. A small T in training cuts it in the "
+                "same way, and the rest is never learned. Choose T so that few examples are cut; niels-cache report shows lengths.",
             )
         if self.is_cut_by_budget and not self.hidden_tokens:
             return Cut(
                 mark="[cut by the token budget]",
-                explanation="[cut by the token budget]: the source has more of this document, but train_tokens or val_tokens was reached.",
+                explanation="[cut by the token budget]: the document is longer in its source, but train_tokens or val_tokens was reached.",
             )
         return None
 
 
 def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapping[str, int]) -> Drawn:
-    """The first `shown` tokens of a whole example. ids: of the special tokens."""
+    """Return the first `shown` tokens of a whole example. ids: of the special tokens, by role."""
     from niels_cache_runtime.cache.sft import assistant_target_mask  # torch
 
     is_target = assistant_target_mask(tokens, ids["asst"], ids["eot"])
@@ -135,7 +134,7 @@ def _of_example(title: str, tokens: NDArray[np.uint16], *, shown: int, ids: Mapp
 
 
 def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
-    """Windows as the training sampler draws them, shorter where no shard is long enough."""
+    """Yield windows as the training sampler draws them. They are shorter if no shard is long enough."""
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
 
     folder = directory / split
@@ -148,13 +147,13 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
 
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: SentencePieceTokenizer | None) -> Iterator[Drawn]:
-    """The same documents or examples that the UI shows."""
+    """Yield the same documents or examples that the UI shows."""
     noun = "document" if family == "pretrain" else "example"
     meta = load_meta(str(directory / META_NAME))
-    # Of an example all is read: how many of its targets are not shown is told.
+    # An example is read whole, to count its hidden targets.
     picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
     if not picked:
-        raise NielsCacheError(f"{directory}: this split is empty (0 {noun}s); nothing can be sampled from {split}")
+        raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
     cut_document = (meta.get("cut_document") or {}).get(split)
     for sample in picked:
         title = f"{sample.what}: {split} {noun} {sample.number:,}"
@@ -174,13 +173,15 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
 def examples(
     directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: SentencePieceTokenizer | None
 ) -> Iterator[Drawn]:
-    """Different examples, the long ones cut for display."""
+    """Yield different random examples, the long ones cut for display."""
     import torch
 
     stream = SplitTokens(directory, "sft", split)
     total = len(stream.ends)
     if not total:
-        raise NielsCacheError(f"{directory / idx_name(split)}: this split is empty (0 examples); nothing can be sampled from it")
+        raise NielsCacheError(
+            f"{directory / idx_name(split)}: this split is empty (0 examples), so there is nothing to sample; choose another --split"
+        )
     ids = _target_ids(directory, tokenizer)
     for example in torch.randperm(total, generator=generator)[:count].tolist():
         start, end = stream.bounds(example)
@@ -188,10 +189,10 @@ def examples(
 
 
 def _target_ids(directory: Path, tokenizer: SentencePieceTokenizer | None) -> dict[str, int]:
-    """Of the tokenizer or, of what another program made, its meta.json's. Raises NielsCacheError if that does not name them."""
+    """Return the ids that mark targets, from the tokenizer or the meta.json of another program. Raise NielsCacheError without them."""
     if tokenizer is not None:
         return tokenizer.special_token_ids()
     ids = load_meta(str(directory / META_NAME))["special_token_ids"]
     if not is_count(ids.get("asst")):
-        raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, which begins the targets; add its id there")
+        raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, the token before the targets; add its id there")
     return {role: ids[role] for role in ("eot", "asst")}

@@ -1,6 +1,6 @@
-"""The tokens of a split of a finished cache as one stream, and which of them each document or example has.
+"""The tokens of a split of a finished cache as one stream, and the bounds of its documents or examples.
 
-Files are mapped: what is read is what costs.
+Files are mapped, so that only the tokens that you use are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
 
 
 class SplitTokens:
-    """`shards`: (n,) uint16 each, in order. Raises NielsCacheError for files that are missing or do not fit."""
+    """One split. `shards`: (n,) uint16 each, in order. Raises NielsCacheError for files that are missing or inconsistent."""
 
     def __init__(self, folder: Path, family: Family, split: Split) -> None:
         self._folder, self._family, self._split = folder, family, split
@@ -47,33 +47,35 @@ class SplitTokens:
 
     @property
     def lineage(self) -> Path:
-        """Where its documents or examples came from: a file that may not be there."""
+        """The lineage file of its documents or examples, which may be missing."""
         return self._folder / (documents_name(self._split) if self._family == "pretrain" else examples_name(self._split))
 
     @cached_property
     def ends(self) -> Offsets:
-        """Where each document or example ends, in tokens from the start of the split."""
+        """The end of each document or example, in tokens from the start of the split."""
         if self._family == "pretrain":
             return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
         starts = map_example_starts(self._folder / idx_name(self._split), token_count=len(self))
         return np.append(starts[1:], len(self)) if len(starts) else starts
 
     def number_at(self, position: int) -> int:
-        """Number of the document or example that has this token."""
+        """Return the number of the document or example with this token."""
         ends: Any = self.ends
-        return int(np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right"))  # of its type: no copy of the ends
+        return int(
+            np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right")
+        )  # the same dtype, so that the ends are not copied
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """First token of a document or example, and its end."""
+        """Return the start and the end of a document or example, in tokens."""
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
     def file_at(self, position: int) -> tuple[str, int]:
-        """Return the file of this token as seen from the folder, and its offset in tokens there."""
+        """Return the file of this token, relative to the folder, and the offset in tokens from its start."""
         number, begin = self._shard_at(position)
         return self._paths[number].relative_to(self._folder).as_posix(), position - begin
 
     def read(self, start: int, count: int) -> NDArray[np.uint16]:
-        """(count,) uint16, fewer at the end; a view where they lie in one file."""
+        """Return (count,) uint16, or fewer at the end: a view if they are in one file, otherwise a copy."""
         pieces: list[NDArray[np.uint16]] = []
         number, begin = self._shard_at(start)
         for shard in self.shards[number:]:
@@ -84,6 +86,6 @@ class SplitTokens:
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=np.uint16), *pieces])
 
     def _shard_at(self, position: int) -> tuple[int, int]:
-        """Number of the shard that has this token, and where it begins."""
+        """Return the number of the shard with this token, and the start of that shard."""
         number = bisect_right(self._shard_ends, position)
         return number, self._shard_ends[number - 1] if number else 0

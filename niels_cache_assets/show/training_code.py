@@ -1,4 +1,4 @@
-"""The Python lines that open a cache for training. build-all prints them, and an asset shows them in the UI."""
+"""Python lines that open a cache for training. build-all prints them, and an asset shows them in the UI."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import Meta
 
-_WINDOW = 256  # T of the example, or less if a split has fewer tokens
+_WINDOW = 256  # T of the example; less if a split has fewer tokens
 _ROWS = 4
-_COLUMNS = 72  # the UI cuts a longer line where it shows code beside a name
+_COLUMNS = 72  # the UI cuts longer lines beside a name
 
 
 def training_code(directory: Path, family: Family, meta: Meta) -> str:
-    """Return Python that reads one batch of this cache's train split. It runs as it stands unless the split is empty."""
+    """Return Python that reads one batch of this cache's train split. It runs unchanged unless the split is empty."""
     window = max(1, min(_WINDOW, meta["train_tokens"] - 1)) if family == "pretrain" else _WINDOW
     return loader_code(json.dumps(str(directory / "train"), ensure_ascii=False), family, T=window, B=_ROWS)
 

@@ -1,5 +1,6 @@
-"""How figures, and names of figures and settings, read wherever they are shown: on the command line, in Dagster's UI, in reports and in
-messages. `train_tokens` is "tokens of train" for people; programs (--json) and files keep the keys of meta.json.
+"""The form of figures, and labels of keys and reasons, for the command line, Dagster's UI, reports and messages.
+
+People read "tokens of train" for `train_tokens`. Programs (--json) and files keep the keys of meta.json.
 """
 
 from __future__ import annotations
@@ -7,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 UNKNOWN = "-"
-SHORT_SHA256 = 12  # digits that tell builds apart
-_MOST_NAMES = 10  # in one line; a table has all
+SHORT_SHA256 = 12  # digits, enough to distinguish builds
+_MOST_NAMES = 10  # in one line; a table lists all
 
-# A key of a meta.json, or the path of a value in one of its tables.
+# By key of meta.json, or by the path of a value in one of its tables.
 _LABELS = {
     "sft": "SFT",
     "append_eot": "every document ends with EOT",
@@ -51,7 +52,7 @@ _LABELS = {
 }
 _PREFIXES = {
     "cleaning": "cleaning",
-    "decontaminate": "keeping copies of val out of train",
+    "decontaminate": "removal of copies of val from train",
     "dropped": "dropped",
     "dropped_by_source": "dropped while reading",
     "facts": "noted while reading",
@@ -72,34 +73,34 @@ _REASONS = {
 
 
 def counted(number: int, unit: str) -> str:
-    """`1 token`, `12,345 tokens`."""
+    """Return `1 token` or `12,345 tokens`."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a, b, c`; of many the first, and how many more there are."""
+    """Return `a, b, c`. Of a long list, return the first names and the number of others."""
     shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def file_size(number: int) -> str:
-    """`999 bytes`, `12.3 MB`."""
-    from rich.filesize import decimal  # help, which is quick, does without rich
+    """Return `999 bytes` or `12.3 MB`."""
+    from rich.filesize import decimal  # help must not load rich
 
     return decimal(number)
 
 
 def share_of(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
-    """`12.3%`; what is there is never shown as 0."""
+    """Return `12.3%`. A share above zero is never shown as 0%."""
     if not whole:
         return UNKNOWN
-    least = 10**-digits  # percent that so many digits can show
+    least = 10**-digits  # the smallest percentage with so many digits
     return f"<{least:g}%" if 0 < part / whole < least / 200 else f"{part / whole:.{digits}%}"
 
 
 def abbreviated(number: float) -> str:
-    """123, 12.3k, 4.5M, 200.0M, 1.2G."""
+    """Return 123, 12.3k, 4.5M, 200.0M or 1.2G."""
     for unit in ("", "k", "M"):
         if number < 1000:
             return f"{number:.1f}{unit}" if unit else f"{number:.0f}"
@@ -108,13 +109,13 @@ def abbreviated(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0:07, 12:34, 1:02:03."""
+    """Return 0:07, 12:34 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def label(key: str) -> str:
-    """A key in words. `key`: of a meta.json, or a path in one, such as `documents.train` and `dropped.too_short`."""
+    """Return the label of a key of meta.json, or of a path such as `documents.train` or `dropped.too_short`."""
     if key in _LABELS:
         return _LABELS[key]
     table, dot, rest = key.partition(".")
@@ -125,7 +126,7 @@ def label(key: str) -> str:
 
 
 def reason(name: str) -> str:
-    """Why documents or examples were dropped, in words."""
+    """Return the label of a reason for dropped documents or examples."""
     return _REASONS.get(name, _spaced(name))
 
 

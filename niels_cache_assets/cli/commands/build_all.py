@@ -1,6 +1,6 @@
-"""`build-all`: settings make a registry, the launcher in defs/ builds it, a table says what came of it.
+"""`build-all`: build everything that the settings name, and print a table of the results.
 
-In which order, and what happens to the others when one fails, is the launcher's business.
+The launcher in defs/ decides the order, and what happens to the other data sets when one fails.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped":
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="build these data sets only (and the tokenizer where there is none)")
-    parser.add_argument("--force", action="store_true", help="build again what is already there")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
+    parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
     parser.add_argument(
-        "--wait", action="store_true", help="wait where another process builds the same and has another Dagster home, instead of failing"
+        "--wait", action="store_true", help="if a process with another Dagster home is building the same data set, wait instead of failing"
     )
     parser.add_argument(
         "--set",
@@ -46,9 +46,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="settings",
-        help="any setting of the configuration: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
-        "build.key=value, and one entry of a key that is a table: pretrain.NAME.cleaning.min_words=5; values are TOML, or plain text "
-        "where they are not; may be given many times",
+        help="override any setting: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
+        "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
+        "if it is not valid TOML; repeat the option for several settings",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
@@ -64,16 +64,16 @@ def _help_of(flag: Flag) -> str:
 
 COMMAND = Command(
     description="""\
-Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names
-(without such a file: those of the default profile), through Dagster: its UI shows the same runs.
-Before a tokenizer is trained, all of them are looked at, and everything that cannot be read is said.
-Data sets with `prepare` are cleaned and deduplicated before, and the tokenizer is trained on what that
-left (docs/cleaning.md).
+Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names.
+Without that file, build the data sets of the default profile. Dagster runs the builds, so its UI shows
+the same runs. Before training a tokenizer, build-all checks all inputs and reports every one that it
+cannot read. Data sets with `prepare` are cleaned and deduplicated first, and the tokenizer is trained
+on the remaining documents (docs/cleaning.md).
 
-What is already built from the same settings, tokenizer and upstream revision is a cache hit and
-takes seconds. A data set that fails does not stop the others and leaves its last good cache as it
-was; one that still needs a setting (roam without a folder) is skipped. Where a source ends before
-its token budget is met, the table says how much of it is there.""",
+A data set that is already built from the same settings, tokenizer and upstream revision is a cache
+hit and takes seconds. A failed data set does not stop the others, and its last good cache stays
+unchanged. A data set that lacks a setting (roam without a folder) is skipped. If a source ends before
+its token budget is met, the table shows the share that was reached.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --profile quickstart
@@ -121,7 +121,7 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
         if name not in names:
             parts = name.split(",")
             if len(parts) > 1 and set(parts) <= set(names):
-                raise NielsCacheError(f"{WHERE}: --only: {name!r}; names have spaces between them: --only {' '.join(parts)}")
+                raise NielsCacheError(f"{WHERE}: --only: {name!r}; separate names with spaces: --only {' '.join(parts)}")
             registry.refuse_data_set(f"{WHERE}: --only", "no data set", name, names)
         if name in registry.switched_off():
             table = f"{registry.family_of(name)}.{name}"
@@ -131,19 +131,19 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
 
 
 def _require_writable(root: Path) -> None:
-    """Say so before anything is read, and once rather than per data set."""
+    """Raise NielsCacheError before any source is read, once for all data sets."""
     require_utf8(root.absolute(), "choose another --cache-dir")
     try:
         root.mkdir(parents=True, exist_ok=True)
         writable = os.access(root, os.W_OK)
     except OSError as error:
-        raise NielsCacheError(f"{root}: cannot be made a cache directory: {error.strerror}; choose another --cache-dir") from error
+        raise NielsCacheError(f"{root}: cannot be created as cache directory: {error.strerror}; choose another --cache-dir") from error
     if not writable:
         raise NielsCacheError(f"{root}: not writable; choose another --cache-dir, or change its permissions")
 
 
 def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
-    """The table, then one line for each thing to say, with the data sets that it is said of."""
+    """Print the table, then one line for each message, with the data sets that it is about."""
     from rich.text import Text
 
     from niels_cache_assets.show.contents import all_counts, contents, shares_met
@@ -182,14 +182,14 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 
 def _sha256(meta: Meta) -> str | None:
-    """None of a report, which has that of its corpus in it."""
+    """Return the hash of the content, or None for a report. The hash of its corpus is in it."""
     from niels_cache_assets.show.contents import content_hash
 
     return content_hash(meta) if "files" in meta else None
 
 
 def _bytes(result: LaunchResult) -> int | None:
-    """Of all files that meta.json lists; of a report, which lists none, of those on disk."""
+    """Return the size of all files that meta.json lists. A report lists none, so count its files on disk."""
     from niels_cache_assets.show.contents import total_bytes
 
     if not result.meta or not result.meta.get("built", True):
@@ -200,7 +200,7 @@ def _bytes(result: LaunchResult) -> int | None:
 
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
-    """The same for programs: counts are as in meta.json."""
+    """Return a row of the table for programs, with the counts of meta.json."""
     from niels_cache_assets.show.contents import all_counts, shortfall
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
@@ -219,7 +219,7 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
 
 
 def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
-    """How to look, check and train, with the real paths. Nothing where nothing was built, or with --quiet."""
+    """Print commands to inspect, verify and train, with the real paths. Print nothing if nothing was built, or with --quiet."""
     from niels_cache_assets.show.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
 
@@ -228,11 +228,11 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
         return
     options = _options(arguments)
     example = next((result for result in built if result.family == "pretrain"), built[0])
-    console.print("\nWhat to do next", style="bold")
+    console.print("\nNext steps", style="bold")
     for command, purpose in (
-        (_ui_command(arguments), "lineage, counts and history in the Dagster UI"),
-        (f"{_program()} verify{options}", "hash every file again"),
-        (f"{_program()} sample {example.name}{options}", "what training will see"),
+        (_ui_command(arguments), "shows lineage, counts and history in the Dagster UI"),
+        (f"{_program()} verify{options}", "hashes every file again"),
+        (f"{_program()} sample {example.name}{options}", "shows what training will see"),
     ):
         console.print(f"  {command}  # {purpose}", soft_wrap=True)
     console.print("\nTrain from it:\n", style="bold")
@@ -243,31 +243,31 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
 
 
 def _program() -> str:
-    """What to type here: `make cache` runs the console script of an environment that is not active."""
+    """Return the program to type here: `make cache` runs the console script of an environment that is not active."""
     if shutil.which(PROGRAM):
         return PROGRAM
     return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
 
 
 def _options(arguments: argparse.Namespace) -> str:
-    """The options that make another command look at the same caches."""
+    """Return the options that select the same caches in another command."""
     given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
     return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
 
 
 def _ui_command(arguments: argparse.Namespace) -> str:
-    """`make ui` in a clone, else `niels-cache ui`, with the environment that shows the same caches."""
+    """Return `make ui` in a clone, otherwise `niels-cache ui`, with the environment variables that select the same caches."""
     from niels_cache_assets.config.defaults import CONFIG_NAME
     from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
 
     in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
     by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
-    home = os.environ.get(HOME_VARIABLE)  # the launcher has set it to the home it used
+    home = os.environ.get(HOME_VARIABLE)  # set by the launcher to the home that it used
     variables = {
-        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it where nothing else is configured
+        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # `make ui` shows it if nothing else is configured
         CONFIG_VARIABLE: arguments.config,
         ROOT_VARIABLE: arguments.cache_dir,
-        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # the usual home is found without it
+        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # without it, the UI uses the default home
     }
     environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
     return environment + ("make ui" if in_clone else f"{_program()} ui")

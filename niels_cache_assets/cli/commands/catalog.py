@@ -1,4 +1,4 @@
-"""`catalog`: the data sets that ship with the package. Reads nothing but the package."""
+"""`catalog`: the data sets that ship with the package. It reads only the package."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from niels_cache_assets.cli.exit_codes import DONE
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="print the tables of these instead, for niels_cache.toml")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="print the tables of these data sets, to paste into niels_cache.toml")
 
 
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-List the data sets that ship with niels-cache: what each is, about how much is downloaded, its licence
-as upstream states it, and where it comes from. None is built unless niels_cache.toml names it, or says
-profile = "default". With names, print their tables as a file has them.""",
+List the data sets that ship with niels-cache: a short description, the approximate download size, the
+licence that upstream states, and the origin. A data set is built only if niels_cache.toml names it, or
+sets profile = "default". With names, print their tables in the form of that file.""",
     examples="""\
   niels-cache catalog
-  niels-cache catalog wikitext                  its table
+  niels-cache catalog wikitext                  the table of wikitext
   niels-cache catalog dolly15k oasst1 --json""",
     add_options=_add_options,
     offers={"names": catalog_names},
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]})
         return DONE
     if arguments.names:
-        print("\n" + "\n\n".join(tables.values()))  # the file that it is appended to may not end with a newline
+        print("\n" + "\n\n".join(tables.values()))  # a file that you append it to may lack a final newline
         return DONE
     table = new_table(
-        "data set", "family", "what it is", "download", "licence", "from", shrinking=["what it is", "download", "licence", "from"]
+        "data set", "family", "description", "download", "licence", "from", shrinking=["description", "download", "licence", "from"]
     )
     for name in tables:
         table.add_row(*_entry(name).values())
@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     if not is_quiet():
         console.print(
-            f"\n{PROGRAM} init --from NAME ... writes a niels_cache.toml with some of them; {PROGRAM} catalog NAME prints a table to add",
+            f"\n{PROGRAM} init --from NAME ... writes a niels_cache.toml with the data sets that you name; "
+            f"{PROGRAM} catalog NAME prints one table"
+            " to add to your file",
             soft_wrap=True,
         )
     return DONE

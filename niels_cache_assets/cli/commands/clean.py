@@ -1,6 +1,6 @@
-"""`clean FILE ...`: the cleaning chain on files that need no table, to see what it would take. Nothing is written.
+"""`clean FILE ...`: run the cleaning chain on files that no table names, to see what it would drop. Nothing is written.
 
-It runs what makes a corpus, in as many processes where there is enough to read.
+It runs the code that makes a corpus, and uses all cores for a large input.
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.sources.types import PretrainSource
 
-EXAMPLES = 3  # of a reason that is asked for
-_WORTH_PROCESSES = 8_000_000  # bytes of input from which starting processes pays
+EXAMPLES = 3  # for a reason that --reason names
+_WORTH_PROCESSES = 8_000_000  # bytes of input; less is faster without processes
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="files and folders")
     parser.add_argument(
-        "-n", metavar="N", dest="count", type=at_least(0), help="rejected examples of each reason (default: none; 3 with --reason)"
+        "-n", metavar="N", dest="count", type=at_least(0), help="rejected examples to print for each reason (default: 0; 3 with --reason)"
     )
-    parser.add_argument("--reason", metavar="REASON", help="examples of this reason only")
+    parser.add_argument("--reason", metavar="REASON", help="print examples of this reason only")
     parser.add_argument("--limit", metavar="N", type=at_least(1), help="read the first N documents only")
     parser.add_argument(
-        "--text-field", metavar="FIELD", help="field of the text, of .jsonl and .parquet (default: text, else the first string)"
+        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the first string)"
     )
-    parser.add_argument("--like", metavar="NAME", help="thresholds of this data set, where it has some of its own")
+    parser.add_argument("--like", metavar="NAME", help="use the thresholds of this data set")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
         dest="settings",
-        help="another threshold, a key of [cleaning]; values are TOML, or plain text where they are not; may be given many times",
+        help="override a key of [cleaning]; the value is TOML, or plain text if it is not valid TOML; repeat the option for several keys",
     )
 
 
 COMMAND = Command(
     usage="FILE ... ",
     description="""\
-Run the cleaning chain on files and say what it does to them. Nothing is registered or written.
+Run the cleaning chain on files and show which documents it drops. Nothing is registered or written.
 
-FILE is told by its name: .txt, .md and .rst (one document a file), .jsonl (one a line), .parquet
-(one a row), .xml (a MediaWiki dump), each also as .gz, .bz2, .xz or .zst; of a folder, every such
-file in it. The thresholds are those of [cleaning] in your configuration.""",
+The name of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
+line), .parquet (one per row), .xml (a MediaWiki dump), each also compressed as .gz, .bz2, .xz or .zst.
+A folder stands for every such file in it. The thresholds come from [cleaning] in your configuration.""",
     examples="""\
-  niels-cache clean notes/ articles.jsonl.gz                   how many stay, and why the others go
+  niels-cache clean notes/ articles.jsonl.gz                   how many documents stay, and why the others are dropped
   niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
   niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
-  niels-cache clean a.jsonl --like wikipedia                   with that data set's own thresholds
+  niels-cache clean a.jsonl --like wikipedia                   with the thresholds of that data set
 
 What each reason means, and where its threshold comes from: docs/cleaning.md""",
     add_options=_add_options,
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
-    """[cleaning], with the keys of --like's data set and those of --set in it."""
+    """Return [cleaning] with the keys of the data set of --like, then with those of --set."""
     from niels_cache_assets.config.registry import load_registry
 
     changes: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
 def _clean(
     sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
-    """Count the sources' documents, the first `limit` of all, in `outcome`, chunk by chunk."""
+    """Count the documents of the sources in `outcome`, chunk by chunk, up to `limit` of them in all."""
     from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.streaming.encode import in_chunks

@@ -1,7 +1,6 @@
-"""`completion SHELL`: what a shell has to read once; and what it is told when TAB is pressed, by argcomplete.
+"""`completion SHELL`: print the code that a shell reads once, and answer the shell when you press TAB (by argcomplete).
 
-The latter runs at every TAB: only the command that is typed is loaded, and nothing heavy but for the names of data sets, which the registry
-has.
+The answer runs at every TAB. It loads only the typed command, and pydantic only to list names of the configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from niels_cache_assets.cli.parser import build_parsers, load
 SHELLS = ("bash", "zsh", "fish")
 PROFILES = ("default", "quickstart")
 
-_FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # a shell completes these itself
+_FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # the shell itself completes these
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +28,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="SHELL ",
     description="""\
-Print what a shell has to read so that TAB completes commands, options, and the data sets of your
-configuration. It holds for the niels-cache that is found on PATH.
+Print shell code that makes TAB complete commands, options, and the data sets of your configuration.
+It works for the niels-cache that is on PATH.
 
   bash   in ~/.bashrc:                   eval "$(niels-cache completion bash)"
   zsh    in ~/.zshrc, after compinit:    eval "$(niels-cache completion zsh)"
@@ -64,11 +63,11 @@ def complete() -> NoReturn:
             if values is not None:
                 action.completer = values  # type: ignore[attr-defined]
     autocomplete(top, always_complete_options=False)
-    raise SystemExit  # autocomplete has left already
+    raise SystemExit  # not reached: autocomplete exits
 
 
 def values_of(command: Command, action: argparse.Action) -> Callable[..., Iterable[str]] | None:
-    """What may stand there: a function that argcomplete calls; None where files are offered."""
+    """Return a function that gives argcomplete the possible values, or None if the shell should offer files."""
     offered = command.offers.get(action.dest, PROFILES if action.dest == "profile" else None)
     if offered is None and action.metavar in _FILES:
         return None

@@ -1,4 +1,4 @@
-"""`diff A B`: what differs between two builds, as tables. What is compared is decided in differences/."""
+"""`diff A B`: print the differences between two builds as tables. show/differences/ compares them."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ DIFFERENT = FAILED
 _LONGEST_VALUE = 80  # a sha256 with its name is 71
 _KINDS = {"a": "only in A", "b": "only in B", "moved": "in another split", "resized": "with another number of tokens"}
 _UNRECORDED = (
-    "the fingerprints differ, and no setting that meta.json records does: another setting, another version of the code, "
-    "or another corpus made it"
+    "the fingerprints differ, but every setting in meta.json is the same: a setting that meta.json does not record, "
+    "the version of the code, or the corpus was different"
 )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
-    parser.add_argument("b", metavar="B", help="another one of the same kind")
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="of two cache roots, these data sets (or tokenizer) only")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(0), default=SHOWN, help=f"documents to name (default: {SHOWN})")
+    parser.add_argument("b", metavar="B", help="another folder of the same kind")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="compare only these data sets (or tokenizer) of two cache roots")
+    parser.add_argument(
+        "-n", metavar="N", dest="count", type=at_least(0), default=SHOWN, help=f"documents to list of each kind (default: {SHOWN})"
+    )
 
 
 COMMAND = Command(
     usage="A B ",
     description="""\
-Compare two builds: the settings that differ, the documents that one of them does not have, and the
-first token that differs, with its document and the text around it on both sides. Exits 0 where
-nothing differs, 1 where something does, 2 for wrong use, as diff(1) does.
+Compare two builds: the settings that differ, the documents that only one of them has, and the first
+token that differs, with its document and the surrounding text on both sides. Like diff(1), it exits
+with 0 if nothing differs, 1 if something does, and 2 for wrong use.
 
-A and B are two cache roots, compared data set by data set, or the folders of two data sets of one
-family, whatever these are called. A document is told by its source's id, its file and its row there.
-Corpora, duplicates and indices are not compared; `niels-cache tokenizer compare` compares what
-tokenizers make of the same text.""",
+A and B are two cache roots, which are compared data set by data set, or the folders of two data sets
+of one family, under any names. A document is identified by its id at the source, its file and its row.
+Corpora, duplicates and indices are not compared. `niels-cache tokenizer compare` compares tokenizers
+on the same text.""",
     examples="""\
   niels-cache diff cache old/cache
   niels-cache diff cache old/cache --only wikitext
@@ -121,7 +123,7 @@ def _print(console: Console, found: DatasetDifferences) -> None:
     if found.documents is not None and found.documents.differ:
         _print_documents(console, found.documents, noun)
     elif found.documents is None and found.tokens:
-        console.print("  documents are not compared: one of the builds does not say where they came from", soft_wrap=True)
+        console.print("  documents are not compared: one of the builds does not record their lineage", soft_wrap=True)
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, difference in found.tokens.items():
         if difference is not None:
@@ -179,7 +181,7 @@ def _print_tokens(
     console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)", soft_wrap=True)
     for side, place in (("a", difference.a), ("b", difference.b)):
         if place is None:
-            console.print(f"    {side.upper()}: has ended there", soft_wrap=True)
+            console.print(f"    {side.upper()}: ends before it", soft_wrap=True)
             continue
         console.print(f"    {side.upper()}: {_place(place, noun)}", soft_wrap=True)
         console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)), soft_wrap=True)
@@ -193,7 +195,7 @@ def _place(place: TokenPlace, noun: str) -> str:
 
 
 def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_terminal: bool) -> Text:
-    """The token marked in what is around it; ids where their tokenizer is not known."""
+    """Return the surrounding text with the token marked; token ids if the tokenizer is not known."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text
@@ -208,7 +210,7 @@ def _around(place: TokenPlace, tokenizer: SentencePieceTokenizer | None, *, is_t
 
 
 def _tokenizer_of(folder: Path) -> SentencePieceTokenizer | None:
-    """That of the cache root, if the data set was built with it."""
+    """Return the tokenizer of the cache root if the data set was built with it."""
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import read_meta

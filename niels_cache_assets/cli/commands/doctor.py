@@ -1,7 +1,7 @@
-"""`doctor`: what a build needs of this machine, checked one after the other. No check leaves anything behind.
+"""`doctor`: check everything that a build needs from this machine. No check leaves a file behind.
 
-Costs a look at each file that a data set names, one request to the hub for each that comes from it, and a file and two folders for an
-instant in the cache directory.
+It opens each file that a data set names, sends one request for each data set from the hub, and creates a file and two folders in the cache
+directory for an instant.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
-LITTLE_SPACE = 5_000_000_000  # bytes; the default profile's caches take 1 GB and what the hub keeps
+LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub keeps
 REQUEST_SECONDS = 10
 DAGSTER_CONFIG = "dagster.yaml"
-_NETWORK = "look at the network and its proxy (HTTPS_PROXY); behind a mirror, set HF_ENDPOINT"
+_NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--offline", action="store_true", help="leave the hub out: ask nothing of the network")
+    parser.add_argument("--offline", action="store_true", help="use no network: skip the hub and remote files")
 
 
 COMMAND = Command(
     description="""\
-Check what a build needs: the system, the versions of what is installed, the configuration, the files
-that its data sets name, the cache directory (writing, space, locks, exchange of directories),
-DAGSTER_HOME, and the hub with each data set that is configured to come from it. What is wrong is said
-with how to mend it. Nothing is built and nothing stays behind.
+Check everything that a build needs: the system, the versions of installed packages, the configuration,
+the files that its data sets name, the cache directory (writing, space, locks, exchange of directories),
+DAGSTER_HOME, and each data set on the hub. For every problem, doctor prints how to fix it. It builds
+nothing and leaves no file behind.
 
-exit codes: 0 all is well (notes are no problem), 1 something has to be mended.""",
+exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\
   niels-cache doctor
   niels-cache doctor --offline
@@ -59,7 +59,7 @@ exit codes: 0 all is well (notes are no problem), 1 something has to be mended."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found, and return 1 if anything has to be mended."""
+    """Print the findings, and return 1 if one of them is a problem."""
     from rich.text import Text
 
     findings = list(_examine(arguments))
@@ -92,7 +92,7 @@ class Finding:
 
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Everything in the order in which it matters; without a configuration that can be read, what depends on it is left out."""
+    """Yield all findings, the most important first. If the configuration cannot be read, skip the checks that depend on it."""
     from niels_cache_assets.config.registry import cache_root, load_registry
 
     yield _system()
@@ -100,7 +100,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     try:
         registry = load_registry(profile=arguments.profile, config=arguments.config)
     except NielsCacheError as error:
-        yield Finding(what="configuration", state="problem", found=str(error), mend=f"correct it, or {PROGRAM} init for a fresh one")
+        yield Finding(what="configuration", state="problem", found=str(error), mend=f"correct it, or write a new one with {PROGRAM} init")
         yield _dagster_home()
         return
     root = cache_root(registry, arguments.cache_dir)
@@ -119,22 +119,22 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 def _system() -> Finding:
     found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {counted(os.cpu_count() or 1, 'core')}"
     if sys.version_info < LEAST_PYTHON:
-        mend = f"make the environment anew with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
+        mend = f"create a new environment with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
         return Finding(what="system", state="problem", found=found, mend=mend)
     if sys.platform != "linux":
-        mend = "made for Linux and tested there; elsewhere a rebuilt cache is not there for an instant while directories change places"
+        mend = "niels-cache is tested on Linux; elsewhere a cache is missing for an instant when its rebuild takes its place"
         return Finding(what="system", state="note", found=found, mend=mend)
     return Finding(what="system", state="ok", found=found)
 
 
 def _versions() -> Finding:
-    """What the package requires against what is installed."""
+    """Compare the installed packages with the requirements."""
     from packaging.requirements import Requirement
 
     try:
         requirements = [Requirement(line) for line in metadata.requires(PROGRAM) or ()]
     except metadata.PackageNotFoundError:
-        mend = "pip install -e . in the clone makes the command and its requirements known"
+        mend = "run pip install -e . in the clone, so that the requirements can be checked"
         return Finding(what="packages", state="note", found="niels-cache is not installed: run from its sources", mend=mend)
     wrong, right = [], 0
     for requirement in requirements:
@@ -165,16 +165,16 @@ def _configuration(registry: Registry) -> Finding:
         return Finding(what="configuration", state="note", found=what, mend=mend)
     found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
     if not names:
-        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init looks at yours"
+        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init inspects your files"
         return Finding(what="configuration", state="problem", found=found, mend=mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
     return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))
 
 
 def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
-    """Whether the files that data sets name are there and hold what is said of them.
+    """Check that the files that data sets name exist and match their settings.
 
-    Of those on other machines only with the network; they get ten seconds each.
+    Remote files are checked unless `offline`, with ten seconds for each.
     """
     from niels_cache_assets.sources.inputs import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -183,7 +183,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     problems = False
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
-        yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} is not there", mend="correct its path")
+        yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} does not exist", mend="correct its path")
         problems = True
     elif model is not None:
         try:
@@ -199,11 +199,11 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
         local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
         found = sum(len(source.input_files()) for source in local if not is_remote(source))
         if found:
-            yield Finding(what="data", state="ok", found=f"{counted(found, 'file')} of data sets that read files")
+            yield Finding(what="data", state="ok", found=f"{counted(found, 'input file')}")
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
-    """Written to where it is, or would be made."""
+    """Check the cache directory by writing there, or in the folder where a build would create it."""
     from niels_cache_runtime.format.commit import can_exchange
 
     folder = _existing(root)
@@ -220,16 +220,16 @@ def _cache_directory(root: Path) -> Iterator[Finding]:
         mend = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
         yield Finding(what="cache directory", state="problem", found=f"{name}: {folder} cannot be written", mend=mend)
         return
-    yield Finding(what="cache directory", state="ok", found=name if folder == root.absolute() else f"{name}, which a build will make")
+    yield Finding(what="cache directory", state="ok", found=name if folder == root.absolute() else f"{name}, which a build will create")
     if not locks:
-        mend = "take a local disk for the cache directory, or mount this one with locks: two builds could write at once"
-        yield Finding(what="locks", state="problem", found="its file system has none", mend=mend)
+        mend = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
+        yield Finding(what="locks", state="problem", found="its file system has no file locks", mend=mend)
     if not exchanges:
-        mend = "nothing has to be done; a rebuilt cache is not there for an instant while directories change places"
+        mend = "no action is needed; but a cache is missing for an instant when its rebuild takes its place"
         yield Finding(what="exchange", state="note", found="its file system cannot exchange two directories in one step", mend=mend)
     free = shutil.disk_usage(folder).free
     little = free < LITTLE_SPACE
-    mend = "make room, or choose another disk with --cache-dir; the hub's own files are listed by `hf cache ls`" if little else ""
+    mend = "free some space, or choose another disk with --cache-dir; `hf cache ls` lists the files that the hub keeps" if little else ""
     yield Finding(what="disk", state="note" if little else "ok", found=f"{file_size(free)} free", mend=mend)
 
 
@@ -247,21 +247,21 @@ def _dagster_home() -> Finding:
     found = f"{home.absolute()}" if given else f"{home.absolute()} ({HOME_VARIABLE} is not set)"
     folder = _existing(home)
     if (home.exists() and not home.is_dir()) or not os.access(folder, os.W_OK | os.X_OK):
-        mend = f"cannot be written: export {HOME_VARIABLE}=$HOME/.dagster, or another folder of yours"
+        mend = f"this folder is not writable; choose another: export {HOME_VARIABLE}=$HOME/.dagster"
         return Finding(what=HOME_VARIABLE, state="problem", found=found, mend=mend)
     if given and not Path(given).is_absolute():
-        mend = f"make it absolute, or other programs of Dagster's refuse it: export {HOME_VARIABLE}={home.absolute()}"
+        mend = f"make the path absolute, because other programs of Dagster refuse a relative one: export {HOME_VARIABLE}={home.absolute()}"
         return Finding(what=HOME_VARIABLE, state="problem", found=given, mend=mend)
     if (home / DAGSTER_CONFIG).exists() and not os.access(home / DAGSTER_CONFIG, os.R_OK):
         return Finding(what=HOME_VARIABLE, state="problem", found=f"{home / DAGSTER_CONFIG} cannot be read", mend="change its permissions")
     if not given:
-        mend = f"history is kept apart in every folder that you work in; for one of all: export {HOME_VARIABLE}=$HOME/.dagster"
+        mend = f"each working folder has a separate history; to share one: export {HOME_VARIABLE}=$HOME/.dagster"
         return Finding(what=HOME_VARIABLE, state="note", found=found, mend=mend)
     return Finding(what=HOME_VARIABLE, state="ok", found=found)
 
 
 def _hub(registry: Registry) -> Iterator[Finding]:
-    """Whether each data set that comes from the hub can be read with the token that is there; the first failed connection ends it."""
+    """Check that each data set of the hub can be read with the current token. Stop at the first failed connection."""
     from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_assets.sources.hub.data import HubData
     from niels_cache_runtime.format.layout import FAMILIES
@@ -273,7 +273,7 @@ def _hub(registry: Registry) -> Iterator[Finding]:
             if isinstance(source, HubData) and not source.local_key:
                 wanted[source.dataset] = source.pinned_revision
     if not wanted:
-        yield Finding(what="hub", state="ok", found="no data set that is to be built comes from it")
+        yield Finding(what="hub", state="ok", found="no configured data set comes from the hub")
         return
     from huggingface_hub import get_token
 
@@ -301,6 +301,6 @@ def _ask_hub(dataset: str, revision: str | None) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """Return this folder, or its nearest parent that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())

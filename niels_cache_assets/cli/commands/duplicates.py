@@ -1,10 +1,10 @@
-"""`duplicates [NAME]`: pairs of documents, the one that goes beside the one because of which it goes; without NAME, counts by data set.
+"""`duplicates [NAME]`: pairs of documents, each dropped document beside the one that is kept; without NAME, counts by data set.
 
-Costs two columns of the drop list, and the row groups of the texts that are shown. What is a duplicate was decided when corpus/duplicates
-was built; here nothing is compared but the words on the screen, which takes time quadratic in them at worst.
+It reads two columns of the drop list, and the row groups of the printed texts. The build of corpus/duplicates found the duplicates. This
+command compares only the printed words, in time that is quadratic in their number at worst.
 
-Two texts stand side by side, below each other where the terminal is narrow. Words that only one of them has are underlined on a terminal,
-in [[ ]] elsewhere. Shown is the place of the first difference, since near duplicates often begin alike.
+Two texts are printed side by side, or one below the other on a narrow terminal. Words that only one text has are underlined on a terminal
+and in [[ ]] elsewhere. Printing starts shortly before the first difference, because near duplicates often begin alike.
 """
 
 from __future__ import annotations
@@ -31,32 +31,34 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
-MOST_CHARACTERS = 10_000  # of a text that is shown: finding the words that differ takes time quadratic in them
-SIDE_BY_SIDE_COLUMNS = 90  # narrower than that, a column of text is no pleasure to read
-CONTEXT_WORDS = 12  # shown of what both share before they first differ
-_LOOKED_THROUGH = 100_000  # characters in which the first difference is looked for
+MOST_CHARACTERS = 10_000  # of a printed text: finding the words that differ takes quadratic time
+SIDE_BY_SIDE_COLUMNS = 90  # on a narrower terminal, columns of text are hard to read
+CONTEXT_WORDS = 12  # common words before the first difference
+_LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
 Part = tuple[bool, list[str]]  # words, and whether the other side lacks them
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set that was deduplicated; all of them, in numbers, without")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="how many pairs (default: 3)")
-    parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, where there are any)")
-    parser.add_argument("--closest-call", action="store_true", help="the least similar pairs instead of random ones")
-    parser.add_argument("--characters", metavar="N", type=whole_number, default=600, help="longest to print of each (default: 600)")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs (default: 3)")
+    parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, if there are any)")
+    parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
+    parser.add_argument(
+        "--characters", metavar="N", type=whole_number, default=600, help="characters to print of each document (default: 600)"
+    )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
 
 
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Show duplicates of a data set, each side by side with the document because of which it goes: that of
-another data set, another split or further up. Without NAME: how many there are, of every data set.""",
+Show duplicates of a data set, each beside the document that is kept. That document may be in another
+data set, in another split, or earlier in the same one. Without NAME, show counts for every data set.""",
     examples="""\
-  niels-cache duplicates                                every data set in numbers
-  niels-cache duplicates wikipedia -n 5                 five near duplicates, the same with the same --seed
+  niels-cache duplicates                                counts of every data set
+  niels-cache duplicates wikipedia -n 5                 five random near duplicates
   niels-cache duplicates wikipedia --closest-call -n 5  the five least similar: is the threshold right?
   niels-cache duplicates wikipedia --kind exact""",
     add_options=_add_options,
@@ -91,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         texts = _texts(registry, root, arguments.name, pairs, meta)
         print_json({"name": arguments.name, "counts": counts, "pairs": [_as_json(arguments.name, pair, texts) for pair in pairs]})
         return DONE
-    going = f"{counts['exact']:,} go as exact and {counts['near']:,} as near duplicates"
-    console.print(f"{arguments.name}: {counted(counts['documents'], 'document')}, of which {going}", style="bold", soft_wrap=True)
+    dropped = f"dropped {counts['exact']:,} as exact and {counts['near']:,} as near duplicates"
+    console.print(f"{arguments.name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold", soft_wrap=True)
     if not counts[kind]:
         return DONE
     pairs = _drawn(arguments, root, kind, seed)
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"\n--- {pair['kind']} duplicate{_similarity(pair)}", style="bold")
         print_pair(console, titles, sides, characters=arguments.characters)
     if not arguments.closest_call:
-        console.print(f"\n(--seed {seed} shows the same again)", style="dim")
+        console.print(f"\n(--seed {seed} shows the same pairs again)", style="dim")
     return DONE
 
 
@@ -113,7 +115,7 @@ def _drawn(arguments: argparse.Namespace, root: Path, kind: str, seed: int) -> l
 
 
 def _as_json(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    """The pair's row of the drop list, and both documents."""
+    """Return the pair's row of the drop list, and both documents."""
     return {
         **pair,
         "document": texts[name, pair["ordinal"]],
@@ -122,7 +124,7 @@ def _as_json(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str,
 
 
 def _print_counts(console: Console, meta: Meta) -> None:
-    numbers = ("documents", "exact", "near", "stay")
+    numbers = ("documents", "exact", "near", "kept")
     table = new_table("data set", *numbers, "", right=frozenset({*numbers, ""}))
     for name in meta["order"]:
         counts = meta["datasets"][name]
@@ -134,13 +136,13 @@ def _print_counts(console: Console, meta: Meta) -> None:
     verify = f", verified by {settings['verify']}" if settings["verify"] != "none" else ""
     console.print(
         f"\nnear: similarity {settings['threshold']} of word {settings['ngram']}-grams, {meta['bands']} bands of {meta['rows']} rows"
-        f"{verify}; the first of its kind stays, data sets in this order, val before train",
+        f"{verify}; of several duplicates the first is kept: data sets in this order, val before train",
         soft_wrap=True,
     )
 
 
 def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair]:
-    """`count` pairs of a kind: any with the same chance, in the order of the corpus; `seed` None: the least similar ones first."""
+    """Return `count` pairs of a kind, drawn uniformly, in corpus order. If `seed` is None, return the least similar ones."""
     import numpy as np
 
     from niels_cache_assets.show.corpora import column, rows_at, seeded_choice
@@ -156,7 +158,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
-    """Text, title, file and row of both documents of every pair, by data set and ordinal."""
+    """Return text, title, file and row of both documents of every pair, by data set and ordinal."""
     from niels_cache_assets.corpus.prepared import document_files
     from niels_cache_assets.show.corpora import find_corpus, require_same_corpus, rows_at
 
@@ -179,12 +181,12 @@ def _similarity(pair: Pair) -> str:
 
 
 def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[str, str]:
-    """`goes: wiki train 12, Title (a.jsonl, row 3)`, and the same of the one that stays."""
+    """Return `dropped: wiki train 12, Title (a.jsonl, row 3)`, and the same for the kept document."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     sides = (
-        ("goes", name, pair["ordinal"], pair["split"]),
-        ("stays", pair["because_dataset"], pair["because_ordinal"], pair["because_split"]),
+        ("dropped", name, pair["ordinal"], pair["split"]),
+        ("kept", pair["because_dataset"], pair["because_ordinal"], pair["because_split"]),
     )
     titles = []
     for verb, dataset, ordinal, split in sides:
@@ -195,7 +197,7 @@ def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, 
 
 
 def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str], *, characters: int) -> None:
-    """Two titled texts, `characters` of each."""
+    """Print two titled texts, up to `characters` of each."""
     from rich.table import Table
     from rich.text import Text
 
@@ -213,7 +215,7 @@ def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str]
 
 
 def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
-    """Both texts, white space collapsed, from shortly before their first difference on; words that the other lacks there are marked."""
+    """Return both texts from shortly before their first difference, white space collapsed, and words that the other lacks marked."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
@@ -224,7 +226,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     matches = SequenceMatcher(a=shown[0], b=shown[1], autojunk=False).get_opcodes()
     parts: tuple[list[Part], list[Part]] = ([], [])
     for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
-        # What only one side shows at the very end, because the other was cut there, is no difference.
+        # If one side was cut, the words that only the other shows at the very end are no difference.
         by_the_cut = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
         parts[0].append((tag != "equal" and not by_the_cut, shown[0][first:last]))
         parts[1].append((tag != "equal" and not by_the_cut, shown[1][other_first:other_last]))
@@ -233,7 +235,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
 
 
 def _fitting(words: list[str], characters: int) -> list[str]:
-    """As many words as fit, at least the beginning of one."""
+    """Return as many words as fit, at least the beginning of one."""
 
     def ends() -> Iterator[int]:
         end = -1

@@ -1,4 +1,4 @@
-"""`export FORMAT NAME`: a pretrain cache as other projects' files. What they are is the business of niels_cache_assets.exchange."""
+"""`export FORMAT NAME`: write a pretrain cache as files of another project. niels_cache_assets.exchange defines the formats."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo or npy")
-    parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built")
-    parser.add_argument("--out", metavar="PATH", required=True, help="the folder to write into; for megatron, the files' PREFIX")
-    parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all that are not empty)")
+    parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
+    parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, PREFIX of the files")
+    parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all splits that are not empty)")
     parser.add_argument(
         "--max-bytes",
         metavar="N",
         type=whole_number,
-        help="tokens in one file, in bytes (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 200 MB)",
+        help="largest size of the tokens in one file (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 200 MB)",
     )
-    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, as its preprocess_data.py does")
+    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, like its preprocess_data.py")
     parser.add_argument(
         "--link",
         metavar="HOW",
-        help="megatron, where .bin is exactly one shard: reflink (default: a copy that shares its blocks, where the disk can), "
-        "hardlink (another name of the cache's own file) or copy",
+        help="megatron, if a .bin equals one shard: reflink (default: a copy that shares disk blocks, if the file system can), "
+        "hardlink (a second name of the cache's file) or copy",
     )
-    parser.add_argument("--force", action="store_true", help="replace an older export to the same place")
-    parser.add_argument("--dry-run", action="store_true", help="print the files, their sizes, and what --force would delete; write nothing")
+    parser.add_argument("--force", action="store_true", help="replace an older export at the same place")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the files, their sizes, and the files that --force would delete; write nothing"
+    )
 
 
 def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ COMMAND = Command(
     description="""\
 Write a pretrain cache as the files that other projects train from. FORMAT is one of
 
-  megatron   Megatron-LM: PREFIX.bin and PREFIX.idx, PREFIX being --out; with several splits
+  megatron   Megatron-LM: PREFIX.bin and PREFIX.idx, where PREFIX is --out; with several splits
              PREFIX_train and PREFIX_val; over --max-bytes PREFIX_00000, PREFIX_00001, ...
   nanogpt    nanoGPT: train.bin and val.bin
   llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
@@ -64,10 +66,9 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
              and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
 
-EOT stands after each document, as in the cache; for llm.c it is moved before each one. Files
-appear when all of them are complete, with a list of their names (*.files) by which a later export
-to the same place knows what to replace. For nanogpt and olmo the lines that the other project's
-code needs are printed.""",
+EOT follows each document, as in the cache; for llm.c it precedes each one. The files appear only when
+all of them are complete. A list of their names (*.files) tells a later export to the same place which
+files to replace. For nanogpt and olmo, export prints the lines to add to the other project's code.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
@@ -80,7 +81,7 @@ code needs are printed.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, and unless that is all, write. Returns 1 where the plan was good and writing failed."""
+    """Plan the export, and write it unless this is a dry run. Return 1 if writing fails."""
     from niels_cache_assets.cli.context import find_place, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.formats import plan_export
@@ -120,10 +121,10 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     link: Link = usual if arguments.link is None else chosen("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and format != "megatron":
-            raise NielsCacheError(f"{WHERE}: {option}: is for megatron; {format} has no such choice")
+            raise NielsCacheError(f"{WHERE}: {option}: only megatron takes it; leave it out for {format}")
     if format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
-        raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; give a prefix, such as {prefix}")
+        raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
     return ExportSettings(
         format=format,
         out=Path(arguments.out),
@@ -135,12 +136,12 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
 
 def _refuse_inside_caches(folder: Path, root: Path) -> None:
-    """What lies beside a cache's own files is a finding of `verify`, and goes with the next build."""
+    """Raise NielsCacheError for a folder inside a cache: `verify` reports foreign files there, and the next build deletes them."""
     from niels_cache_runtime.format.layout import FAMILIES, tokenizer_dir
 
     for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root)):
         if folder.resolve().is_relative_to(caches.resolve()):
-            raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which holds caches alone; choose another place")
+            raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which is only for caches; choose another folder")
 
 
 def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
         console.print(note, soft_wrap=True)
     existing = plan.existing() if dry_run else []
     if existing:
-        console.print(f"{counted(len(existing), 'file')} of an older export there: --force would replace it", soft_wrap=True)
+        console.print(f"{counted(len(existing), 'file')} of an older export exist: --force would replace them", soft_wrap=True)
         for name in plan.deleted():
             console.print(f"--force would delete {plan.folder / name}", soft_wrap=True, markup=False)
     if plan.lines:

@@ -1,4 +1,4 @@
-"""`import megatron PREFIX --name NAME`: tokens of another project as a pretrain cache; what is known of them is said, and what is not."""
+"""`import megatron PREFIX --name NAME`: make a pretrain cache from tokens of another project, and print what is unknown about them."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ FORMATS = ("megatron",)
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron")
-    parser.add_argument("prefix", metavar="PREFIX", help="the files without .bin and .idx: what becomes train")
-    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, none that is configured")
-    parser.add_argument("--val", metavar="PREFIX", help="what becomes val (default: val is empty)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="the SentencePiece model that the tokens are of")
-    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that the tokens are of")
-    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="how many ids there are")
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
+    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set; it must not be configured")
+    parser.add_argument("--val", metavar="PREFIX", help="path of the val files (default: val is empty)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="the SentencePiece model that made the tokens")
+    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that made the tokens")
+    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids")
     parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends documents")
-    parser.add_argument("--force", action="store_true", help="replace an imported data set of that name")
+    parser.add_argument("--force", action="store_true", help="replace an imported data set with this name")
 
 
 COMMAND = Command(
     usage="FORMAT PREFIX --name NAME ",
     description="""\
-Make a pretrain cache of another project's tokens: `import megatron PREFIX` reads PREFIX.bin and
-PREFIX.idx into the train split of a new cache NAME, document by document as they are there. What is
-written is verified before it takes its place.
+Make a pretrain cache from tokens of another project. `import megatron PREFIX` reads PREFIX.bin and
+PREFIX.idx into the train split of a new cache NAME, with the same documents in the same order. The new
+cache is verified before it takes its place.
 
-What tokens mean is not in those files. Say it with --tokenizer or --tokenizer-sha256 (where that is
-the tokenizer of the cache directory, it is known with its vocabulary and EOT), or with --vocab-size
-and --eot; else the cache says that it is unknown, and shows ids instead of text.""",
+Those files do not record the tokenizer. Name it with --tokenizer or --tokenizer-sha256: if it is the
+tokenizer of the cache directory, its vocabulary and EOT are known too. Or give --vocab-size and --eot.
+Otherwise the cache records that they are unknown, and commands show token ids instead of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
@@ -56,7 +56,7 @@ and --eot; else the cache says that it is unknown, and shows ids instead of text
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 1 where the command line was good and the import failed."""
+    """Import, and print a summary. Return 1 if the command line is valid but the import fails."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_steps
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
@@ -99,19 +99,21 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
     if not is_valid_name(name):
         raise NielsCacheError(f"{WHERE}: --name {name!r}: use letters, digits, _ - . with no leading dot and no two in a row")
     if name in (TOKENIZER, *registry.pretrain, *registry.sft):
-        raise NielsCacheError(f"{WHERE}: --name {name}: is a configured name, which building would overwrite; choose another")
+        raise NielsCacheError(
+            f"{WHERE}: --name {name}: is the name of a configured data set, whose build would overwrite it; choose another name"
+        )
     place = find_places(registry, root).get(name)
     if place is None or not place.exists:
         return
     imported = place.kind == "pretrain" and (place.meta().get("source") or {}).get("kind") in FORMATS
     if not imported:
-        raise NielsCacheError(f"{place.directory}: is there already, and was not imported; choose another --name")
+        raise NielsCacheError(f"{place.directory}: exists and was not imported; choose another --name")
     if not arguments.force:
-        raise NielsCacheError(f"{place.directory}: is there already; choose another --name, or replace it with --force")
+        raise NielsCacheError(f"{place.directory}: exists; choose another --name, or replace it with --force")
 
 
 def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
-    """What the options say, and what follows from them. Raises NielsCacheError where they contradict each other or the cache root."""
+    """Return what the options tell about the tokens. Raise NielsCacheError if they contradict each other or the cache root."""
     from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
     from niels_cache_runtime.format.meta import read_meta, sha256_file
@@ -121,7 +123,7 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
     if arguments.tokenizer is not None:
         if not Path(arguments.tokenizer).is_file():
-            raise NielsCacheError(f"{WHERE}: --tokenizer {arguments.tokenizer}: no such file; give that of a SentencePiece model")
+            raise NielsCacheError(f"{WHERE}: --tokenizer {arguments.tokenizer}: no such file; give the path of a SentencePiece model")
         found = sha256_file(arguments.tokenizer)
         if sha256 not in (None, found):
             raise NielsCacheError(f"{arguments.tokenizer}: has sha256 {found}, not the --tokenizer-sha256 given")
@@ -130,20 +132,20 @@ def _vocabulary(arguments: argparse.Namespace, root: Path) -> Vocabulary:
     if sha256 is not None and own.exists():
         known = read_meta(str(own))
         if known["sha256"] != sha256:
-            other = f"is another tokenizer ({known['sha256'][:SHORT_SHA256]})"
-            raise NielsCacheError(f"{tokenizer_dir(root)}: {other}, and a cache directory has one; give another --cache-dir")
+            other = f"has another tokenizer ({known['sha256'][:SHORT_SHA256]})"
+            raise NielsCacheError(f"{tokenizer_dir(root)}: {other}, and a cache directory has only one; give another --cache-dir")
         size, ids = known["vocab_size"], dict(known["special_token_ids"])
     elif arguments.tokenizer is not None:
         size, ids = _read_model(arguments.tokenizer)
     if arguments.vocab_size is not None and size is not None and arguments.vocab_size != size:
         raise NielsCacheError(f"{WHERE}: --vocab-size {arguments.vocab_size}: the tokenizer has {size}; leave it out")
-    if arguments.eot is not None:  # data made with our own model may end documents with another id than our EOT
+    if arguments.eot is not None:  # tokens of our own model may end documents with an id other than our EOT
         ids["eot"] = arguments.eot
     return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
 
 
 def _read_model(path: str) -> tuple[int, dict[str, int | None]]:
-    """Pieces of a SentencePiece model, and the ids of those special tokens that it has under our names."""
+    """Return the number of pieces of a SentencePiece model, and the ids of special tokens that it has under our names."""
     from niels_cache_assets.tokenizer.kinds import load_model
 
     processor, _ = load_model(path)
@@ -162,8 +164,8 @@ def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
     if "documents_of_several_sequences" in facts:
         lines.append(f"joined: the sequences of {counted(facts['documents_of_several_sequences'], 'document')} that had several")
     sha256, size, eot = meta["tokenizer_sha256"], meta["vocab_size"], meta["special_token_ids"]["eot"]
-    lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): ids are shown instead of text'}")
-    lines.append(f"vocabulary: {f'{size:,} ids' if size else 'unknown (--vocab-size): only that ids fit uint16 was checked'}")
+    lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): commands show ids instead of text'}")
+    lines.append(f"vocabulary: {f'{size:,} ids' if size else 'unknown (--vocab-size): ids were only checked to fit uint16'}")
     if eot is None:
         hint = f"; every document ends with {facts['every_document_ends_with']}" if "every_document_ends_with" in facts else ""
         lines.append(f"EOT: unknown (--eot){hint}")
@@ -171,7 +173,7 @@ def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
         lines.append(f"EOT: {eot}, after each document")
     else:
         lines.append(
-            f"EOT: {eot}, but {counted(facts['documents_without_eot'], 'document')} not ending with it, "
-            f"and {facts['eot_inside_documents']:,} inside documents: documents are told by their ends alone"
+            f"EOT: {eot}; {counted(facts['documents_without_eot'], 'document')} without it at the end, and "
+            f"{facts['eot_inside_documents']:,} times inside documents; documents are separated by their recorded ends only"
         )
     return lines

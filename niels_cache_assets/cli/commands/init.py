@@ -1,4 +1,4 @@
-"""`init`: a niels_cache.toml for a project that has none. Its text is new_config.py's; what its keys mean, docs/configuration.md's."""
+"""`init`: write a first niels_cache.toml. own_data/new_config.py makes its text; docs/configuration.md explains its keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs; what they hold is looked at")
+    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs; init inspects their content")
     parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="the file to write (default: niels_cache.toml)")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    start = parser.add_argument_group("what is built")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    start = parser.add_argument_group("what to build")
     start.add_argument(
         "--from",
         metavar="NAME",
@@ -40,38 +40,43 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE",
         help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
     )
-    start.add_argument("--only-mine", action="store_true", help="with --profile: turn its data sets off, so that its settings remain")
+    start.add_argument("--only-mine", action="store_true", help="with --profile: turn its data sets off and keep only its settings")
     start.add_argument(
         "--files",
         metavar="PATH",
         nargs="+",
         action="extend",
         default=[],
-        help="as PATH, and always as text to pretrain on: .txt, .md, .jsonl, .parquet, .xml (also .gz, .bz2, .xz, .zst), or folders",
+        help="like PATH, but always text for pretraining: .txt, .md, .jsonl, .parquet, .xml (also .gz, .bz2, .xz, .zst), or folders",
     )
-    start.add_argument("--notes", metavar="DIR", help="your folder of Markdown notes, such as Obsidian's")
+    start.add_argument("--notes", metavar="DIR", help="your folder of Markdown notes, such as an Obsidian vault")
     start.add_argument("--roam", metavar="PATH", help="your Roam export: its folder, or the JSON file")
     start.add_argument(
-        "--hub", metavar="OWNER/NAME", nargs="+", action="extend", default=[], help="text of the Hugging Face hub; OWNER/NAME:CONFIG"
+        "--hub",
+        metavar="OWNER/NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="text from the Hugging Face hub: OWNER/NAME or OWNER/NAME:CONFIG",
     )
     start.add_argument(
-        "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="as PATH, and always as conversations: .jsonl, .parquet"
+        "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="like PATH, but always conversations: .jsonl, .parquet"
     )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
     how.add_argument("--tokenizer", metavar="FILE", help="a SentencePiece model to use instead of training one")
-    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="pieces of the tokenizer that is trained")
+    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of pieces of the trained tokenizer")
 
 
 COMMAND = Command(
     description="""\
-Write a niels_cache.toml that says what is built, with a comment for every key. It looks into what it
-is given: which field holds the text, and of conversations their form (lists of messages, instruction
-and answer, trees of OpenAssistant). Without options, at a terminal, it asks. What is written is
-checked as `doctor` would: what could not be read is refused, and then no file is written.""",
+Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
+your data: it finds the field with the text, and the form of conversations (lists of messages,
+instruction and answer, OpenAssistant trees). Without options, at a terminal, it asks questions. It
+checks the configuration like `doctor`. If a source cannot be read, it writes no file.""",
     usage="[PATH ...] ",
     examples="""\
-  niels-cache init                                       asks, at a terminal
+  niels-cache init                                       asks questions, at a terminal
   niels-cache init data/ chats.jsonl                     your data
   niels-cache init --from fineweb_edu wikitext           data sets of the catalog
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
@@ -83,15 +88,15 @@ checked as `doctor` would: what could not be read is refused, and then no file i
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask where nothing was said and somebody is there, then write."""
+    """Write the file. Ask questions first if no option is given and a terminal is attached."""
     from niels_cache_assets.config.defaults import CONFIG_NAME
     from niels_cache_assets.own_data.new_config import Wishes, render
     from niels_cache_runtime.format.layout import FAMILIES
 
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
-        add = f"append tables of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
-        raise NielsCacheError(f"{target}: is there already; edit it, {add}; replace it with --force, or write another with --out")
+        add = f"append a table of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
+        raise NielsCacheError(f"{target}: already exists; edit it, {add}, replace it with --force, or write another file with --out")
     wishes = _given(arguments)
     if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
         try:
@@ -99,11 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         except EOFError as error:  # Ctrl-D
             print()
             raise NielsCacheError(
-                "init: the answers ended before the questions; nothing was written. Options answer, too: see init --help"
+                "init: the input ended before the last question, so nothing was written; give the answers as options (init --help)"
             ) from error
     if not wishes.names_data:
         raise NielsCacheError(
-            f"init: nothing to build was named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
+            f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
             "--hub OWNER/NAME, or --profile default"
         )
     registry = _write(target, render(wishes))
@@ -117,10 +122,10 @@ def run(arguments: argparse.Namespace) -> int:
         for family in FAMILIES:
             for name in registry.partition_keys(family):
                 console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}", soft_wrap=True)
-        console.print("What to do next", style="bold", soft_wrap=True)
+        console.print("Next steps", style="bold", soft_wrap=True)
         if wishes.profile == "quickstart":
-            option = f" --config {target}"  # that profile reads a file only where it is named
-        console.print(f"  {PROGRAM} doctor{option}  # is all there that a build needs?", soft_wrap=True)
+            option = f" --config {target}"  # this profile reads a file only if --config names it
+        console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs", soft_wrap=True)
         console.print(f"  {PROGRAM} build-all{option}", soft_wrap=True)
     return DONE
 
@@ -146,20 +151,20 @@ def _given(arguments: argparse.Namespace) -> Wishes:
 
 
 def _asked(folder: str) -> Wishes:
-    """The few questions that matter at a start; an empty answer is a fine one."""
+    """Ask the few questions that matter at the start. Every answer may be empty."""
     from niels_cache_assets.own_data.new_config import Wishes
 
     console = output()
-    console.print("Enter takes what is in [ ]; everything can be changed in the file later.\n")
-    data = _paths("Your text and conversations: files or folders, separated by blanks [none]")
-    shipped = _names("Data sets that ship with niels-cache, separated by blanks; ? lists them [none]")
-    hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by blanks [none]: ").split()
-    cache_dir = input("Where shall caches lie? [cache]: ").strip()
+    console.print("Press Enter to accept the value in [ ]. You can change everything in the file later.\n")
+    data = _paths("Your text and conversations: files or folders, separated by spaces [none]")
+    shipped = _names("Data sets that ship with niels-cache, separated by spaces; ? lists them [none]")
+    hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by spaces [none]: ").split()
+    cache_dir = input("Folder for the caches [cache]: ").strip()
     return Wishes(folder=folder, data=tuple(data), catalog=tuple(shipped), hub=tuple(hub), cache_dir=cache_dir or None)
 
 
 def _names(question: str) -> list[str]:
-    """Asked again until the catalog has all of them."""
+    """Ask for names until the catalog has all of them."""
     from niels_cache_assets.config.shipped import ABOUT, catalog
 
     while True:
@@ -174,7 +179,7 @@ def _names(question: str) -> list[str]:
 
 
 def _in_words(source: Source) -> str:
-    """`parquet: data/**/*.parquet, text in 'body'`."""
+    """Return a line such as `parquet: data/**/*.parquet, text in 'body'`."""
     from niels_cache_assets.own_data.new_config import form_of
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
@@ -186,21 +191,24 @@ def _in_words(source: Source) -> str:
 
 
 def _paths(question: str) -> list[str]:
-    """Asked again until all of them are there."""
+    """Ask for paths until all of them exist."""
     while True:
         try:
             paths = shlex.split(input(f"{question}: "))
         except ValueError as error:
-            print(f"  {error}: end a quoted path with the quotation mark that it begins with")
+            print(f"  {error}: close the quoted path with the same quotation mark")
             continue
         missing = [path for path in paths if not Path(path).expanduser().exists()]
         if not missing:
             return paths
-        print(f"  {', '.join(missing)}: not there")
+        print(f"  {', '.join(missing)}: not found")
 
 
 def _write(target: Path, text: str) -> Registry:
-    """In one step, once the text is a configuration that loads, and is returned: beside its place, since paths are relative to it."""
+    """Write the file in one step and return its registry, after loading the text as a configuration.
+
+    The text is loaded from a temporary file in the same folder, because paths are relative to it.
+    """
     from niels_cache_assets.config.registry import load_registry
     from niels_cache_assets.disk.journal import write_whole
     from niels_cache_assets.sources.inputs import BadInputs
@@ -223,7 +231,7 @@ def _write(target: Path, text: str) -> Registry:
 
 
 def _require_inputs(registry: Registry) -> None:
-    """Refuse what `doctor` would. A hub that is away is no reason."""
+    """Raise BadInputs for problems that `doctor` would report, except an unreachable hub."""
     from niels_cache_assets.config.shipped import catalog
     from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems
     from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -235,4 +243,4 @@ def _require_inputs(registry: Registry) -> None:
     found = [*input_problems(registry), *hub_problems(registry, mine)]
     problems = [problem for problem in found if not problem.is_away]
     if problems:
-        raise BadInputs(["error: init: this cannot be built, so no file was written:", *map(str, problems)])
+        raise BadInputs(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])

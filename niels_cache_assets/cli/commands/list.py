@@ -1,4 +1,4 @@
-"""`list`: every configured data set and the state of its cache on disk. Costs one small read per data set; upstreams are not asked."""
+"""`list`: every configured data set and the state of its cache on disk. It does one small read per data set and contacts no upstream."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     description="""\
-List the data sets that niels_cache.toml names, and what is built of them; then what else lies in
-the cache directory. Without a file: what is built.
+List the data sets that niels_cache.toml names and the state of each, then other caches in the cache
+directory. Without that file, list the built data sets.
 
-states: in sync; missing; needs ... (a setting); other tokenizer, other settings (built before they
-changed); damaged (a file), unreadable (meta.json), other data set (the folder was renamed or copied);
-unverifiable (made by another program); with --all also disabled, switched off (enabled = false; the
-second has an old cache); `niels-cache status` says more
+states: in sync; missing; needs ... (a setting); other tokenizer, other settings (they changed after
+the build); damaged (a file), unreadable (meta.json), other data set (the folder was renamed or
+copied); unverifiable (made by another program); with --all also disabled and switched off (both have
+enabled = false; the second has an old cache); `niels-cache status` explains them
 
-train, val: with a share where the source ended before the token budget was met
+train, val: a percentage follows if the source ended before the token budget was met
 
-corpus: documents that cleaning and deduplication left, of those read, for data sets with `prepare`""",
+corpus: documents left after cleaning and deduplication, of those read, for data sets with `prepare`""",
     examples="""\
   niels-cache list
-  niels-cache list --all  what is switched off, too""",
+  niels-cache list --all  also switched-off data sets""",
     add_options=_add_options,
     has_json=True,
 )
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     if noted:
         console.print("\n" + "\n".join(noted), soft_wrap=True)
     more = f"; {left_out_words(left_out, registry)}" if left_out else ""
-    where = f"caches in {root}{'' if root.exists() else ' (no such folder: nothing is built there)'}"
+    where = f"caches in {root}{'' if root.exists() else ' (this folder does not exist yet)'}"
     console.print(f"\n{registry.settings_origin}; {where}{more}", soft_wrap=True)
     return DONE
 
@@ -135,7 +135,7 @@ def _mixed(name: str, registry: Registry) -> str:
 
 
 def _meta(place: Place, judged: CacheState) -> Meta:
-    """meta.json of what can be counted, else empty."""
+    """Return meta.json if its counts can be shown, otherwise an empty one."""
     return {} if judged.state in _WITHOUT_COUNTS else place.meta()
 
 

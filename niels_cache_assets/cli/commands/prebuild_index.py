@@ -1,4 +1,4 @@
-"""`prebuild-index`: the indices of a blend, built before training asks for them. How is the business of niels_cache_assets.blends."""
+"""`prebuild-index`: build the indices of a blend before training needs them. niels_cache_assets.indices has the code of the indices."""
 
 from __future__ import annotations
 
@@ -33,62 +33,62 @@ _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration: table [blend.NAME]")
-    parser.add_argument("--for", dest="reader", metavar="PROGRAM", help="megatron-core: its own file names, for one whole run; see below")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration, from its table [blend.NAME]")
     parser.add_argument(
-        "--blend", "--data-args-path", dest="blend", metavar="FILE", help="weights and paths of a blend that is not configured"
+        "--for", dest="reader", metavar="PROGRAM", help="megatron-core: all indices of one run, under its file names; see below"
     )
     parser.add_argument(
-        "--sequence-length", "--seq-length", dest="sequence_length", metavar="L", type=whole_number, help="tokens of a sample"
+        "--blend", "--data-args-path", dest="blend", metavar="FILE", help="file with weights and paths of a blend that is not configured"
     )
     parser.add_argument(
-        "--num-samples", metavar="N", type=whole_number, help="samples of the run; needed with weights (default: every sample once)"
+        "--sequence-length", "--seq-length", dest="sequence_length", metavar="L", type=whole_number, help="tokens in a sample"
     )
-    parser.add_argument("--seed", metavar="S", type=whole_number, help="Megatron-LM's --seed (default: 1234, as there)")
-    parser.add_argument("--split", metavar="A,B,C", help='shares of train, valid and test, such as "99,1,0" (default: all is train)')
     parser.add_argument(
-        "--part", metavar="PART", help="train, valid or test: which of the three to build (default: train; for megatron-core: all)"
+        "--num-samples", metavar="N", type=whole_number, help="samples in the run; required with weights (default: every sample once)"
     )
-    _add_run_options(parser.add_argument_group("with --for megatron-core: the run, as Megatron-LM's command line has it"))
-    _add_tokenizer_options(parser.add_argument_group("with --for megatron-core: its tokenizer, which is a part of the names"))
+    parser.add_argument("--seed", metavar="S", type=whole_number, help="--seed of Megatron-LM (default: 1234, as in Megatron-LM)")
+    parser.add_argument("--split", metavar="A,B,C", help='shares of train, valid and test, such as "99,1,0" (default: everything is train)')
+    parser.add_argument("--part", metavar="PART", help="build train, valid or test (default: train; for megatron-core: all three)")
+    _add_run_options(parser.add_argument_group("with --for megatron-core: the run, with the flags of Megatron-LM"))
+    _add_tokenizer_options(parser.add_argument_group("with --for megatron-core: its tokenizer, which determines the file names"))
 
 
 def _add_run_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data-cache-path", metavar="DIR", help="where megatron-core looks for indices, and where they are written")
+    group.add_argument("--data-cache-path", metavar="DIR", help="folder where megatron-core looks for indices; they are written there")
     group.add_argument(
         "--data-path",
         **_BLEND,
         help="PREFIX, or WEIGHT PREFIX WEIGHT PREFIX ..., or PREFIX PREFIX ...; --split cuts it (default: 969, 30, 1)",
     )
-    group.add_argument("--train-data-path", **_BLEND, help="the same for train alone, without --split")
-    group.add_argument("--valid-data-path", **_BLEND, help="for valid alone")
-    group.add_argument("--test-data-path", **_BLEND, help="for test alone")
-    group.add_argument("--per-split-data-args-path", metavar="FILE", help="these three, as JSON with train, valid and test")
-    group.add_argument("--train-iters", **_NUMBER, help="steps of the run")
-    group.add_argument("--train-samples", **_NUMBER, help="samples of the run, instead of its steps")
-    group.add_argument("--global-batch-size", **_NUMBER, help="samples of a step")
+    group.add_argument("--train-data-path", **_BLEND, help="the same for train only, without --split")
+    group.add_argument("--valid-data-path", **_BLEND, help="the same for valid only")
+    group.add_argument("--test-data-path", **_BLEND, help="the same for test only")
+    group.add_argument("--per-split-data-args-path", metavar="FILE", help="these three in one JSON file, with train, valid and test")
+    group.add_argument("--train-iters", **_NUMBER, help="steps in the run")
+    group.add_argument("--train-samples", **_NUMBER, help="samples in the run, instead of steps")
+    group.add_argument("--global-batch-size", **_NUMBER, help="samples in a step")
     group.add_argument("--eval-interval", **_NUMBER, help="steps between evaluations (default: 1000)")
-    group.add_argument("--eval-iters", **_NUMBER, help="steps of an evaluation (default: 100)")
-    group.add_argument("--full-validation", **_FLAG, help="valid is read once, whole")
-    group.add_argument("--multiple-validation-sets", **_FLAG, help="each data set of valid is one of its own")
+    group.add_argument("--eval-iters", **_NUMBER, help="steps in an evaluation (default: 100)")
+    group.add_argument("--full-validation", **_FLAG, help="read the whole of valid once")
+    group.add_argument("--multiple-validation-sets", **_FLAG, help="each data set of valid is a separate validation set")
     group.add_argument(
         "--target-sizes",
         metavar="A,B,C",
-        help="samples of train, valid and test, or none for every sample once, instead of steps: the builder's sizes, "
-        'which Megatron-LM prints as "datasets target sizes"',
+        help="samples in train, valid and test, or none for every sample once, instead of steps; "
+        'Megatron-LM prints them as "datasets target sizes"',
     )
     group.add_argument("--mid-level-dataset-surplus", metavar="X", type=fraction, help="surplus of a blend's data sets (default: 0.005)")
 
 
 def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer-type", metavar="TYPE", help="such as SentencePieceTokenizer, HuggingFaceTokenizer or NullTokenizer")
-    group.add_argument("--tokenizer-model", metavar="PATH", help="its model, written as the run writes it")
-    group.add_argument("--tokenizer-metadata", metavar="FILE", help="the JSON beside it, where the run names one")
+    group.add_argument("--tokenizer-model", metavar="PATH", help="its model, spelled exactly as in the run")
+    group.add_argument("--tokenizer-metadata", metavar="FILE", help="its JSON file, if the run names one")
     group.add_argument("--tokenizer-special-tokens", metavar="TOKEN", nargs="+")
     group.add_argument("--tokenizer-sentencepiece-legacy", **_FLAG)
     group.add_argument("--tokenizer-hf-use-fast", **_FLAG)
     group.add_argument("--tokenizer-hf-include-special-tokens", **_FLAG)
-    group.add_argument("--trust-remote-code", **_FLAG, help="a part of the name; nothing is executed")
+    group.add_argument("--trust-remote-code", **_FLAG, help="changes only the file names; no code is executed")
     group.add_argument("--tiktoken-pattern", metavar="V")
     group.add_argument("--tiktoken-num-special-tokens", **_NUMBER, help="(default: 1000)")
     group.add_argument("--vocab-size", **_NUMBER)
@@ -97,13 +97,13 @@ def _add_tokenizer_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer-identifiers",
         metavar="JSON",
-        help="instead, for any class: the tokenizer's unique_identifiers as JSON, or a file of them, such as a *-description.txt "
-        "that megatron-core wrote in an earlier run",
+        help="instead of these flags, for any class: the tokenizer's unique_identifiers as JSON, or a file with them, such as a "
+        "*-description.txt that megatron-core wrote in an earlier run",
     )
 
 
 def _names_of(*adders: Callable[[argparse._ArgumentGroup], None]) -> tuple[str, ...]:
-    """Where argparse puts what these options are given."""
+    """Return the `dest` of these options."""
     parser = argparse.ArgumentParser(add_help=False)
     for adder in adders:
         adder(parser.add_argument_group())
@@ -115,23 +115,23 @@ OF_MEGATRON_CORE = _names_of(_add_run_options, _add_tokenizer_options)
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Build the GPT and blend indices of a training run ahead of it, on a CPU machine: which sample comes
-when, as Megatron-LM numbers them. Prints where each index lies and its hash. NAME is a table
-[blend.NAME] of the configuration; or say it all here: --blend FILE and the settings of the run.
+Build the GPT and blend indices of a training run in advance, on a CPU machine. An index lists the
+samples in the order of Megatron-LM. The command prints the folder and hash of each index. NAME is a
+table [blend.NAME] of the configuration. Without NAME, give --blend FILE and the settings of the run.
 
-FILE is what Megatron-LM's --data-args-path takes: WEIGHT PATH WEIGHT PATH ..., or paths alone (each
-is read once). PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
-cache/pretrain/wikitext/train; both have the same index if they hold the same.
+FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or paths only (each is
+read once). PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
+cache/pretrain/wikitext/train. Both have the same index if they have the same content.
 
-What is built lies in index/ of the cache directory under a hash of every setting and of the data,
-and is found there by MegatronGPTDataset and open_blend of niels_cache_runtime.megatron.
+Indices are written to index/ of the cache directory, under a hash of every setting and of the data.
+MegatronGPTDataset and open_blend of niels_cache_runtime.megatron find them there.
 
-With --for megatron-core, all indices of a run are written into --data-cache-path under the names
-that megatron-core 0.16.1 gives them, so that it builds none: train, valid and test, of the .bin and
-.idx that `niels-cache export megatron` wrote. Copy the flags from the run's command line: prefixes
-and the tokenizer's path are a part of the names, exactly as they are written there. Another version
-of megatron-core may name indices otherwise; it then builds its own. A second call builds nothing;
-after a new export to the same prefix, it replaces what is out of date.""",
+With --for megatron-core, all indices of a run (train, valid and test) are written to --data-cache-path
+under the names of megatron-core 0.16.1, so that it builds none. The data are the .bin and .idx files of
+`niels-cache export megatron`. Copy the flags from the command line of the run: the names depend on the
+prefixes and the path of the tokenizer, exactly as you write them there. Another version of megatron-core
+may use other names; it then builds its own indices. A second call builds nothing. After a new export
+to the same prefix, it replaces outdated indices.""",
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
@@ -146,7 +146,7 @@ after a new export to the same prefix, it replaces what is out of date.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build what is not there and print all of it. Raises NotWrittenError if the blend was good and its folder cannot be written."""
+    """Build missing indices and print all of them. Raise NotWrittenError if the blend is valid but its folder cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import array_progress
@@ -157,12 +157,12 @@ def run(arguments: argparse.Namespace) -> int:
     for option in OF_MEGATRON_CORE:
         value = getattr(arguments, option)
         if value is not None and value is not False:  # 0 is a value
-            raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: is of --for megatron-core; give that, too")
+            raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: works only with --for megatron-core; add that option")
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
         outcome = prebuild(plan, root=root, progress=progress)
-        if arguments.name in registry.blend_keys():  # else the UI has no such partition
+        if arguments.name in registry.blend_keys():  # otherwise the UI has no such partition
             _record(registry, arguments.name, root)
     if arguments.json:
         print_json(
@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(registry: Registry, name: str, root: Path) -> None:
-    """Let the Dagster home that is used here know, if there is one: its UI shows the index as built."""
+    """Record the index in the current Dagster home, if there is one, so that its UI shows the index as built."""
     home = Path(os.environ.get(HOME_VARIABLE) or ".dagster").expanduser().absolute()
     if not (home / "dagster.yaml").exists():
         return
@@ -188,8 +188,8 @@ def _record(registry: Registry, name: str, root: Path) -> None:
 
     try:
         record_index(registry, name, root=root, home=home)
-    except NielsCacheError as error:  # the index is there
-        diagnostics().print(f"WARNING: not recorded in {home}: {error}", soft_wrap=True)
+    except NielsCacheError as error:  # the index itself is built
+        diagnostics().print(f"WARNING: the index is built, but it is not recorded in {home}: {error}", soft_wrap=True)
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
@@ -200,17 +200,21 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
     if arguments.name is not None:
         if arguments.blend is not None or given:
             option = "--blend" if arguments.blend is not None else given[0]
-            raise NielsCacheError(f"{WHERE}: {option}: the table [blend.{arguments.name}] says all; give NAME, or --blend and its settings")
+            raise NielsCacheError(
+                f"{WHERE}: {option}: [blend.{arguments.name}] already has this setting; give NAME alone, or --blend and its settings"
+            )
         return plan_of(registry, arguments.name, root=root)
     if arguments.blend is None:
         names = ", ".join(registry.blend) or "none"
-        raise NielsCacheError(f"{WHERE}: which blend? Give --blend FILE, or the name of a configured one ({registry.origin} has: {names})")
+        raise NielsCacheError(
+            f"{WHERE}: no blend is named; give --blend FILE, or the name of a configured one ({registry.origin} has: {names})"
+        )
     if arguments.sequence_length is None:
-        raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length")
+        raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length; add that option")
     part: Part = chosen("--part", "no part", arguments.part or "train", get_args(Part))
     paths, weights = read_blend_file(arguments.blend)
     if weights is not None and arguments.num_samples is None:
-        raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which share out --num-samples: give that, too")
+        raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which divide --num-samples among the paths; add --num-samples")
     return BlendPlan(
         labels=tuple(paths),
         paths=tuple(map(Path, paths)),
@@ -233,13 +237,13 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
     for index in outcome.meta["indices"]:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     console.print(table)
-    verb = "built" if outcome.state == "built" else "already there"
+    verb = "built" if outcome.state == "built" else "already built, checked"
     console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
     console.print(f"hash of all: {outcome.meta['hash']}", soft_wrap=True)
 
 
 def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
-    """Build what is not there and print all of it. Raises NielsCacheError for wrong use, NotWrittenError for a folder that refuses."""
+    """Build missing indices and print all of them. Raise NielsCacheError for wrong use, NotWrittenError if the folder cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.megatron_core_flags import option_of, run_of
     from niels_cache_assets.cli.progress import array_progress
@@ -249,13 +253,13 @@ def _run_for_megatron_core(arguments: argparse.Namespace) -> int:
     for name in _OF_A_BLEND:
         if getattr(arguments, name) is not None:
             shown = "NAME" if name == "name" else option_of(name)
-            raise NielsCacheError(f"{WHERE}: {shown}: not with --for megatron-core, which takes the flags of the training run (--help)")
+            raise NielsCacheError(f"{WHERE}: {shown}: does not work with --for megatron-core; use the flags of the training run (--help)")
     run = run_of(arguments)
     if arguments.part is not None:
         chosen("--part", "no part", arguments.part, get_args(Part))
     plans = [plan for plan in plans_of(run) if arguments.part in (None, plan.part)]
     if not plans:
-        raise NielsCacheError(f"{WHERE}: nothing to build: no data set for {arguments.part or 'any part'} (see --split)")
+        raise NielsCacheError(f"{WHERE}: there is no data set for {arguments.part or 'any part'}; check --split")
     check_data(plans)
     began = time.monotonic()
     with stop_on_signals(), array_progress() as tell:
@@ -291,7 +295,11 @@ def _print_run(run: CoreRun, plans: Sequence[BlendPlan], outcomes: Sequence[Outc
     console.print(table)
     sizes = ", ".join(f"{part} {'all' if size is None else f'{size:,}'}" for part, size in zip(get_args(Part), run.sizes, strict=True))
     console.print(
-        f"\nin {outcomes[0].meta['indices'][0].directory.parent}: {'already there' if hit else 'built'} in {seconds:.1f} s", soft_wrap=True
+        f"\nin {outcomes[0].meta['indices'][0].directory.parent}: {'already built, checked' if hit else 'built'} in {seconds:.1f} s",
+        soft_wrap=True,
     )
-    console.print(f"for megatron-core {VERSION}, with target sizes {sizes} (Megatron-LM prints its own at the start)", soft_wrap=True)
-    console.print(f"give to the training run: {flag}", soft_wrap=True)
+    console.print(
+        f"for megatron-core {VERSION}, with target sizes {sizes} (compare them with those that Megatron-LM prints at the start)",
+        soft_wrap=True,
+    )
+    console.print(f"add to the training command: {flag}", soft_wrap=True)

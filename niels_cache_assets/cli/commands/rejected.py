@@ -1,4 +1,4 @@
-"""`rejected NAME`: what cleaning took out of a corpus, by reason, with the examples that were kept. `clean` prints in the same way."""
+"""`rejected NAME`: the documents that cleaning dropped from a corpus, by reason, with the saved examples. `clean` prints the same form."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from niels_cache_assets.show.wording import counted, share_of
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a data set with a corpus")
-    parser.add_argument("--reason", metavar="REASON", help="this reason only")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(0), default=3, help="examples of each reason (default: 3)")
+    parser.add_argument("--reason", metavar="REASON", help="show this reason only")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(0), default=3, help="examples to print for each reason (default: 3)")
 
 
 COMMAND = Command(
     usage="NAME ",
     description="""\
-Show what cleaning took out of a data set: how many for each reason, and examples with the value that
-was measured. 50 of each reason are kept, drawn evenly over all of them.""",
+Show the documents that cleaning dropped from a data set: the number for each reason, and examples with
+the measured value. A build saves 50 examples of each reason, sampled evenly over all of them.""",
     examples="""\
   niels-cache rejected wikipedia                        every reason, with three examples of each
   niels-cache rejected wikipedia --reason list_page -n 20
-  niels-cache rejected wikipedia -n 0                   the counts alone""",
+  niels-cache rejected wikipedia -n 0                   the counts only""",
     add_options=_add_options,
     offers={"name": PRETRAIN},
     has_json=True,
@@ -68,6 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
         count = dropped[arguments.reason]
         console.print(f"{arguments.reason}: {counted(count, 'document')}, {share_of(count, given)} of those read", soft_wrap=True)
         if count and arguments.reason not in examples:
-            console.print("it went when the source was read, of which no examples are kept", style="dim")
+            console.print("these documents were dropped while the source was read; no examples of them are saved", style="dim")
     print_examples(console, examples, count=arguments.count, reason=arguments.reason)
     return DONE

@@ -1,4 +1,4 @@
-"""`report`: everything that is built as one HTML page, or as JSON. What is in it is decided in niels_cache_assets.show.reports."""
+"""`report`: all caches as one HTML page, or as JSON. niels_cache_assets.show.reports makes its content."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html below the cache directory)")
-    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html in the cache directory)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 COMMAND = Command(
     description="""\
-Write one HTML page about everything that is built: status, counts, size, sha256, age of the upstream
-revision, results of checks, plots, and what a run over the configured blends would read of each data
-set ([blend.NAME], else all pretrain sets by size; [reports] plans it). The page holds all it shows:
-send it to anybody. Ages and checks are what Dagster recorded (DAGSTER_HOME); nothing has to run, no
-file is hashed, and no upstream is asked.
+Write one HTML page about all caches: status, counts, size, sha256, age of the upstream revision,
+results of checks, and plots. The page also shows how much of each data set a training run would read:
+for every [blend.NAME], or without one for all pretrain data sets by size; [reports] sets the length of
+the run. The page is a single file that you can send to others. Ages and checks come from the records
+of Dagster (DAGSTER_HOME). The command builds nothing, hashes no file and contacts no upstream.
 
-With --json the same as data, without plots; the page is then written only where --out names it.""",
+With --json, print the same data without plots; the page is then written only if you give --out.""",
     examples="""\
-  niels-cache report --open             the page, in the browser
+  niels-cache report --open             open the page in the browser
   niels-cache report --out caches.html
   niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs""",
     add_options=_add_options,
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f"{notice.name}: {notice.text}", style="yellow", soft_wrap=True)
         console.print(f"{path}: {report.complete} of {len(report.wanted)} complete", soft_wrap=True)
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
-        warnings().print(f"no browser is to be had here; open {path.absolute()} yourself", soft_wrap=True)
+        warnings().print(f"no browser was found; open {path.absolute()} yourself", soft_wrap=True)
     return DONE
 
 

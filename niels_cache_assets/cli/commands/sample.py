@@ -1,7 +1,7 @@
-"""`sample NAME`: what training will see, as text: random windows of a pretrain split, or examples of an SFT split, targets marked.
+"""`sample NAME`: the text that training will see: random windows of a pretrain split, or examples of an SFT split with marked targets.
 
-With --stage corpus, documents before they become tokens. What the assistant is trained to say is underlined on a
-terminal, in [[ ]] elsewhere. Where a target, or a document, ends early, a mark says so.
+With --stage corpus, it prints documents before they become tokens. The assistant's targets are underlined on a terminal and in [[ ]]
+elsewhere. A mark shows that a target or a document is cut.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ CUT_STYLE = "bold yellow"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a data set that is built")
-    parser.add_argument("--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: what cleaning left")
-    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; of a corpus, all of it)")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="how many (default: 3)")
-    parser.add_argument("--notable", action="store_true", help="the first one, a fixed random one, the longest, the shortest; not -n")
+    parser.add_argument("name", metavar="NAME", help="a built data set")
+    parser.add_argument(
+        "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
+    )
+    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of samples (default: 3)")
+    parser.add_argument(
+        "--notable", action="store_true", help="show the first, a fixed random, the longest and the shortest one; ignores -n"
+    )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(1), default=128, help="longest to print, in tokens (default: 128; of a corpus, estimated)"
+        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each (default: 128; estimated for a corpus)"
     )
 
 
@@ -49,9 +53,9 @@ COMMAND = Command(
     usage="NAME ",
     examples="""\
   niels-cache sample wikitext                   three random windows of train
-  niels-cache sample dolly15k --split val -n 5  examples; what the assistant is trained to say is marked
+  niels-cache sample dolly15k --split val -n 5  five examples; the assistant's targets are marked
   niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
-  niels-cache sample wikipedia --stage corpus   documents that cleaning left, any with the same chance""",
+  niels-cache sample wikipedia --stage corpus   random documents after cleaning""",
     add_options=_add_options,
     offers={"stage": STAGES, "split": ("train", "val")},
     has_json=True,
@@ -74,13 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     seed = draw_seed(arguments.seed)
     if stage == "corpus":
         if arguments.notable:
-            raise NielsCacheError(f"{WHERE}: --notable: is for caches; a corpus is sampled over all of it")
+            raise NielsCacheError(f"{WHERE}: --notable: works only with --stage cache; leave it out for a corpus")
         if arguments.split is not None:
-            raise NielsCacheError(f"{WHERE}: --split {arguments.split}: is for caches; a corpus is sampled over all of it")
+            raise NielsCacheError(f"{WHERE}: --split {arguments.split}: works only with --stage cache; leave it out for a corpus")
         _print_corpus_sample(arguments, registry, root, seed=seed)
         return DONE
     place = find_place(registry, root, arguments.name, kinds=FAMILIES)
-    meta = open_meta(place.directory)  # refuses a cache that was not built, or was built with another tokenizer
+    meta = open_meta(place.directory)  # raises for a cache that is not built, or was built with another tokenizer
     tokenizer = open_tokenizer(root) if meta and meta.get("tokenizer_sha256") else None
     generator = torch.Generator().manual_seed(seed)
     folder, count, length = place.directory, arguments.count, arguments.tokens
@@ -96,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     console = output()
     if tokenizer is None:
-        console.print(f"{place.name}: token ids instead of text, their tokenizer is not known", soft_wrap=True)
-    explanations: dict[str, None] = {}  # each once
+        console.print(f"{place.name}: showing token ids, because the tokenizer is not known", soft_wrap=True)
+    explanations: dict[str, None] = {}  # without repetition
     for sample in drawn:
         console.print(f"--- {sample.title}", style="bold")
         text = render(sample.tokens, sample.is_target, tokenizer, console) if tokenizer else Text(" ".join(map(str, sample.tokens)))
@@ -108,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     if explanations:
         console.print("\n" + "\n".join(explanations), style="dim", soft_wrap=True)
     if not arguments.notable:
-        console.print(f"\n(--seed {seed} shows the same again)", style="dim")
+        console.print(f"\n(--seed {seed} shows the same samples again)", style="dim")
     return DONE
 
 
@@ -127,7 +131,7 @@ def _as_json(sample: Drawn, tokenizer: SentencePieceTokenizer | None) -> Any:
 
 
 def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: SentencePieceTokenizer, console: Console) -> Text:
-    """Tokens as text, targets marked in the way that the console allows."""
+    """Return tokens as text, with targets underlined on a terminal and in [[ ]] elsewhere."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text
@@ -142,7 +146,7 @@ def render(tokens: NDArray[np.uint16], is_target: NDArray[np.bool_], tokenizer: 
 
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
-    """What `sample` prints for --stage corpus."""
+    """Print documents of a corpus, for --stage corpus."""
     from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
     from niels_cache_assets.show.corpora import duplicates_of, find_corpus, sample_corpus
 
@@ -164,12 +168,12 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
         f"\n{counted(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}", soft_wrap=True
     )
     if not searched and "dedup" in meta["prepare"]:
-        console.print("(duplicates have not been looked for yet, and may be among them)", style="dim")
-    console.print(f"(--seed {seed} shows the same again)", style="dim")
+        console.print("(the corpus is not deduplicated yet, so duplicates may be among them)", style="dim")
+    console.print(f"(--seed {seed} shows the same samples again)", style="dim")
 
 
 def _title(ordinal: int, document: Document) -> str:
-    """`train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`; the split only where it is known yet."""
+    """Return `train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`, without the split if it is not known yet."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     split = f"{document.split} " if document.split else ""

@@ -1,8 +1,8 @@
-"""`show NAME`: one cache's meta.json as tables, then its corpus's and what went as duplicates. `show PATH`: the meta.json of one folder.
+"""`show NAME`: the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH`: the meta.json of one folder.
 `show BLEND`: the settings of a blend, and its indices.
 
-By its name a data set must be what meta.json says; a folder is shown under the name that it has there, whatever it is called. Everything
-comes from those files; nothing is hashed or opened (that is `verify`).
+If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. Everything comes from
+meta.json; no other file is opened or hashed (`verify` does that).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COMMAND = Command(
     examples="""\
   niels-cache show wikitext
   niels-cache show tokenizer --cache-dir cache/quickstart
-  niels-cache show ./pretrain/wikitext   the folder at this path, whatever it is called""",
+  niels-cache show ./pretrain/wikitext   the folder at this path, under any name""",
     add_options=_add_options,
     offers={"name": CACHES},
     has_json=True,
@@ -74,14 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
         _print_title(console, f"{place.name}  ({place.kind}, {place.directory / META_NAME})")
         _print_cache(console, place.meta())
     else:
-        _print_title(console, f"{arguments.name}  (no cache yet, but a corpus)")
+        _print_title(console, f"{arguments.name}  (a corpus, no cache yet)")
     if corpus:
         _print_corpus(console, registry, root, arguments.name)
     return DONE
 
 
 def is_path(given: str) -> bool:
-    """No name of a data set has a slash in it."""
+    """Return whether this is a path. Names of data sets have no slash."""
     return "/" in given or os.sep in given
 
 
@@ -119,7 +119,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 
 def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
-    """Its settings, and the indices that are built of it."""
+    """Print the settings of a blend, and its built indices."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
     from niels_cache_assets.show.contents import total_bytes
@@ -165,7 +165,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
     if is_foreign(meta):
         console.print(UNVERIFIABLE, style="yellow", soft_wrap=True)
     if not meta.get("built", True):
-        console.print("disabled: this directory says that nothing was built")
+        console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
     _print_splits(console, meta)
     short = shortfall(meta)
     if short is not None:
@@ -176,7 +176,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
 
 
 def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
-    """What is left after each stage, then the facts of the corpus's meta.json."""
+    """Print the counts after each stage, then the facts of the corpus's meta.json."""
     from niels_cache_assets.corpus.report import funnel
     from niels_cache_assets.show.corpora import duplicates_of, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
@@ -199,7 +199,7 @@ def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _print_splits(console: Console, meta: Meta) -> None:
-    """One row per split; the columns are whatever meta.json counts per split."""
+    """Print one row per split, with a column for each count that meta.json has per split."""
     from niels_cache_runtime.format.layout import SPLITS
 
     by_split = _per_split(meta)
@@ -212,7 +212,7 @@ def _print_splits(console: Console, meta: Meta) -> None:
 
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
-    """Counts by what they count: `train_tokens` and `val_tokens`, or a table `documents` = {train, val}."""
+    """Return counts by unit and split, from `train_tokens` and `val_tokens`, or from a table `documents` = {train, val}."""
     from niels_cache_runtime.format.layout import SPLITS
 
     counts: dict[str, dict[str, int]] = {}

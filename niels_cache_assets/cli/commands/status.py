@@ -1,7 +1,7 @@
-"""`status [NAME ...]`: what is complete, stale, broken or being built, what the next build goes on with, and what to do.
+"""`status [NAME ...]`: which caches are complete, stale, broken or being built, which build can be resumed, and what to do.
 
-Costs what artifacts/state.py does, one look at a lock and a journal each, and what artifacts/unfinished.py does where a build was
-stopped; with --full every file is read. How things stand is decided there; here it is only put into words.
+artifacts/state.py and artifacts/unfinished.py determine the status; this module puts it into words. It costs their small reads, and one
+look at a lock and a journal for each cache. With --full every file is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME`; everything where none is named")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
     parser.add_argument("--full", action="store_true", help="read and verify every file")
 
@@ -36,25 +36,25 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-Show how the tokenizer, corpora, duplicates and caches stand, why, and what to do. Upstreams are not
-asked; whether their text has changed is for build-all to see.
+Show the status of the tokenizer, corpora, duplicates and caches, the reason, and what to do. No
+upstream is contacted; build-all checks whether upstream text has changed.
 
-  complete      what the settings ask for, every file of the size that meta.json says
+  complete      built with the current settings; every file has the size in meta.json
   stale         built with other settings, another tokenizer or another corpus
   missing       not built yet
-  broken        meta.json cannot be read or names another data set than the folder, or a file is
-                missing or of another size; with --full also where its bytes are others
+  broken        meta.json is unreadable or names another data set than the folder, or a file is
+                missing or has the wrong size; with --full also if the content of a file changed
   off           a setting is missing, or enabled = false (with --all)
-  resumable     an unfinished build lies beside it: the next one goes on where it ended
-  stale build   an unfinished build lies beside it whose settings, tokenizer, data (local files of up
-                to 256 MB) or code version are others now: the next one starts afresh, and why is said
-  being built   somebody is at work: which process, where, since when
+  resumable     an unfinished build exists; the next build resumes it
+  stale build   an unfinished build exists, but its settings, tokenizer, data (local files of up to
+                256 MB) or code version changed; the next build starts again, and the reason is shown
+  being built   another process is building it; its process id, machine and start time are shown
 
-Data sets that niels_cache.toml does not name are listed if their cache is there. Of a complete one
-it says as well where a source ended before its token budget was met, and of the
-tokenizer what it was trained on and what it lacks.
+Data sets that niels_cache.toml does not name are listed if their cache exists. For a complete one,
+status also shows if a source ended before its token budget was met. For the tokenizer, it shows the
+data sets that it was trained on, and missing ones.
 
-exit codes: 0 all of it is complete or off, 1 something is not.""",
+exit codes: 0 everything is complete or off, 1 something is not.""",
     examples="""\
   niels-cache status                  everything
   niels-cache status wikitext --full  one data set and its corpus, every file hashed
@@ -69,7 +69,7 @@ exit codes: 0 all of it is complete or off, 1 something is not.""",
 class Row:
     judged: CacheState
     work: Work
-    unfinished: Unfinished | None = None  # None too while it is being built
+    unfinished: Unfinished | None = None  # None also while it is being built
 
     @property
     def is_fine(self) -> bool:
@@ -77,10 +77,10 @@ class Row:
 
     @property
     def words(self) -> str:
-        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build beside it (43%)`, `missing, being built (43%)`.
+        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build exists (43%)`, `missing, being built (43%)`.
 
-        A build that the next one does not go on with: `missing, an unfinished build is stale (43%)`.
-        Where the share is not known, how many documents there are already: `missing, resumable (12,345 documents)`.
+        If the next build cannot resume the unfinished one: `missing, an unfinished build is stale (43%)`.
+        If the share is not known, the number of documents so far: `missing, resumable (12,345 documents)`.
         """
         share, documents = self.work.share, self.work.documents
         words: list[str] = [self.judged.condition]
@@ -92,7 +92,7 @@ class Row:
         if self.work.writer is not None:
             words.append(f"being built{how_far}")
         elif self.work.is_resumable and self.judged.condition == "complete":
-            words.append(f"an unfinished build beside it{how_far}")
+            words.append(f"an unfinished build exists{how_far}")
         elif self._why_stale is not None:
             words.append(f"an unfinished build is stale{how_far}")
         elif self.work.is_resumable:
@@ -101,18 +101,21 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it is not complete, who is at work, and what to do."""
+        """Why it is not complete, which process builds it, and what to do."""
         if self.work.writer is not None:
             return f"by {self.work.writer}"
         reasons = [said for said in (self.judged.advice, self.judged.note) if said]
         if self._why_stale is not None:
-            next_build = "removes it" if self.judged.condition in ("complete", "off") else "starts afresh"
+            next_build = "removes it" if self.judged.condition in ("complete", "off") else "starts again"
             reasons.append(f"the unfinished build is stale: {self._why_stale}; the next build {next_build}")
         elif self.work.is_resumable and self.judged.condition == "complete":
-            reasons.append("of other settings, other data or --force: the next build goes on with it only if that is what it is to make")
+            reasons.append(
+                "the unfinished build has other settings or data, or was started with --force; "
+                "the next build resumes it only if all of these match"
+            )
         elif self.work.is_resumable:
             same = "the data" if self.unfinished is not None and self.unfinished.sure else "settings and data"
-            reasons.append(f"the next build goes on where the last one ended, if {same} are the same")
+            reasons.append(f"the next build resumes the unfinished one if {same} are the same")
         return "; ".join(reasons)
 
     @property
@@ -169,7 +172,7 @@ def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
-    """Those named: a data set's name stands for its corpus as well, a blend's for its index."""
+    """Return the named states. The name of a data set also selects its corpus; the name of a blend, its index."""
     known = [*dict.fromkeys(each for state in states for each in (state.name, state.name.removeprefix("index/")))]
     for name in names:
         if name not in known:
@@ -180,7 +183,7 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
 
 
 def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
-    """With those damaged whose content is: every file is read."""
+    """Return the states after reading every file: 'damaged' where the content does not match."""
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.verify import verify_cache
@@ -192,7 +195,7 @@ def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
     with transfer_progress("verifying") as progress:
         names = [state.directory.relative_to(root).as_posix() for state in whole]
         for finding in verify_cache(root, names=names, progress=progress):
-            if finding.kind != "tokenizer":  # another one is a state already, and no damage
+            if finding.kind != "tokenizer":  # another tokenizer is a state of its own, not damage
                 found.setdefault(Path(finding.folder), []).append(finding)
     return [_damaged(state, found[state.directory]) if state.directory in found else state for state in states]
 
@@ -203,7 +206,7 @@ def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
 
 
 def _print(rows: list[Row], root: Path, more: str) -> None:
-    """`more`: what to say of those that are left out."""
+    """Print the table and a summary. `more` is a note about omitted rows."""
     from rich.text import Text
 
     table = new_table("data set", "kind", "status", "why, and what to do", shrinking=["why, and what to do"])
@@ -220,5 +223,5 @@ def _print(rows: list[Row], root: Path, more: str) -> None:
     elif all(row.work.writer for row in behind):
         said = f"{are} being built"
     else:
-        said = f"{are} not complete: {PROGRAM} build-all builds what can be built"
+        said = f"{are} not complete; to build them, run {PROGRAM} build-all"
     console.print(f"\n{said}; caches in {root}{f'; {more}' if more else ''}", soft_wrap=True)

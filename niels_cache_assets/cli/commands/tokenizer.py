@@ -1,7 +1,7 @@
 """`tokenizer compare`: characters per token of two or more SentencePiece models, on the same text, source by source.
 
-Text of a data set is what the tokens of its cache spell, so nothing is read again from where it came. Costs one encoding of `--characters`
-of each source by each model; memory is that of one source's text.
+The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes `--characters` of each source
+once. Memory holds the text of one source.
 """
 
 from __future__ import annotations
@@ -34,21 +34,29 @@ _BLOCK_TOKENS = 1 << 16
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help="compare")
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="SentencePiece .model files, two or more; `cache`: that of the caches")
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="on the text of these data sets only")
-    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="on text of yours, too: files and folders as `clean` takes")
     parser.add_argument(
-        "--characters", metavar="N", type=at_least(1), default=CHARACTERS, help=f"of each, from its start (default: {CHARACTERS:_})"
+        "models", metavar="MODEL", nargs="+", help="two or more SentencePiece .model files; `cache` is the model of the cache directory"
+    )
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="compare on these data sets only")
+    parser.add_argument(
+        "--files", metavar="PATH", nargs="+", default=[], help="also compare on your text: files and folders, as for `clean`"
+    )
+    parser.add_argument(
+        "--characters",
+        metavar="N",
+        type=at_least(1),
+        default=CHARACTERS,
+        help=f"characters to use from the start of each source (default: {CHARACTERS:_})",
     )
 
 
 COMMAND = Command(
     usage="compare MODEL MODEL ... ",
     description="""\
-Compare tokenizers by what they make of the same text: characters per token, by source; more is
-better, the same text being shorter. Newlines and blanks are characters of it; special tokens such as
-EOT are not counted, here and wherever else this figure stands. The text is that of the data sets that
-are built, as their tokens spell it (nothing is downloaded), and that of --files.""",
+Compare tokenizers on the same text: characters per token, by source. A higher value is better, because
+the same text needs fewer tokens. Newlines and spaces count as characters. Special tokens such as EOT do
+not count, here and wherever niels-cache shows this figure. The text is decoded from the built data sets
+(nothing is downloaded); --files adds more.""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
@@ -61,7 +69,7 @@ are built, as their tokens spell it (nothing is downloaded), and that of --files
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One source: how many characters, and how many tokens each model makes of them."""
+    """One source: its number of characters, and the number of tokens that each model needs for them."""
 
     source: str
     characters: int
@@ -83,14 +91,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     chosen("", "tokenizer has no action", arguments.action, ACTIONS)
     if len(arguments.models) < 2:
-        raise NielsCacheError(f"{WHERE}: compare takes two models or more")
+        raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
     paths = [_model_path(model, root) for model in arguments.models]
     processors = [_open(path) for path in paths]
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
     compared = [_compare(name, texts, processors) for name, texts in sources if texts]
     if not compared:
-        raise NielsCacheError(f"{root}: no data set is built that there could be text of; build one, or give --files")
+        raise NielsCacheError(f"{root}: no built data set has text to compare on; build one, or give --files")
     whole = Compared(
         source="all",
         characters=sum(row.characters for row in compared),
@@ -112,12 +120,14 @@ def _model_path(given: str, root: Path) -> Path:
 
     path = tokenizer_dir(root) / TOKENIZER_MODEL_NAME if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
     if not path.is_file():
-        raise NielsCacheError(f"{path}: no such file; give a SentencePiece .model file, or `{CACHE_MODEL}` for that of the caches")
+        raise NielsCacheError(
+            f"{path}: no such file; give a SentencePiece .model file, or `{CACHE_MODEL}` for the model of the cache directory"
+        )
     return path
 
 
 def _open(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Any SentencePiece model: it needs none of our special tokens."""
+    """Open any SentencePiece model, with or without our special tokens."""
     from niels_cache_assets.tokenizer.kinds import load_model
 
     return load_model(path)[0]
@@ -132,7 +142,7 @@ def _compare(name: str, texts: Sequence[str], processors: Sequence[sentencepiece
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    """Sources by name, each with the beginning of its text."""
+    """Yield the name of each source with the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
@@ -152,13 +162,13 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
 
 
 def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceTokenizer) -> Iterator[str]:
-    """The texts between the special tokens of a train split: documents, and turns of conversations."""
+    """Yield the texts between the special tokens of a train split: documents, or turns of conversations."""
     import numpy as np
 
     from niels_cache_assets.show.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
 
-    if not open_meta(directory):  # refuses a cache of another tokenizer
+    if not open_meta(directory):  # raises for a cache of another tokenizer
         return
     special = np.array(sorted(tokenizer.special_token_ids().values()))
     rest: list[int] = []
@@ -174,7 +184,7 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: SentencePieceToke
 
 
 def _beginning(characters: int, texts: Iterator[str]) -> Iterator[str]:
-    """The texts that are not empty, the last one cut, until there are so many characters."""
+    """Yield non-empty texts until they have that many characters in all; cut the last one."""
     for text in texts:
         if text:
             yield text[:characters]

@@ -1,7 +1,7 @@
-"""`trace`: which data sets, documents and texts a batch of a training run came from.
+"""`trace`: the data sets, documents and texts of a batch of a training run.
 
-The loader is built again from its saved state and computes the batch that training saw. Where its tokens came from is the runtime's to
-say; reading states, and lineage and text of a row, are below (show/).
+The loader is created again from its saved state and computes the batch that training saw. The runtime returns the origin of its tokens.
+show/loader_states.py reads states; show/origins.py adds lineage and text.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.trace import BatchTrace
 
 TOKEN_STYLE = "reverse"
-EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it: hardly any text has more tokens than characters
-NEIGHBOURHOOD_TOKENS = 48  # on either side of a token
+EXCERPT_CHARACTERS = 64  # and as many tokens are decoded for it, because text rarely has more tokens than characters
+NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", metavar="FILE", required=True, help="JSON or torch checkpoint with the loader's state")
-    parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="which batch, counted from 0 as loader.step does")
-    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="whose batch of that step (default: 0)")
-    parser.add_argument("--row", metavar="I", type=whole_number, help="only this row, with all of its text")
-    parser.add_argument("--column", metavar="J", type=whole_number, help="only this token of the row: x[I, J], which is y[I, J - 1]")
+    parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint with the state of the loader")
+    parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="number of the batch, from 0, like loader.step")
+    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that got the batch (default: 0)")
+    parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its whole text")
+    parser.add_argument("--column", metavar="J", type=whole_number, help="show only this token of the row: x[I, J], which is y[I, J - 1]")
     parser.add_argument(
         "--source",
         metavar="NAME=FOLDER",
@@ -47,7 +47,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         dest="sources",
-        help="where a data set's split lies now, if not where training read it",
+        help="new folder of a data set's split, if it moved since training",
     )
 
 
@@ -61,16 +61,16 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 COMMAND = Command(
     usage="--state FILE --step N ",
     description="""\
-Show where a batch of a training run came from: data set, epoch, sample, shard and offset of every
-row, and of every document in it the source's own id, file, row and text.
+Show the origin of a batch of a training run: data set, epoch, sample, shard and offset of every row,
+and for every document in it the id, file and row at its source, and the text.
 
-FILE is what loader.state_dict() was saved in: JSON, or a torch checkpoint that holds it somewhere.
-The batch is computed again from that state: any step of the run, on the batch size and the ranks
-that it ran with. A cache that changed since is refused.""",
+FILE contains a saved loader.state_dict(): a JSON file, or a torch checkpoint with the state at any
+level. trace computes the batch again from that state. It can show any step of the run, with the batch
+size and the ranks of the run. It refuses a cache that changed since then.""",
     examples="""\
   niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
-  niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with all of its text
-  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the text around it
+  niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with its whole text
+  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text
   niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
     add_options=_add_options,
     has_json=True,
@@ -84,15 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_runtime.loader.trace import BatchTrace
 
     if arguments.step < 0:
-        raise NielsCacheError(f"{WHERE}: --step {arguments.step}: steps are counted from 0")
+        raise NielsCacheError(f"{WHERE}: --step {arguments.step}: must be at least 0; steps are counted from 0")
     if arguments.column is not None and arguments.row is None:
-        raise NielsCacheError(f"{WHERE}: --column {arguments.column}: of which row? give --row too")
+        raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
     loader = _open_loader(arguments.state, state, dict(arguments.sources))
     trace = loader.trace(arguments.step, rank=arguments.rank)
-    assert isinstance(trace, BatchTrace)  # no row was asked for
+    assert isinstance(trace, BatchTrace)  # because no row is given
     if arguments.row is not None:
-        trace.token(arguments.row, arguments.column or 0)  # refuses a row or column that is not there
+        trace.token(arguments.row, arguments.column or 0)  # raises for a row or column out of range
     numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
     rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers)
     notes = [note for cache in caches.values() for note in cache.notes]
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> TokenLoader:
-    """Raises NielsCacheError for a cache that is not there any more or has changed, and for a state that no loader can take."""
+    """Return the loader. Raise NielsCacheError for a cache that is missing or has changed, or an invalid state."""
     from niels_cache_runtime.loader.loader import TokenLoader
 
     try:
@@ -127,11 +127,13 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str]) -> 
         for name, folder in {**folders, **moved}.items():
             if not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
-                raise NielsCacheError(f"{name}: {folder} is not there{seen_from}; if it was moved: --source {name}=FOLDER")
-        # A DataLoader's worker knows its own place in the run; steps are counted over all of them.
+                raise NielsCacheError(f"{name}: {folder} does not exist{seen_from}; if you moved it, add --source {name}=FOLDER")
+        # The state of a DataLoader worker has its own position; steps are counted over all workers.
         return TokenLoader.from_state({key: value for key, value in state.items() if key != "worker"}, moved)
     except (KeyError, TypeError, AttributeError) as error:
-        raise NielsCacheError(f"{path}: holds a loader's state that cannot be read ({error!r}); it is cut or was edited") from error
+        raise NielsCacheError(
+            f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"
+        ) from error
 
 
 def _is_split(folder: Path) -> bool:
@@ -141,18 +143,18 @@ def _is_split(folder: Path) -> bool:
 
 
 def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """`taken`: steps that the loader had taken, where its state says so."""
+    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state does not record it."""
     rows, columns = trace.tokens.shape
     ahead = ""
     if taken is not None and trace.step >= taken:
-        ahead = f"; not taken yet when this state was saved, after {counted(taken, 'step')}"
+        ahead = f"; this state was saved earlier, after {counted(taken, 'step')}"
     console.print(
         f"step {trace.step:,}, rank {rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold", soft_wrap=True
     )
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
-    """A table of the row's documents with the beginning of each (below it on a narrow terminal), or (`whole`) followed by all text."""
+    """Print the documents of a row with the beginning of each (below the table on a narrow terminal), or with all text if `whole`."""
     from rich.measure import Measurement
     from rich.text import Text
 
@@ -174,7 +176,7 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
-    """The row for programs: its tokens, and each segment with its document and text; of a column, the segment that it is in alone."""
+    """Return the row for programs: its tokens, and each segment with its document and text. With a column, only its segment."""
     segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
     whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
     if column is not None:
@@ -201,7 +203,7 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
 
 
 def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text] = ()) -> Table:
-    """One line for each segment, with its excerpt where they are given."""
+    """Return a table with one line for each segment, and the excerpts if they are given."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
     right = frozenset({cache.unit, "from token", "row", "offset"})
     table = new_table(*columns, *(["text"] if excerpts else []), right=right, shrinking=["source id", "file", "shard", "text"])
@@ -211,7 +213,7 @@ def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text
 
 
 def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
-    """One token of a row: what and whence, and the text around it with the token marked."""
+    """Print one token of a row, its origin, and the surrounding text with the token marked."""
     from rich.text import Text
 
     segment = next(segment for segment in row.segments if segment.first <= column < segment.last)
@@ -223,7 +225,7 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
     table.add_row("data set", f"{row.dataset} ({cache.folder})")
     table.add_row("epoch, sample", f"{row.epoch}, {row.sample:,}")
     if segment.is_padding:
-        table.add_row("padding", "of no document")
+        table.add_row("padding", "belongs to no document")
     else:
         table.add_row("shard, offset", f"{cache.file(segment.file)}, {row.offsets[column]:,}")
     if segment.is_in_document:
@@ -256,9 +258,9 @@ def _cells(segment: Segment, cache: Cache) -> list[str]:
         return [_columns(segment), "padding", "", "", "", "", "", ""]
     known = segment.is_in_document
     lineage = cache.lineage.get(segment.document)
-    whence = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
+    origin = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
     document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
-    return [_columns(segment), *document, *whence, cache.file(segment.file), f"{segment.offset:,}"]
+    return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
 
 
 def _columns(segment: Segment) -> str:
@@ -273,7 +275,7 @@ def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, and harmless to a terminal."""
+    """Return the text on one line, without control characters."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     return spell_controls(text).replace("\n", "\\n").replace("\t", "\\t")

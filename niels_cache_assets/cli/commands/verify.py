@@ -1,4 +1,4 @@
-"""`verify`: the runtime's verifier on the cache root of this configuration, with a bar. What is checked is decided there."""
+"""`verify`: run the verifier of niels_cache_runtime on the cache root of this configuration, with a progress bar."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off":
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, tokenizer or duplicates (default: the whole cache directory)")
+    parser.add_argument("--quick", action="store_true", help="compare only names and sizes; read no file")
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", help="data sets, tokenizer or duplicates; all of the cache directory where none is named"
+        "--threads", type=whole_number, metavar="N", help="number of files to read at a time (default: the number of cores)"
     )
-    parser.add_argument("--quick", action="store_true", help="compare names and sizes only; read no file")
-    parser.add_argument("--threads", type=whole_number, metavar="N", help="files to read at a time (default: as many as there are cores)")
     parser.add_argument(
         "--against-dagster",
         action="store_true",
-        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME): finds changes whose hashes were made anew",
+        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME); this finds a change whose hashes were "
+        "updated",
     )
 
 
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-Hash every file again and check the invariants of the format: one line for each finding, a note for
-what harms nothing, and a table of the folders with what came of each.
+Hash every file again and check the invariants of the format. verify prints one line for each finding,
+a note for each harmless difference, and a table with the result of each folder.
 
-unverifiable: a cache whose meta.json another program wrote has no hashes to compare with. A note says
-so, and only what that meta.json says of the tokens is checked; the exit code counts findings alone.
-With --json, `unverifiable` lists such caches: a script that wants none tests that it is empty.
+unverifiable: if another program wrote the meta.json of a cache, there are no hashes to compare with. A
+note reports this, and verify checks the tokens against that meta.json only. The exit code depends on
+findings only. With --json, `unverifiable` lists such caches; a script can test that the list is empty.
 
 not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot,
-Dagster's home (.dagster) with its logs, exports, and whatever else lies in the cache directory""",
+Dagster's home (.dagster) with its logs, exports, and any other file in the cache directory""",
     examples="""\
-  niels-cache verify                    everything below the cache directory, corpora and indices too
+  niels-cache verify                    everything in the cache directory, including corpora and indices
   niels-cache verify wikitext dolly15k  two data sets, and their corpora
-  niels-cache verify --quick            names and sizes only: no file is read
-  niels-cache verify --against-dagster  also against what Dagster recorded when it built them
+  niels-cache verify --quick            only names and sizes; no file is read
+  niels-cache verify --against-dagster  also compare with Dagster's records of the builds
 
-training machines without this package's dependencies: python -m niels_cache_runtime.verify cache/""",
+on training machines, without the dependencies of this package: python -m niels_cache_runtime.verify cache/""",
     add_options=_add_options,
     offers={"names": CACHES},
     has_json=True,

@@ -1,8 +1,8 @@
-"""What differs between two builds: `niels-cache diff`. Reads both, writes nothing but temporary files.
+"""The differences between two builds, for `niels-cache diff`. It reads both and writes only temporary files.
 
-    folders.py     two data sets, or two cache roots, and what their meta.json say
-    documents.py   which documents are in one of them alone
+    folders.py     two data sets, or two cache roots, and their meta.json
+    documents.py   documents that only one of them has
     tokens.py      the first token that differs
 
-Memory is flat in the size of both: lineage comes in batches, tokens are mapped and compared in blocks.
+Memory does not grow with the builds: lineage is read in batches, and tokens are mapped and compared in blocks.
 """

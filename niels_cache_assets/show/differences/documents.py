@@ -1,12 +1,11 @@
-"""Which documents (or examples) are in one of two builds alone, told by their lineage: the source's id, file and row.
+"""Documents (or examples) that only one of two builds has, identified by their lineage: id at the source, file and row.
 
-1. Batches of rows that are the same on both sides cancel each other. Of all others a digest goes to a temporary file, in one of as many
-   parts as keep a part small.
-2. Each part alone: sort its digests, count each on every side and in every split.
+1. Skip batches of rows that are equal on both sides. For all other rows, write a digest to a temporary file. The digest selects one of
+   several parts, so that each part stays small.
+2. For each part: sort its digests, and count each digest on every side and in every split.
 
-Cost: one pass over the lineage of both, and 34 temporary bytes for each row of a batch that is not the same. Memory: one part, about two
-million rows, or more if both have over a thousand million in all. A document that is there twice on one side and once on the other counts
-once.
+Cost: one pass over both lineages, and 34 temporary bytes for each row of a different batch. Memory: one part, about two million rows, or
+more if both have over a thousand million rows together. A document that occurs twice on one side and once on the other counts once.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SIDES: tuple[Side, Side] = ("a", "b")
 _COLUMNS = ("source_id", "file", "row", "tokens")
 _ROWS_AT_ONCE = 65_536
 _ROWS_OF_A_PART = 2_000_000
-_MOST_PARTS = 512  # each is an open file
+_MOST_PARTS = 512  # each part is an open file
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("tokens", "<i8"), ("ordinal", "<i8"), ("side", "u1"), ("split", "u1")])
 
 LineagePaths = dict[Split, Path]
@@ -45,7 +44,7 @@ LineagePaths = dict[Split, Path]
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A document that is in one build alone, or that has another split or length there."""
+    """A document that only one build has, or that has another split or length there."""
 
     split: Split
     lineage: Lineage
@@ -53,8 +52,9 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentDifferences:
-    """rows: by side, by split. only: by side, how many documents the other does not have. moved: how many are in the other split.
-    resized: how many have another number of tokens. first: the first few of each (`a`, `b`, `moved`, `resized`); only `b` has its own of B.
+    """rows: number of rows, by side and split. only: by side, the number of documents that the other side lacks. moved: the number of
+    documents in the other split. resized: the number of documents with another number of tokens. first: the first few of each kind
+    (`a`, `b`, `moved`, `resized`), with the lineage in B for `b` and the lineage in A for the others.
     """
 
     rows: dict[Side, dict[Split, int]]
@@ -71,9 +71,9 @@ class DocumentDifferences:
 def compare_documents(
     a: LineagePaths, b: LineagePaths, *, shown: int, progress: Callable[[int], None] = lambda rows: None
 ) -> DocumentDifferences:
-    """`a`, `b`: the lineage file of each split. `shown`: how many of each kind to name. `progress`: told how many rows were read.
+    """Compare the lineage files of each split. `shown`: number of documents of each kind to list. `progress` gets the number of rows read.
 
-    Raises NielsCacheError for a file that is missing, unreadable or lacks a column.
+    Raise NielsCacheError for a file that is missing, unreadable or lacks a column.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
     parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
@@ -86,7 +86,7 @@ def compare_documents(
             for file in files:
                 file.flush()
         except OSError as error:
-            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more room") from error
+            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
         for file in files:
             file.seek(0)
             found.add(np.frombuffer(file.read(), dtype=_ROW))
@@ -127,7 +127,7 @@ def _unreadable(path: Path, error: Exception) -> NielsCacheError:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Of exactly so many rows, but for the last: equal files give equal batches, however their row groups were cut."""
+    """Yield batches of _ROWS_AT_ONCE rows; the last may be shorter. Equal rows give equal batches, whatever the row groups are."""
     import pyarrow
 
     with _open(path) as parquet:
@@ -148,7 +148,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO], progress: Callable[[int], None]) -> None:
-    """Write the rows of batches that are not the same on both sides, each to the file of its digest."""
+    """Write the digests of rows in different batches, each to the file of its part."""
     first = 0
     for ours, theirs in zip_longest(_batches(a), _batches(b)):
         if ours is None or theirs is None or not ours.equals(theirs):
@@ -178,7 +178,7 @@ def _write(rows: NDArray[Any], files: Sequence[BinaryIO]) -> None:
 
 
 class _Found:
-    """Counts, and the first few of each kind, by split and ordinal."""
+    """Counts, and the first few documents of each kind, by split and ordinal."""
 
     def __init__(self, shown: int) -> None:
         self._shown = shown
@@ -186,7 +186,7 @@ class _Found:
         self._first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
 
     def add(self, rows: NDArray[Any]) -> None:
-        """All rows of a part."""
+        """Count all rows of a part."""
         if not len(rows):
             return
         rows = rows[np.lexsort((rows["low"], rows["high"]))]

@@ -1,7 +1,7 @@
-"""Two builds that are compared: two folders of data sets of one family, or two cache roots, data set by data set.
+"""The comparison of two builds: two folders of data sets of one family, or two cache roots, data set by data set.
 
-Of two meta.json: settings and inputs, and counts that came of them. A meta.json does not hold every setting of a build, but its fingerprint
-covers all of them: where it alone differs, that is said.
+From two meta.json it compares settings and inputs, and the resulting counts. A meta.json does not record every setting of a build, but its
+fingerprint covers all of them. If only the fingerprint differs, the comparison reports that.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TOKENIZER = "tokenizer"
 _COUNTS = frozenset(
     {"train_tokens", "val_tokens", "train_examples", "val_examples", "documents", "characters", "cut", "cut_document", "dropped", "facts"}
 )
-# Files and hashes follow from what is compared; a name is what was given.
+# Files and hashes follow from the compared values. The name is an argument of the command.
 _NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "kind", "dataset_name"})
 _FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same data set, or tokenizer, of two builds; one of them is None where it is missing there."""
+    """The same data set, or tokenizer, of two builds. `a` or `b` is None if that build lacks it."""
 
     name: str
     a: Path | None
@@ -55,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """One value of a meta.json. key: its path there. a, b: None where it is missing."""
+    """One value of a meta.json. key: its path there. a, b: None if the value is missing."""
 
     key: str
     a: Any
@@ -68,10 +68,10 @@ class Differing:
 
 @dataclass(frozen=True, kw_only=True)
 class MetaDifferences:
-    """settings: what decided the bytes, as far as it is recorded. counts: what came of it.
+    """settings: the recorded settings and inputs. counts: the results.
 
-    has_unrecorded: the fingerprints differ, and nothing else that is recorded does: a setting that meta.json does not hold, a code
-    version, or the content of a corpus.
+    has_unrecorded: the fingerprints differ but all recorded settings are equal. The cause is a setting that meta.json does not record, a
+    code version, or the content of a corpus.
     """
 
     settings: list[Differing]
@@ -81,8 +81,9 @@ class MetaDifferences:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDifferences:
-    """name: FAMILY/NAME, or "tokenizer", which has metas alone. documents: None where a build has no lineage. tokens: by split, with how
-    many there are on either side."""
+    """name: FAMILY/NAME, or "tokenizer", which has only `metas`. documents: None if a build has no lineage. counts: the number of tokens on
+    both sides, by split. tokens: the first difference, by split.
+    """
 
     name: str
     a: Path
@@ -105,9 +106,9 @@ class DatasetDifferences:
 
 
 def find_pairs(a: Path, b: Path) -> list[Pair]:
-    """One of two folders with a meta.json, else every data set and the tokenizer that one of two roots has.
+    """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
 
-    Raises NielsCacheError where a folder is neither, or where the two are not of one kind.
+    Raise NielsCacheError if a folder is neither, or if the two have different kinds.
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
@@ -122,7 +123,7 @@ def find_pairs(a: Path, b: Path) -> list[Pair]:
 
 
 def _kind(path: Path) -> str | None:
-    """That of the meta.json there; None of a cache root."""
+    """Return the kind in meta.json, or None for a cache root."""
     if not (path / META_NAME).exists():
         found = describe(path)
         if found.kind == "root":
@@ -131,7 +132,7 @@ def _kind(path: Path) -> str | None:
         raise NielsCacheError(f"{path}: {found.said}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
     meta = read_meta(str(path / META_NAME))
     if meta.get("kind") not in (*FAMILIES, TOKENIZER):
-        raise NielsCacheError(f"{path}: is of kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
+        raise NielsCacheError(f"{path}: has kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
     return str(meta["kind"])
 
 
@@ -145,7 +146,7 @@ def _names(root: Path) -> list[str]:
 
 
 def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
-    """All that differs. `shown`: how many documents to name. Raises NielsCacheError for a folder that cannot be read."""
+    """Return all differences. `shown`: number of documents to list. Raise NielsCacheError for a folder that cannot be read."""
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a, pair.b
@@ -188,11 +189,12 @@ def _lineage_name(family: Family, split: Split) -> str:
 
 
 def _have_lineage(metas: list[Meta], family: Family) -> bool:
-    """A build by another program may list none."""
+    """Return whether both builds have lineage. A cache of another program may lack it."""
     return all(_lineage_name(family, split) in meta.get("files", {}) for meta in metas for split in SPLITS)
 
 
 def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
+    """Return the settings and counts that differ."""
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     differing = [
         Differing(key=key, a=ours.get(key), b=theirs.get(key))
@@ -205,12 +207,12 @@ def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
 
 
 def _is_zero(a: Any, b: Any, key: str) -> bool:
-    """A reason that is not listed dropped nothing."""
+    """Return whether both counts of dropped documents are zero: a missing reason counts as zero."""
     return key.startswith("dropped.") and not (a or b)
 
 
 def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no table, by its path."""
+    """Yield every value that is not a table, with its path."""
     for key, value in table.items():
         if not path and key in _NOT_COMPARED:
             continue

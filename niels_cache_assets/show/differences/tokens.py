@@ -1,7 +1,7 @@
-"""The first token that differs between two splits, and the document that it is in on each side.
+"""The first token that differs between two splits, and its document on each side.
 
-Tokens are mapped and compared in blocks, in the order of the stream, whatever sizes the shards have. Cost: one pass over both up to the
-first difference. Memory: a few blocks. How the place is shown is the command line's business.
+Tokens are mapped and compared in blocks, in the order of the stream. The sizes of the shards do not matter. Cost: one pass over both up to
+the first difference. Memory: a few blocks. The command line prints the result.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.show.split_tokens import SplitTokens
 
 _BLOCK_TOKENS = 1 << 20
-AROUND = 24  # tokens that are shown on either side
+AROUND = 24  # tokens to show on each side
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlace:
-    """Where a token lies. file, offset: of its tokens, from the file's start. document: its number in the split; document_offset: in
-    tokens from the document's start, document_tokens: how many it has. lineage: None where the build has none. before, token, after: ids;
-    those around it are of the same document.
+    """The place of a token. file, offset: the token file, and the offset in tokens from its start. document: its number in the split.
+    document_offset: offset in tokens from the start of the document. document_tokens: number of tokens in the document. lineage: None if
+    the build has no lineage. before, token, after: token ids; the surrounding ones belong to the same document.
     """
 
     file: str
@@ -36,7 +36,7 @@ class TokenPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDifference:
-    """position: in tokens from the split's start. a, b: None for the side that has ended there."""
+    """position: in tokens from the start of the split. a, b: None for the side that ends before it."""
 
     position: int
     a: TokenPlace | None
@@ -63,7 +63,7 @@ def _place(tokens: SplitTokens, position: int) -> TokenPlace:
 
 
 def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None] = lambda tokens: None) -> TokenDifference | None:
-    """None where both are the same. `progress`: told how many tokens were compared."""
+    """Return the first difference, or None if both splits are equal. `progress` gets the number of compared tokens."""
     shared = min(len(a), len(b))
     for start in range(0, shared, _BLOCK_TOKENS):
         ours, theirs = (side.read(start, min(_BLOCK_TOKENS, shared - start)) for side in (a, b))

@@ -1,1 +1,1 @@
-"""Plots of what was built, for the UI and for reports: `measures` counts, the others draw. No Dagster here."""
+"""Plots of caches for the UI and for reports. `measures` counts, the other modules draw. Nothing here imports Dagster."""

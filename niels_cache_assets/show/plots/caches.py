@@ -1,6 +1,6 @@
-"""Plots of one cache: lengths, token frequency, what was dropped; for conversations also turns and targets.
+"""Plots of one cache: lengths, token frequency and drop reasons; for conversations also turns and targets.
 
-`cache_plots` is what the UI and the reports call. What is counted, and what that costs, is measures.py's.
+The UI and the reports call `cache_plots`. measures.py counts, and names the cost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RANKS_DRAWN = 400
 
 
 def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str, int]) -> dict[str, bytes]:
-    """Title to PNG, in the order to look at them. `dropped`: documents or examples by reason, as meta.json has them."""
+    """Return PNGs by title, in display order. `dropped`: documents or examples by reason, as in meta.json."""
     noun = "documents" if family == "pretrain" else "examples"
     plots = {"lengths": _lengths(measures, noun, cut=family == "sft")}
     if measures.conversations is not None:
@@ -47,7 +47,7 @@ def cache_plots(measures: CacheMeasures, family: Family, *, dropped: Mapping[str
 
 
 def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
-    """Items per half octave of tokens; for examples, those that a row of CONTEXT tokens cuts in another color."""
+    """Draw the number of items per half octave of tokens. Examples that a row of CONTEXT tokens cuts have another color."""
     figure = new_figure(3.0)
     axes = figure.subplots()
     note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
@@ -74,7 +74,7 @@ def _lengths(measures: CacheMeasures, noun: str, *, cut: bool) -> bytes:
 
 
 def _frequency(measures: CacheMeasures) -> bytes:
-    """How often the piece of each rank is used, both axes logarithmic; a straight line is Zipf's law."""
+    """Draw how often the piece of each rank is used, on logarithmic axes. Zipf's law is a straight line."""
     counts = np.sort(measures.token_counts)[::-1]
     used = measures.pieces_used
     figure = new_figure(3.0)
@@ -107,7 +107,7 @@ def _dropped(dropped: Mapping[str, int], kept: int, noun: str) -> bytes:
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> bytes:
-    """Two panels: turns to an example, and the share of its tokens that are targets."""
+    """Draw two panels: turns per example, and the share of its tokens that are targets."""
     figure = new_figure(3.0)
     left, right = figure.subplots(1, 2)
     set_title(left, "examples by turns")

@@ -1,4 +1,4 @@
-"""Plots of a corpus's report. What the figures mean is report.py's, how they look is plots/style.py's."""
+"""Plots of the report of a corpus. corpus/report.py defines the figures; style.py defines the look."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _STAGE_COLORS = {"source": GRAY, "cleaning": BLUE, "duplicates": ORANGE}
 
 
 def draw(report: dict[str, Any]) -> dict[str, bytes]:
-    """File name to PNG: funnel, reasons, lengths, and duplicates where they were looked for."""
+    """Return PNGs by file name: funnel, reasons, lengths, and duplicates if the corpus is deduplicated."""
     plots = {"funnel.png": _funnel(report), "reasons.png": _reasons(report), "lengths.png": _lengths(report)}
     return {**plots, "duplicates.png": _duplicates(report)} if report["duplicates"] else plots
 
 
 def _funnel(report: dict[str, Any]) -> bytes:
-    """Two panels with one bar per stage: documents, and bytes."""
+    """Draw two panels with one bar per stage: documents and bytes."""
     stages = report["funnel"]
     figure = new_figure(0.9 + 0.42 * len(stages))
     panels = figure.subplots(1, 2, sharey=True)
@@ -56,12 +56,12 @@ def _reasons(report: dict[str, Any]) -> bytes:
 
 
 def _lengths(report: dict[str, Any]) -> bytes:
-    """Documents per power of two of characters, before and after cleaning."""
+    """Draw the documents per power of two of characters, before and after cleaning."""
     rows = report["lengths"]
     figure = new_figure(3.2)
     axes = figure.subplots()
     set_title(axes, "documents by length")
-    edges = [float(row["from"].bit_length()) for row in rows]  # an empty text is left of one character
+    edges = [float(row["from"].bit_length()) for row in rows]  # an empty text is to the left of one character
     ends = [*edges, edges[-1] + 1]
     axes.stairs([row["before"] for row in rows], ends, fill=True, color=GRAY, alpha=0.6, label="read")
     axes.stairs([row["after"] for row in rows], ends, fill=True, color=ORANGE, alpha=0.6, label=report["funnel"][1]["stage"])
@@ -76,7 +76,7 @@ def _lengths(report: dict[str, Any]) -> bytes:
 
 
 def _duplicates(report: dict[str, Any]) -> bytes:
-    """Sizes of clusters, and the S-curve of the bands that were used."""
+    """Draw the sizes of clusters, and the S-curve of the bands in use."""
     found = report["duplicates"]
     figure = new_figure(3.2)
     left, right = figure.subplots(1, 2)
@@ -115,7 +115,7 @@ def _duplicates(report: dict[str, Any]) -> bytes:
 
 
 def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Clusters of 2, 3, 4 apart; above that by powers of two, so that any number of sizes stays legible."""
+    """Return bins for clusters of 2, 3 and 4, and above that for powers of two, so that the axis stays legible."""
     bins: dict[tuple[int, int], int] = {}
     for size, count in sizes:
         low = size if size < 5 else max(5, 2 ** (size.bit_length() - 1))

@@ -1,7 +1,7 @@
-"""What the plots of a cache are drawn from: one pass over what was built, in blocks, so that memory stays flat.
+"""The counts for the plots of a cache: one pass over the cache in blocks, so that memory stays constant.
 
-Cost: about 2 ns per token (pretrain) or 20 (sft), and 8 bytes read per document. Of a cache larger than MAX_TOKENS, evenly spaced blocks
-are counted instead of all, so no cache takes longer than a second or two. Lengths are always of every document.
+Cost: about 2 ns per token (pretrain) or 20 (sft), and 8 bytes read per document. For a cache larger than MAX_TOKENS, only evenly spaced
+blocks are counted, so every cache takes at most a second or two. Lengths always cover every document.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
 CONTEXT = 1024  # tokens: the T of the examples
-MAX_TURNS = 20  # of an example; more count as that many
+MAX_TURNS = 20  # of an example; longer ones count as this many
 SHARE_BINS = 20
 # Edges of the bins of lengths, in tokens: two to an octave.
 LENGTH_EDGES = np.unique(np.ceil(2.0 ** (np.arange(2 * 40) / 2)).astype(np.int64))
@@ -41,8 +41,8 @@ _BLOCK_OFFSETS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationMeasures:
-    """Of the examples that were counted. `turns`: messages of user and assistant to an example. `target_shares`: examples by the share of
-    their tokens that are targets, in SHARE_BINS bins from 0 to 1.
+    """Counts of the counted examples. `turns`: messages of user and assistant per example. `target_shares`: examples by the share of their
+    tokens that are targets, in SHARE_BINS bins from 0 to 1.
     """
 
     turns: Counter[int]
@@ -52,8 +52,8 @@ class ConversationMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheMeasures:
-    """`lengths`: documents or examples by length, a count for each of LENGTH_EDGES. `token_counts`: how often each id was met, among the
-    `counted` of all `tokens`. `cut`: items that do not fit a row of CONTEXT tokens and their targets. `conversations`: of SFT only.
+    """`lengths`: documents or examples by length, one count for each of LENGTH_EDGES. `token_counts`: occurrences of each id among the
+    `counted` of all `tokens`. `cut`: items that do not fit into a row of CONTEXT tokens with targets. `conversations`: only for SFT.
     """
 
     lengths: NDArray[np.int64]
@@ -69,7 +69,7 @@ class CacheMeasures:
         return int(np.count_nonzero(self.token_counts))
 
     def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
-        """Given the UTF-8 bytes of every id. As of a text: special tokens do not count. The blank before each message does."""
+        """Return the ratio, given the UTF-8 bytes of every id. Special tokens do not count. The space before each message does."""
         characters = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes], dtype=np.int64)
         of_text = self.token_counts.copy()
         of_text[list(special_ids)] = 0
@@ -77,11 +77,11 @@ class CacheMeasures:
 
 
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
-    """Count over both splits of a finished cache. Raises NielsCacheError for files that are missing or cannot be read."""
+    """Return the counts of both splits of a finished cache. Raise NielsCacheError for missing or unreadable files."""
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    token_counts = np.zeros(meta["vocab_size"] or MAX_VOCAB_SIZE, dtype=np.int64)  # imported tokens may be of no known vocabulary
+    token_counts = np.zeros(meta["vocab_size"] or MAX_VOCAB_SIZE, dtype=np.int64)  # imported tokens may have no known vocabulary
     conversations = _Conversations(meta["special_token_ids"]) if family == "sft" else None
-    splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have one only
+    splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
     step = max(1, -(-all_tokens // max_tokens))
     cut = 0
@@ -118,7 +118,7 @@ def _windows(directory: Path, split: Split) -> Iterator[Block]:
 
 
 def _examples(directory: Path, split: Split) -> Iterator[Block]:
-    """Blocks of whole examples, with the start of each in its block."""
+    """Yield blocks of whole examples, with the start of each example in its block."""
     tokens = MappedTokens([directory / tokens_name(split)]).shards[0]
     starts = map_example_starts(directory / idx_name(split), token_count=len(tokens))
     first = 0
@@ -130,7 +130,7 @@ def _examples(directory: Path, split: Split) -> Iterator[Block]:
 
 
 def _lengths(directory: Path, family: Family, split: Split) -> Iterator[NDArray[np.int64]]:
-    """Of every document or example, in tokens."""
+    """Yield the lengths of documents or examples in tokens, block by block."""
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
         for first in range(0, len(ends), _BLOCK_OFFSETS):
@@ -149,7 +149,7 @@ class _Conversations:
         self._targets = 0
 
     def add(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> None:
-        from niels_cache_runtime.cache.sft import example_target_mask  # torch, which pretrain does not need here
+        from niels_cache_runtime.cache.sft import example_target_mask  # imports torch, which pretrain does not need here
 
         is_target = example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])

@@ -1,4 +1,4 @@
-"""The plot of a mixture: what was asked for, what there is, what a run reads; and how often each data set is read."""
+"""The plot of a mixture: configured, available and read shares, and the number of times that each data set is read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.show.reports.mixture import MixedSource, Mixture
 
-MAX_SOURCES = 10  # more do not fit 50 kB
+MAX_SOURCES = 10  # more do not fit into 50 kB
 
-_HEIGHT = 0.27  # of a bar; three to a data set
+_HEIGHT = 0.27  # of a bar; three per data set
 _LONGEST_NAME = 20
 
 
 def mixture_plot(mixture: Mixture) -> bytes:
-    """PNG of a mixture that has sources: three bars of shares for each, and its epochs; of many, the largest."""
+    """Return a PNG with three bars of shares and the epochs of each source. If there are many sources, show the largest."""
     shown = sorted(mixture.sources, key=lambda source: (source.repeats_from is None, -source.actual))[:MAX_SOURCES]
     shown = sorted(shown, key=lambda source: mixture.sources.index(source))
     figure = new_figure(1.3 + 0.62 * len(shown))
@@ -33,7 +33,7 @@ def mixture_plot(mixture: Mixture) -> bytes:
     _epochs(right, shown, mixture.max_epochs)
     set_title(right, f"times that it is read (max_epochs: {mixture.max_epochs:g})")
     left.set_yticks(range(len(shown)), [_short_name(source.name) for source in shown])
-    left.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one stays a group of bars
+    left.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # a single group of bars keeps its height
     right.tick_params(labelleft=False)
     return as_png(figure)
 

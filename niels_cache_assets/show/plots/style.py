@@ -1,8 +1,8 @@
-"""How every plot looks, and the bars of what was dropped, which caches and corpora share.
+"""The look of every plot, and the plot of drop reasons, which caches and corpora share.
 
-A plot is PNG bytes small enough to be kept in Dagster's database, of one width, on a card that suits light and dark pages.
-matplotlib's Agg canvas without pyplot: no global state, no display, the same bytes for the same figures in a pinned environment. Cost: a
-second for the import, a tenth for each picture.
+A plot is a PNG that is small enough for Dagster's database. All plots have one width and a background for light and dark pages.
+matplotlib's Agg canvas without pyplot: no global state, no display, and the same bytes for the same figures in a pinned environment.
+Cost: a second for the import, and a tenth of a second for each plot.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
-WIDTH = 7.2  # inches, of every plot, so that those below one another end at one edge
-CARD = "#e6ebf1"  # darker than a light page and not glaring on a dark one; every ink is read on it
+WIDTH = 7.2  # inches; one width for all, so that plots below one another align
+CARD = "#e6ebf1"  # darker than a light page, and not too bright on a dark one; all colors are readable on it
 INK, MUTED, GRID = "#1f2933", "#4a5666", "#c5cfda"
 BLUE, ORANGE, GRAY = "#1f5fa8", "#b8450f", "#8b98a9"
-BAR = 0.62  # height or width, of the room for one
+BAR = 0.62  # height or width, as a share of the available space
 MAX_REASONS = 15
 
 
 def new_figure(height: float) -> Figure:
-    layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12)  # a margin within the card, in inches
+    layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12)  # margin inside the card, in inches
     return Figure(figsize=(WIDTH, height), dpi=DPI, layout=layout, facecolor=CARD)
 
 
@@ -46,7 +46,7 @@ def set_title(axes: Axes, text: str) -> None:
 
 
 def label_bars(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
-    """What each bar says, at its end; there is no axis to read then."""
+    """Write a label at the end of each bar, and remove the axis."""
     for index, (value, label) in enumerate(zip(values, labels, strict=True)):
         axes.annotate(label, (value, index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK)
     axes.set_xticks([])
@@ -54,18 +54,19 @@ def label_bars(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> No
 
 
 def label_axes(axes: Axes, across: str, up: str) -> None:
-    """What the horizontal axis counts, and what the vertical one; of bars that bear their numbers, one is empty."""
+    """Label the horizontal and the vertical axis. A label may be empty if the bars show their numbers."""
     axes.set_xlabel(across, color=MUTED, fontsize=9)
     axes.set_ylabel(up, color=MUTED, fontsize=9)
 
 
 def say(axes: Axes, text: str) -> None:
+    """Write a text in the middle of an empty plot."""
     axes.set_yticks([])
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=9)
 
 
 def short(value: float, unit: str = "") -> str:
-    """1,234 up to ten thousand, then 12.3k, 4.56M."""
+    """Return 1,234 up to ten thousand, then 12.3k, 4.6M."""
     if value < 10_000:
         return f"{value:,.0f}{' ' + unit if unit else ''}"
     return EngFormatter(unit=unit, places=1, sep=" " if unit else "")(value)
@@ -78,11 +79,11 @@ def as_png(figure: Figure) -> bytes:
 
 
 def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str, colors: Mapping[str, str]) -> bytes:
-    """Why documents were dropped: a bar for each (reason, count, who), most frequent first, as the share of the `given`.
+    """Draw a bar for each (reason, count, stage), in the given order, with its share of the `given` documents or examples.
 
-    The rarest are summed up. `colors`: of who dropped them. Where there are several, a legend tells them apart.
+    Reasons after the first MAX_REASONS share one bar. `colors`: by stage. Several stages get a legend.
     """
-    shown = [(in_words(reason), count, colors[who]) for reason, count, who in reasons[:MAX_REASONS]]
+    shown = [(in_words(reason), count, colors[stage]) for reason, count, stage in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:
         shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), GRAY))
     figure = new_figure(1.3 + 0.3 * max(1, len(shown)))
@@ -91,13 +92,13 @@ def reasons_plot(reasons: Sequence[tuple[str, int, str]], given: int, noun: str,
     values = [count for _, count, _ in shown]
     axes.barh(range(len(shown)), values, height=BAR, color=[color for *_, color in shown])
     axes.set_yticks(range(len(shown)), [reason for reason, *_ in shown])
-    axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # one bar stays a bar
+    axes.set_ylim(max(len(shown), 2) - 0.5, -0.5)  # a single bar keeps its height
     label_bars(axes, values, [f"{count:,}  {share_of(count / given)}" for count in values])
     label_axes(axes, f"{noun}, and their share", "")
     if not shown:
         say(axes, "nothing was dropped")
-    droppers = {who for *_, who in reasons}
-    if len(droppers) > 1:
-        handles = [axes.barh(0, 0, color=color, label=who) for who, color in colors.items() if who in droppers]
+    stages = {stage for *_, stage in reasons}
+    if len(stages) > 1:
+        handles = [axes.barh(0, 0, color=color, label=stage) for stage, color in colors.items() if stage in stages]
         axes.legend(handles=handles, frameon=False, loc="lower right", fontsize=8, labelcolor=INK)
     return as_png(figure)

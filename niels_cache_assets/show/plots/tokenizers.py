@@ -1,4 +1,4 @@
-"""Plots of a tokenizer: its pieces by length, characters per token of each source, and how it cuts long words."""
+"""Plots of a tokenizer: its pieces by length, characters per token of each source, and the pieces of long words."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from matplotlib.ticker import MaxNLocator
 
 from niels_cache_assets.show.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
 
-MAX_SOURCES = 20  # bars that can be read
+MAX_SOURCES = 20  # more bars are not legible
 LONGEST_PIECE = 16  # characters; longer pieces count as that long
-_TINTS = ("#a9c6e6", "#eeb896")  # of blue and orange, taking turns
+_TINTS = ("#a9c6e6", "#eeb896")  # alternating tints of blue and orange
 
 
 def tokenizer_plots(
     *, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float], words: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
-    """Title to PNG. `words`: each with its pieces. What there is nothing to draw of is left out."""
+    """Return PNGs by title, without those that have no data. `words`: each word with its pieces."""
     plots = {"pieces": _pieces(piece_bytes)}
     if characters_per_token:
         plots["characters per token"] = _ratios(characters_per_token)
@@ -25,7 +25,7 @@ def tokenizer_plots(
 
 
 def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
-    """Pieces by their characters, the blank that begins a word among them; bytes that are no character by themselves apart."""
+    """Draw the pieces by number of characters, including the space before a word. Single bytes that are no character are separate."""
     lengths: Counter[int] = Counter()
     alone = 0
     for piece in piece_bytes:
@@ -49,7 +49,7 @@ def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
 
 
 def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
-    """One bar per source; the tokenizer fits a short one worse. Of many those that it fits worst."""
+    """Draw one bar per source. A shorter bar is a worse fit. If there are many sources, show the shortest bars."""
     rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
     of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
     figure = new_figure(1.1 + 0.34 * len(rows))
@@ -65,7 +65,7 @@ def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
 
 
 def _words(words: Mapping[str, Sequence[str]]) -> bytes:
-    """A word to a line, its pieces in two tints."""
+    """Draw one word per line, with its pieces in two tints."""
     figure = new_figure(0.6 + 0.28 * len(words))
     axes = figure.subplots()
     set_title(axes, "the longest words of the sample, and the pieces that they are cut into")

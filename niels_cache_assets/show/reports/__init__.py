@@ -1,8 +1,8 @@
-"""What a cache holds and what a run would read of it, as pages for people: figures first, then Markdown and HTML of them. No Dagster here.
+"""Reports about the content of caches, and about the part of each data set that a run would read. Nothing here imports Dagster.
 
-    settings.py   [reports]                  mixture.py   what a planned run reads of each data set
-    cache.py      everything that is built   history.py   what Dagster recorded of it (defs/home/history.py reads it)
-    drawings.py   plots of each              markdown.py, page.py (page.html, page.css)   how it is shown
+    cache.py      all caches         mixture.py   the part of each data set that a planned run reads
+    drawings.py   their plots        history.py   the records of Dagster (defs/home/history.py reads them)
+    markdown.py, page.py (page.html, page.css)   the output
 
-Nothing here changes a cache; a clock shows on pages alone.
+Nothing here changes a cache. Only pages show the current time.
 """

@@ -1,7 +1,7 @@
-"""`reports/cache`: everything that is built below a cache root, with what Dagster recorded of it and what a run would read.
+"""`reports/cache`: all caches below a cache root, with the records of Dagster and the mixtures that runs would read.
 
-Costs what state.py and mixture.py do, and `find_indices` for each blend where there are indices; no file is hashed, upstream is not
-asked. How it is shown is for markdown.py and page.py.
+It costs the small reads of artifacts/state.py and mixture.py, and `find_indices` for each blend if there are indices. No file is hashed and
+no upstream is contacted. markdown.py and page.py make the output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODE_VERSION = "5"  # bumped by hand when a report changes for the same caches a
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What an index is for. label: of the data set that it numbers the samples of, or "blend"."""
+    """A use of an index. label: of the data set whose samples it orders, or "blend"."""
 
     blend: str
     label: str
@@ -42,7 +42,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCount:
-    """How many of a unit there are in either split."""
+    """The number of a unit in each split."""
 
     unit: str
     train: int
@@ -55,7 +55,7 @@ class SplitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One folder of the cache, there or to be built. meta: its meta.json, empty where there is none that can be read. uses: of an index."""
+    """One folder of the cache, which may not be built yet. meta: its meta.json, empty if it is missing or unreadable. uses: of an index."""
 
     state: CacheState
     meta: Meta
@@ -74,7 +74,7 @@ class Item:
 
     @property
     def is_wanted(self) -> bool:
-        """Neither switched off nor lacking a setting."""
+        """Whether it is not switched off and has all its settings."""
         return self.state.condition != "off"
 
     @property
@@ -83,7 +83,7 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """Of all files that meta.json lists."""
+        """The size of all files that meta.json lists."""
         return total_bytes(self.meta.get("files", {}))
 
     @property
@@ -96,12 +96,12 @@ class Item:
 
     @property
     def counts(self) -> dict[str, int]:
-        """`train_tokens`, `documents` ..., where meta.json counts them."""
+        """`train_tokens`, `documents` and other counts in meta.json."""
         return all_counts(self.meta) if self.is_built else {}
 
     @property
     def splits(self) -> list[SplitCount]:
-        """What is counted of both splits: documents or examples, tokens, characters."""
+        """Counts that meta.json has for both splits: documents or examples, tokens, characters."""
         found = []
         for unit in ("documents", "examples", "tokens", "characters"):
             table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
@@ -111,13 +111,13 @@ class Item:
 
     @property
     def purpose(self) -> str:
-        """Of an index: `letters of blend mix`, `blend mix`. Empty for what is none."""
+        """The uses of an index: `letters of blend mix`, `blend mix`. Empty for other folders."""
         said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in self.uses)
         return said or ("of no configured blend" if self.state.kind == "index" else "")
 
     @property
     def balance(self) -> str | None:
-        """`40 documents kept and 20 dropped: 60 in all`. None where nothing is counted so."""
+        """`40 documents kept and 20 dropped: 60 in all`, or None without such counts."""
         unit = "examples" if self.state.kind == "sft" else "documents"
         kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
         if kept is None:
@@ -134,7 +134,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something to look at. `name`: of the item or mixture."""
+    """A problem that needs attention. `name`: of the item or mixture."""
 
     name: str
     text: str
@@ -142,7 +142,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """Everything below `root`, in the order in which it is built. settings: which configuration it is held against."""
+    """Everything below `root`, in build order. settings: the configuration that it is compared with."""
 
     root: Path
     settings: str
@@ -156,7 +156,7 @@ class CacheReport:
 
     @property
     def wanted(self) -> list[Item]:
-        """All but what is switched off or lacks a setting."""
+        """All items, except those that are switched off or lack a setting."""
         return [item for item in self.items if item.is_wanted]
 
     @property
@@ -164,17 +164,17 @@ class CacheReport:
         return sum(item.state.condition == "complete" for item in self.items)
 
     def recorded(self, item: Item) -> Recorded:
-        """Without checks of what is off: they pass, and nothing was verified."""
+        """Return the records of an item. For an item that is off, omit its checks: they pass without verifying anything."""
         found = self.history.of(item.state.directory)
         return found if item.is_wanted else replace(found, checks=())
 
     def total(self, count: str, family: Family) -> int:
-        """Of `train_tokens`, `val_examples` ... over all data sets of the family."""
+        """Return the sum of a count, such as `train_tokens`, over all data sets of a family."""
         return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
 
     @property
     def checks(self) -> list[Check]:
-        """Those of every folder that is wanted, then those of whole families."""
+        """The checks of every wanted folder, then those of whole families."""
         return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
 
     @property
@@ -189,7 +189,7 @@ class CacheReport:
 
     @cached_property
     def notices(self) -> list[Notice]:
-        """What is not as it should be: the worst is not first, but what is built first is."""
+        """All problems, in build order, not by severity."""
         found = []
         names = {item.name for item in self.items}
         for item in self.items:
@@ -205,23 +205,25 @@ class CacheReport:
         return frozenset(notice.name for notice in self.notices)
 
     def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
-        """`has_corpus`: then that is what is of a revision."""
+        """Return the problems of an item. `has_corpus`: its corpus reports the revision and the encoding instead."""
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
         texts += [
             f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
         ]
         short = shortfall(item.meta) if item.is_wanted else None
-        texts += [short] if short is not None and all(check.said != short for check in recorded.checks) else []  # of before the check was
+        texts += (
+            [short] if short is not None and all(check.said != short for check in recorded.checks) else []
+        )  # built before this check existed
         newest = recorded.upstream.newest
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
-            texts.append(f"built of revision {item.revision}; upstream was last observed at {newest}")
+            texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
         if not has_corpus and (warning := decoding_warning(item.meta)):
             texts.append(warning)
         return texts
 
     def as_json(self) -> dict[str, Any]:
-        """Times are seconds since 1970."""
+        """Return the report as data. Times are seconds since 1970."""
         return {
             "root": str(self.root),
             "settings": self.settings,
@@ -255,11 +257,11 @@ class CacheReport:
 
 
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
-    """Of everything in the order in which it is built, the indices of blends last."""
+    """Return all items in build order, with the indices of blends last."""
     indices = built_names(index_folder(root))
     found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
-    items = [_item(state) for state in states]  # of indices each folder is an item
+    items = [_item(state) for state in states]  # each folder of an index is an item
     for name in indices:
         uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
         items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
@@ -269,18 +271,18 @@ def find_items(registry: Registry, *, root: Path) -> list[Item]:
 def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]:
     try:
         return find_indices(plan_of(registry, blend, root=root), root=root)
-    except NielsCacheError:  # a member that is another data set: its own item says so
+    except NielsCacheError:  # the item of the wrong member reports it
         return {}
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
-    """`items` as `find_items` gives them, `history` as it was read for them."""
+    """Return the report of `items` from `find_items` and of their `history`."""
     mixtures = tuple(all_mixtures(registry, root=root))
     return CacheReport(root=root.absolute(), settings=registry.settings_origin, items=tuple(items), mixtures=mixtures, history=history)
 
 
 def _item(state: CacheState) -> Item:
-    """With its meta.json where every value is of its form; what is not so is broken, whatever was judged of its settings."""
+    """Return the item with its meta.json. If a value in meta.json has a wrong form, the item is broken, whatever its settings are."""
     if state.state in ("unreadable", "other data set"):
         return Item(state=state, meta={})
     path = state.directory / META_NAME

@@ -1,6 +1,6 @@
-"""The plots of a report: of each item, the same that the UI shows of it; and of each mixture.
+"""The plots of a report: the plots of each item, as in the UI, and of each mixture.
 
-Cost: plots/measures.py's pass over each cache, a second or two at most, and a tenth of a second to a plot.
+Cost: the pass of plots/measures.py over each cache, a second or two at most, and a tenth of a second for each plot.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.show.reports.cache import CacheReport, Item
 from niels_cache_runtime.errors import NielsCacheError
 
-# What can be seen in each, for who cannot see it.
+# The alternative text of each plot, for readers who cannot see it.
 _ALTERNATIVES = {
     "lengths": "Histogram of its documents or examples by length",
     "conversations": "Histograms of its examples by turns and by the share of their tokens that are targets",
     "token frequency": "How often the piece of each rank is used, on logarithmic axes, beside the line of Zipf's law",
-    "dropped": "Bars: what was dropped, by reason; the table has the figures",
+    "dropped": "Bars: dropped documents or examples, by reason; the table has the figures",
     "pieces": "Histogram of its pieces by characters",
     "characters per token": "Bars: characters per token of each data set",
-    "long words": "The longest words of the text that it was trained on, and the pieces that they are cut into",
-    "funnel": "Bars: documents and bytes that are left after each stage",
-    "reasons": "Bars: what cleaning and deduplication dropped, by reason",
-    "duplicates": "Clusters of duplicates by size, and the probability to share a band by similarity",
+    "long words": "The longest words of the text that it was trained on, and their pieces",
+    "funnel": "Bars: documents and bytes after each stage",
+    "reasons": "Bars: documents that cleaning and deduplication dropped, by reason",
+    "duplicates": "Clusters of duplicates by size, and the probability of a common band by similarity",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """`title`: what it shows; `alternative`: the same in words, for who cannot see it."""
+    """A plot with its title and its alternative text."""
 
     title: str
     alternative: str
@@ -39,7 +39,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawings:
-    """Of items by their directory, of mixtures by name. problems: why an item has none, where it should."""
+    """Drawings of items by directory, and of mixtures by name. problems: the reasons of missing plots, by directory."""
 
     items: dict[Path, list[Drawing]]
     mixtures: dict[str, Drawing]
@@ -50,7 +50,7 @@ NONE = Drawings(items={}, mixtures={}, problems={})
 
 
 def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
-    """All plots of a report. `progress` is told the name of each item before it is drawn."""
+    """Return all plots of a report. `progress` gets the name of each item before it is drawn."""
     from niels_cache_assets.show.plots.mixtures import mixture_plot  # a second or more: matplotlib
 
     items: dict[Path, list[Drawing]] = {}
@@ -64,7 +64,7 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
                 Drawing(title=title, alternative=f"{item.name}. {_ALTERNATIVES.get(title, title)}.", png=png)
                 for title, png in _plots(registry, item, report.root).items()
             ]
-        except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # the last three: an odd meta.json
+        except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # the last three: a strange meta.json
             problems[item.state.directory] = (
                 f"its plots cannot be drawn: {f'meta.json has no {error}' if isinstance(error, KeyError) else error}"
             )

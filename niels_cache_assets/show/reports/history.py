@@ -1,7 +1,7 @@
-"""What Dagster recorded of caches, as plain data and in the words of reports: defs/home/history.py reads it, and a report that is made
-without it says so.
+"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads them. A report without them shows
+why they are missing.
 
-Times are seconds since 1970, as Dagster's clock had them; none of them is in a file of a cache.
+Times are seconds since 1970 from Dagster's clock. No file of a cache contains them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS = (("year", 365.25 * 86_400), ("month", 30.44 * 86_400), ("day", 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The newest result of a check of what lies here now. `said`: what it found, empty where nothing."""
+    """The newest result of a check of the current cache. `said`: its finding, or empty."""
 
     name: str
     outcome: Outcome
@@ -31,9 +31,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """What is known of a data set's upstream. first_seen: when the revision of the cache was met first, by a look or by a build.
+    """The upstream of a data set. first_seen: when an observation or a build first met the revision of the cache.
 
-    newest, looked_at: the revision that upstream had when it was last observed, and when that was; None where it never was.
+    newest, looked_at: the revision at the last observation of upstream, and its time; None if upstream was never observed.
     """
 
     first_seen: float | None = None
@@ -43,7 +43,7 @@ class Upstream:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Of one folder. built: when what lies there was first recorded, None where it never was."""
+    """The records of one folder. built: when its current cache was first recorded, or None."""
 
     built: float | None = None
     upstream: Upstream = Upstream()
@@ -51,16 +51,16 @@ class Recorded:
 
     @property
     def passed(self) -> str:
-        """`4 of 4`: the checks that passed."""
+        """`4 of 4`: passed checks, of all checks."""
         passed = sum(check.outcome == "passed" for check in self.checks)
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
     def revision_age(self, revision: str | None, now: float) -> str:
-        """How long ago the revision of what was built was first met."""
+        """Return the time since the revision of the cache was first met."""
         return age(self.upstream.first_seen if revision is not None else None, now)
 
     def upstream_words(self, revision: str | None, now: float) -> str:
-        """What is known of upstream, in a sentence or two. Empty where what was built has no revision."""
+        """Return one or two sentences about upstream. Empty if the cache has no revision."""
         if revision is None:
             return ""
         found, said = self.upstream, []
@@ -74,7 +74,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """`source`: in words, where it comes from or why there is none. `folders`: by absolute path. `checks`: those of whole families."""
+    """`source`: a text about the origin of the records, or why there are none. `folders`: by absolute path. `checks`: of whole families."""
 
     source: str
     folders: Mapping[Path, Recorded] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class History:
 
 
 def date(seconds: float | None) -> str:
-    """`2026-11-21 22:05 UTC`."""
+    """Return a time such as `2026-11-21 22:05 UTC`."""
     return UNKNOWN if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def age(seconds: float | None, now: float) -> str:
-    """`12 days`, in the largest unit of which there are two or more; `moments` below two minutes."""
+    """Return an age such as `12 days`, in the largest unit with a value of at least 2; `moments` below two minutes."""
     if seconds is None:
         return UNKNOWN
     return next((f"{(now - seconds) // length:,.0f} {unit}s" for unit, length in _UNITS if now - seconds >= 2 * length), "moments")

@@ -1,4 +1,4 @@
-"""Reports as Markdown, which Dagster's UI shows: no HTML, and no text of others that becomes markup."""
+"""Reports as Markdown for Dagster's UI. It contains no HTML, and text from data sets cannot become markup."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#+!|~&$:@.-]")
 
 
 def plain(text: str) -> str:
-    """On one line, and shown as it is written whatever it holds."""
+    """Return the text on one line, with all markup escaped."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def mixture_markdown(mixture: Mixture) -> str:
-    """Title, plan, table, warnings."""
+    """Return title, plan, table and warnings."""
     lines = [f"### {plain(mixture.name)}", "", plain(f"{mixture.plan}. {mixture.note}".strip()), ""]
     if mixture.sources:
         rows = [
@@ -41,7 +41,7 @@ def mixture_markdown(mixture: Mixture) -> str:
 
 
 def cache_markdown(report: CacheReport, *, now: float) -> str:
-    """What needs attention, then a table of everything."""
+    """Return the problems, then a table of all items."""
     lines = [f"**{report.complete} of {len(report.wanted)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
     lines += [f"* **{plain(notice.name)}**: {plain(notice.text)}" for notice in report.notices]
     lines += [] if report.notices else ["Nothing needs attention."]

@@ -1,8 +1,8 @@
-"""`reports/mixture`: what a planned run would read of each pretrain data set: shares, tokens, epochs, and what it would read too often.
+"""`reports/mixture`: the part of each pretrain data set that a planned run would read: shares, tokens, epochs, and too many repetitions.
 
-Counted in the order that TokenLoader takes samples in (niels_cache_runtime.loader.blend), so exact, and cheap for any number of steps: a
-second where weights are so uneven that their period is a million samples, milliseconds else. Reads the sizes of caches, no token.
-Megatron-LM's order of the same weights differs by single samples.
+It counts in the order in which TokenLoader takes samples (niels_cache_runtime.loader.blend). So the counts are exact, and cheap for any
+number of steps: milliseconds, or a second if the weights have a period of a million samples. It reads the sizes of caches, but no token.
+The order of Megatron-LM for the same weights differs by single samples.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ALL = "all pretrain data sets"
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSource:
-    """One data set of a mixture. Shares are of all its data sets, 0 to 1.
+    """One data set of a mixture. Shares are from 0 to 1 and add up over its data sets.
 
-    weight: as configured, or tokens where the mixture is by size. configured: its share by weight. available: its share of `tokens`, the
-    tokens of its train split. actual: its share of what the run reads, `tokens_read` in `samples`. epochs: how often its train split is
-    read. repeats_from: steps after which it is read more than max_epochs times, None where that does not happen.
+    weight: as configured, or the number of samples if the mixture is by size. configured: its share by weight. available: its share of
+    `tokens`, the tokens of its train split. actual: its share of the run, which reads `tokens_read` in `samples`. epochs: how often the run
+    reads its train split. repeats_from: the step after which it is read more than max_epochs times, or None.
     """
 
     name: str
@@ -48,7 +48,7 @@ class MixedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """A planned run. left_out: data sets that cannot be read, and why; a blend that has such has no sources."""
+    """A planned run. left_out: unreadable data sets with the reason. A blend with such a data set has no sources."""
 
     name: str
     samples: int
@@ -79,12 +79,12 @@ class Mixture:
 
 
 def share(part: float) -> str:
-    """A share of a mixture, where a hundredth of a percent may be many tokens."""
+    """Return a share with two digits, because a hundredth of a percent may be many tokens."""
     return share_of(part, digits=2)
 
 
 def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
-    """Of each [blend.NAME]; where there is none, of all pretrain data sets by size; none where there is no data set either."""
+    """Return a mixture for each [blend.NAME]. Without blends, return one of all pretrain data sets by size, if there are any."""
     if registry.blend:
         return [_of_blend(registry, name, root=root) for name in registry.blend]
     return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
@@ -96,7 +96,7 @@ def _of_blend(registry: Registry, name: str, *, root: Path) -> Mixture:
     note = (
         ""
         if settings.split == ALL_TRAIN
-        else f"Of whole train splits: `split` and `part` ({settings.split}, {settings.part}) are left out."
+        else f"Computed from whole train splits; `split` and `part` ({settings.split}, {settings.part}) are ignored."
     )
     return _mixed(
         name,
@@ -111,7 +111,7 @@ def _of_blend(registry: Registry, name: str, *, root: Path) -> Mixture:
 
 
 def _by_size(registry: Registry, *, root: Path) -> Mixture:
-    """Each as often as the others; what is not built is left out."""
+    """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
     settings = registry.reports
     names = registry.partition_keys("pretrain")
     opened, left_out = _open(names, root=root, sequence_length=settings.sequence_length)
@@ -124,19 +124,19 @@ def _by_size(registry: Registry, *, root: Path) -> Mixture:
         sequence_length=settings.sequence_length,
         registry=registry,
         left_out=left_out,
-        note="By size, as no [blend.NAME] is configured: the weight of each is how many samples it has.",
+        note="By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples.",
     )
 
 
 class _Split(NamedTuple):
-    """A train split: samples of an epoch, and tokens."""
+    """A train split: its samples in one epoch, and its tokens."""
 
     samples: int
     tokens: int
 
 
 def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
-    """Train splits by name, and why the others have none that can be read."""
+    """Return the train splits by name, and the reasons why the others cannot be read."""
     from niels_cache_runtime.loader.windows import PretrainWindows  # torch
 
     opened, left_out = {}, {}
@@ -208,10 +208,10 @@ def _mixed(
 
 
 def _warning(source: MixedSource, mixture: Mixture) -> str:
-    """What repeats, from when on, and the share at which it would not."""
+    """Return a warning with the step where repetition starts, and the share that would avoid it."""
     share = mixture.max_epochs / source.epochs * source.actual
     less = f", give it a share of at most {share:.2%}," if len(mixture.sources) > 1 else ""
     return (
         f"{source.name} is read {source.epochs:,.1f} times, more often than max_epochs ({mixture.max_epochs:g}) after "
-        f"{source.repeats_from:,} of {mixture.steps:,} steps; plan that many at most{less} or add text"
+        f"{source.repeats_from:,} of {mixture.steps:,} steps; plan at most that many steps{less} or add text"
     )

@@ -1,6 +1,6 @@
-"""A report as one HTML file that needs nothing else: no script, no request, plots inside, light and dark as the reader has it.
+"""A report as one self-contained HTML file: no script, no request, plots included, light or dark like the reader's system.
 
-Everything that is put into the page is escaped (Jinja's autoescape), and a Content-Security-Policy forbids what is not in the file itself.
+All inserted text is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
 
-_FEW = 12  # items that may all be unfolded
+_FEW = 12  # up to this many items are all open
 _PNG_SIZE = slice(16, 24)  # of the header: width and height
 
 
 def page_path(root: Path) -> Path:
-    """Where the report of a cache root lies unless it is asked for elsewhere."""
+    """Return the default path of the report of a cache root."""
     return root / "reports" / PAGE_NAME
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
-    """`now`: seconds since 1970, which ages are counted from; the page says it."""
+    """Return the page. `now`: seconds since 1970; ages refer to it, and the page shows it."""
     style = _text("page.css")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -60,14 +60,14 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:
-    """Few are unfolded, of many those that need attention."""
+    """Return whether an item is open: all if there are few, otherwise those that need attention."""
     return len(report.items) <= _FEW or item.name in report.noticed
 
 
 def write_page(path: Path, page: str) -> None:
-    """In one step: who reads it meanwhile reads the old one. Raises NielsCacheError where it cannot be written.
+    """Write the page in one step, so that readers always see a complete page. Raise NielsCacheError if it cannot be written.
 
-    Bytes of a file name that are no UTF-8 are shown escaped.
+    Bytes of file names that are not UTF-8 are escaped.
     """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:
